@@ -1,0 +1,57 @@
+"""tokenmill: text to tokens on disk, and tokens on disk to training batches.
+
+Importing this loads no framework and no tokenizer; the names below are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Dataset": "tokenmill.store.dataset",
+    "Report": "tokenmill.prepare.run",
+    "Tokenizer": "tokenmill.tokenizers",
+    "TokenmillError": "tokenmill.errors",
+    "load_tokenizer": "tokenmill.tokenizers",
+    "open": "tokenmill.store.dataset",
+    "prepare": "tokenmill.prepare.run",
+    "pretokenize": "tokenmill.prepare.pretokenize",
+    "train_tokenizer": "tokenmill.tokenizers",
+    "verify": "tokenmill.store.verify",
+}
+
+__all__ = [
+    "Dataset",
+    "Report",
+    "Tokenizer",
+    "TokenmillError",
+    "load_tokenizer",
+    "open",
+    "prepare",
+    "pretokenize",
+    "train_tokenizer",
+    "verify",
+]
+
+if TYPE_CHECKING:
+    from tokenmill.errors import TokenmillError
+    from tokenmill.prepare.pretokenize import pretokenize
+    from tokenmill.prepare.run import Report, prepare
+    from tokenmill.store.dataset import Dataset, open  # noqa: A004
+    from tokenmill.store.verify import verify
+    from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

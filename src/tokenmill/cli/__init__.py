@@ -1,0 +1,61 @@
+"""The command `tokenmill`.
+
+Commands are registered by name and imported only when one is run, so that `tokenmill --help`
+answers at once. A command's file parses, calls one function of the library, and prints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from tokenmill.errors import TokenmillError
+
+__all__ = ["app", "main"]
+
+HELP = """Turn text into tokens on disk, and look at them.
+
+`tokenmill prepare` makes a dataset out of text. A folder that holds one is complete, checked and
+needs no network. The same command goes on after any interruption.
+"""
+
+EPILOGUE = """Start here:  tokenmill prepare my_texts/ --out data/corpus
+Then:        tokenmill info data/corpus
+Help on one: tokenmill prepare --help
+"""
+
+app = App(name="tokenmill", help=HELP, help_epilogue=EPILOGUE, help_format="markdown")
+
+app.command(
+    "tokenmill.cli.prepare:prepare", name="prepare", help="Make a dataset out of text files."
+)
+app.command(
+    "tokenmill.cli.pretokenize:pretokenize",
+    name="pretokenize",
+    help="Make one X.npy beside each X.txt.",
+)
+app.command("tokenmill.cli.info:info", name="info", help="Tell what is in a dataset.")
+app.command("tokenmill.cli.peek:peek", name="peek", help="Show one document and its origin.")
+app.command("tokenmill.cli.verify:verify", name="verify", help="Check every byte of a dataset.")
+app.command("tokenmill.cli.tokenizer:app", name="tokenizer", help="Train a tokenizer.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status.
+
+    >>> main(["info", "no/such/folder"])
+    1
+    """
+    try:
+        return int(app(arguments, result_action="return_value") or 0)
+    except TokenmillError as error:
+        print(f"tokenmill: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:  # `tokenmill peek … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except SystemExit as leave:  # wrong usage: the message is out already
+        return leave.code if isinstance(leave.code, int) else 2

@@ -1,0 +1,57 @@
+"""Every exception that a user of tokenmill can meet, as one tree.
+
+The text of each says what happened, the value at fault and what to do about it. The command
+line prints that text without a traceback and exits with `exit_status`.
+
+    TokenmillError
+    ├── UsageError        a setting or argument that cannot be (exit 2)
+    ├── InputError        input files that cannot be used
+    ├── FolderError       an output folder in the wrong state: busy, foreign, changed settings
+    ├── DatasetError      a dataset that is damaged, incomplete or not one
+    ├── TokenizerError    a tokenizer that cannot be loaded, or is another than expected
+    └── WorkError         work that stopped half-way (disk full, worker killed) and can go on
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DatasetError",
+    "FolderError",
+    "InputError",
+    "TokenizerError",
+    "TokenmillError",
+    "UsageError",
+    "WorkError",
+]
+
+
+class TokenmillError(Exception):
+    """The root: catch this to catch everything that tokenmill raises on purpose."""
+
+    exit_status = 1
+
+
+class UsageError(TokenmillError):
+    """A setting or an argument that cannot be."""
+
+    exit_status = 2
+
+
+class InputError(TokenmillError):
+    """Input files are missing, unreadable or damaged."""
+
+
+class FolderError(TokenmillError):
+    """An output folder is busy, foreign, or belongs to a run with other settings."""
+
+
+class DatasetError(TokenmillError):
+    """A dataset is damaged, incomplete or not a dataset at all."""
+
+
+class TokenizerError(TokenmillError):
+    """A tokenizer cannot be loaded, or is not the one that the tokens were made with."""
+
+
+class WorkError(TokenmillError):
+    """Work stopped half-way for a reason outside it; the same command goes on."""

@@ -1,0 +1,1 @@
+"""Tokens on disk: the manifest, reading a dataset, checking it."""

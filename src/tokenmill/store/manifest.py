@@ -1,0 +1,278 @@
+"""`dataset_metadata.json`: what a dataset folder holds.
+
+The manifest is written last, so a folder that has one is complete. It is read with suspicion,
+because datasets come from strangers: every number is checked to be one, counts must add up, and
+no path may lead out of the folder. Reading costs one pass over a small JSON file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tokenmill.errors import DatasetError
+
+__all__ = [
+    "DOCUMENT_DTYPE",
+    "MANIFEST_NAME",
+    "TOKENIZER_NAME",
+    "Manifest",
+    "Shard",
+    "Source",
+    "Split",
+    "write_atomically",
+]
+
+MANIFEST_NAME = "dataset_metadata.json"
+TOKENIZER_NAME = "tokenizer_state.json"
+FORMAT = "tokenmill"
+VERSION = 1
+DTYPES = ("uint16", "uint32")
+EOT_PLACES = ("after", "before", "none")
+
+# One record a document that starts in a shard. `first` counts tokens from the shard's start;
+# `length` includes the end-of-text token and may reach into the next shards; `offset` is a byte
+# offset in the (decompressed) source, or a row number where the source is a table.
+DOCUMENT_DTYPE = np.dtype(
+    [
+        ("key", "<u8", (2,)),
+        ("first", "<u8"),
+        ("length", "<u8"),
+        ("source", "<u8"),
+        ("offset", "<u8"),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of tokens and the table of the documents that start in it."""
+
+    path: str
+    tokens: int
+    documents: int
+    xxh3_128: str
+    documents_path: str
+    documents_xxh3_128: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The shards of one split, in order; the totals are sums over them."""
+
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One input file, by the name it was given with. `unit` says what offsets in it count."""
+
+    path: str
+    bytes: int
+    unit: str  # "byte" or "row"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything that `dataset_metadata.json` says, checked."""
+
+    dtype: str
+    vocab_size: int
+    tokenizer: str
+    tokenizer_fingerprint: str
+    eot: str
+    eot_id: int | None
+    splits: Mapping[str, Split]
+    sources: tuple[Source, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """The manifest as it stands on disk: indented, with sorted splits and a final newline."""
+        splits = {
+            name: {
+                "tokens": split.tokens,
+                "documents": split.documents,
+                "shards": [asdict(shard) for shard in split.shards],
+            }
+            for name, split in self.splits.items()
+        }
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": self.dtype,
+            "vocab_size": self.vocab_size,
+            "tokenizer": {"name": self.tokenizer, "fingerprint": self.tokenizer_fingerprint},
+            "eot": {"place": self.eot, "id": self.eot_id},
+            "splits": splits,
+            "settings": dict(self.settings),
+            "ledger": dict(self.ledger),
+            "sources": [asdict(source) for source in self.sources],
+        }
+        return orjson.dumps(body, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Manifest:
+        """Read and check the manifest of a dataset folder."""
+        path = Path(folder) / MANIFEST_NAME
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{folder} is not a finished dataset: it has no {MANIFEST_NAME}.\n"
+                "If a run into it was interrupted, the same `tokenmill prepare` command goes on."
+            ) from None
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror}.") from error
+        return cls.from_json(data, name=str(path))
+
+    @classmethod
+    def from_json(cls, data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
+        """Parse and check the bytes of a manifest; `name` is what errors call it.
+
+        >>> Manifest.from_json(b'{"format": "other"}')
+        Traceback (most recent call last):
+        ...
+        tokenmill.errors.DatasetError: dataset_metadata.json is damaged: "format" is 'other', not 'tokenmill'.
+        """
+        try:
+            body = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise DatasetError(f"{name} is damaged: it is not JSON ({error}).") from None
+        return _Reader(name).manifest(body)
+
+
+class _Reader:
+    """Takes a parsed manifest apart; every surprise is a DatasetError that names its place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def fail(self, what: str) -> DatasetError:
+        return DatasetError(f"{self.name} is damaged: {what}.")
+
+    def get(self, where: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+        value = where.get(key) if isinstance(where, dict) else None
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            raise self.fail(f'"{key}" is {_brief(value)}')
+        if isinstance(value, int) and value < 0:
+            raise self.fail(f'"{key}" is negative ({value})')
+        return value
+
+    def one_of(self, where: Any, key: str, allowed: tuple[str, ...]) -> str:
+        value = self.get(where, key, str)
+        if value not in allowed:
+            raise self.fail(f'"{key}" is {value!r}, not one of {", ".join(allowed)}')
+        return str(value)
+
+    def path(self, where: Any, key: str) -> str:
+        value = self.get(where, key, str)
+        pure = PurePosixPath(value)
+        if not value or pure.is_absolute() or ".." in pure.parts or "\\" in value or "\0" in value:
+            raise self.fail(f"the path {value!r} leads out of the folder")
+        return str(value)
+
+    def manifest(self, body: Any) -> Manifest:
+        if not isinstance(body, dict):
+            raise self.fail("it is not a JSON object")
+        if body.get("format") != FORMAT:
+            raise self.fail(f'"format" is {_brief(body.get("format"))}, not {FORMAT!r}')
+        if body.get("version") != VERSION:
+            raise DatasetError(
+                f"{self.name} has version {_brief(body.get('version'))}; this tokenmill reads "
+                f"version {VERSION}. Use the tokenmill that wrote it, or a newer one."
+            )
+        tokenizer = self.get(body, "tokenizer", dict)
+        eot = self.get(body, "eot", dict)
+        vocab_size = self.get(body, "vocab_size", int)
+        dtype = self.one_of(body, "dtype", DTYPES)
+        if vocab_size > int(np.iinfo(dtype).max) + 1:
+            raise self.fail(f"a vocabulary of {vocab_size} does not fit in {dtype}")
+        splits = {
+            str(name): self.split(str(name), split)
+            for name, split in self.get(body, "splits", dict).items()
+        }
+        return Manifest(
+            dtype=dtype,
+            vocab_size=vocab_size,
+            tokenizer=self.get(tokenizer, "name", str),
+            tokenizer_fingerprint=self.get(tokenizer, "fingerprint", str),
+            eot=self.one_of(eot, "place", EOT_PLACES),
+            eot_id=self.get(eot, "id", (int, type(None))),
+            splits=splits,
+            sources=tuple(
+                Source(
+                    path=self.get(source, "path", str),
+                    bytes=self.get(source, "bytes", int),
+                    unit=self.one_of(source, "unit", ("byte", "row")),
+                )
+                for source in self.get(body, "sources", list)
+            ),
+            settings=self.get(body, "settings", dict),
+            ledger=self.get(body, "ledger", dict),
+        )
+
+    def split(self, name: str, body: Any) -> Split:
+        shards = tuple(
+            Shard(
+                path=self.path(shard, "path"),
+                tokens=self.get(shard, "tokens", int),
+                documents=self.get(shard, "documents", int),
+                xxh3_128=self.get(shard, "xxh3_128", str),
+                documents_path=self.path(shard, "documents_path"),
+                documents_xxh3_128=self.get(shard, "documents_xxh3_128", str),
+            )
+            for shard in self.get(body, "shards", list)
+        )
+        split = Split(shards=shards)
+        for what in ("tokens", "documents"):
+            said, counted = self.get(body, what, int), getattr(split, what)
+            if said != counted:
+                raise self.fail(f"split {name!r} says {said} {what}, its shards add up to {counted}")
+        return split
+
+
+def _brief(value: Any) -> str:
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there whole, and on the disk, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable (a no-op where folders cannot be synced)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
