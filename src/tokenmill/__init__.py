@@ -12,13 +12,13 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Dataset": "tokenmill.store.dataset",
-    "Report": "tokenmill.prepare.run",
+    "Report": "tokenmill.mill.run",
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
     "load_tokenizer": "tokenmill.tokenizers",
     "open": "tokenmill.store.dataset",
-    "prepare": "tokenmill.prepare.run",
-    "pretokenize": "tokenmill.prepare.pretokenize",
+    "prepare": "tokenmill.mill.run",
+    "pretokenize": "tokenmill.mill.pretokenize",
     "train_tokenizer": "tokenmill.tokenizers",
     "verify": "tokenmill.store.verify",
 }
@@ -38,8 +38,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
-    from tokenmill.prepare.pretokenize import pretokenize
-    from tokenmill.prepare.run import Report, prepare
+    from tokenmill.mill.pretokenize import pretokenize
+    from tokenmill.mill.run import Report, prepare
     from tokenmill.store.dataset import Dataset, open  # noqa: A004
     from tokenmill.store.verify import verify
     from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
