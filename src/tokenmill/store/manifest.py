@@ -2,7 +2,9 @@
 
 The manifest is written last, so a folder that has one is complete. It is read with suspicion,
 because datasets come from strangers: every number is checked to be one, counts must add up, and
-no path may lead out of the folder. Reading costs one pass over a small JSON file.
+no path may lead out of the folder. Its last entry is the xxh3-128 checksum of every byte before
+that entry, so that a flipped bit in a count or a setting is refused like one in a shard. Reading
+costs one pass over a small JSON file.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import xxhash
 
 from tokenmill.errors import DatasetError
 
@@ -35,6 +38,7 @@ FORMAT = "tokenmill"
 VERSION = 1
 DTYPES = ("uint16", "uint32")
 EOT_PLACES = ("after", "before", "none")
+MOST_TOKENS = 1 << 56  # of a split: byte positions then fit in 64 bits with room to add
 
 # One record a document that starts in a shard. `first` counts tokens from the shard's start;
 # `length` includes the end-of-text token and may reach into the next shards; `offset` is a byte
@@ -123,7 +127,8 @@ class Manifest:
             "ledger": dict(self.ledger),
             "sources": [asdict(source) for source in self.sources],
         }
-        return orjson.dumps(body, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        head = orjson.dumps(body, option=orjson.OPT_INDENT_2).removesuffix(b"\n}") + b",\n  "
+        return head + _seal(head)
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Manifest:
@@ -153,7 +158,7 @@ class Manifest:
             body = orjson.loads(data)
         except orjson.JSONDecodeError as error:
             raise DatasetError(f"{name} is damaged: it is not JSON ({error}).") from None
-        return _Reader(name).manifest(body)
+        return _Reader(name).manifest(body, data)
 
 
 class _Reader:
@@ -167,7 +172,7 @@ class _Reader:
 
     def get(self, where: Any, key: str, kind: type | tuple[type, ...]) -> Any:
         value = where.get(key) if isinstance(where, dict) else None
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise self.fail(f'"{key}" is {_brief(value)}')
         if isinstance(value, int) and value < 0:
             raise self.fail(f'"{key}" is negative ({value})')
@@ -182,11 +187,17 @@ class _Reader:
     def path(self, where: Any, key: str) -> str:
         value = self.get(where, key, str)
         pure = PurePosixPath(value)
-        if not value or pure.is_absolute() or ".." in pure.parts or "\\" in value or "\0" in value:
+        if not value or pure.is_absolute() or ".." in pure.parts or "\\" in value:
             raise self.fail(f"the path {value!r} leads out of the folder")
-        return str(value)
+        return self.printable(value, "the path")
 
-    def manifest(self, body: Any) -> Manifest:
+    def printable(self, value: str, what: str) -> str:
+        # Names are shown in messages and on terminals; an escape sequence has no place in one.
+        if not value or not value.isprintable():
+            raise self.fail(f"{what} {_brief(value)} is empty or has control characters")
+        return value
+
+    def manifest(self, body: Any, data: bytes) -> Manifest:
         if not isinstance(body, dict):
             raise self.fail("it is not a JSON object")
         if body.get("format") != FORMAT:
@@ -196,14 +207,27 @@ class _Reader:
                 f"{self.name} has version {_brief(body.get('version'))}; this tokenmill reads "
                 f"version {VERSION}. Use the tokenmill that wrote it, or a newer one."
             )
+        said = self.get(body, "xxh3_128", str)
+        end = len(data) - len(_seal(b""))
+        if data[max(end, 0) :] != _seal(data[: max(end, 0)]):
+            raise self.fail(
+                f"it does not match its own checksum ({_brief(said)}); "
+                "copy it again from where it came, or run the same prepare command with --restart"
+            )
         tokenizer = self.get(body, "tokenizer", dict)
         eot = self.get(body, "eot", dict)
         vocab_size = self.get(body, "vocab_size", int)
         dtype = self.one_of(body, "dtype", DTYPES)
         if vocab_size > int(np.iinfo(dtype).max) + 1:
             raise self.fail(f"a vocabulary of {vocab_size} does not fit in {dtype}")
+        eot_place = self.one_of(eot, "place", EOT_PLACES)
+        eot_id = self.get(eot, "id", (int, type(None)))
+        if (eot_id is None and eot_place != "none") or (eot_id or 0) >= max(vocab_size, 1):
+            raise self.fail(
+                f"the end-of-text id is {_brief(eot_id)}, with a vocabulary of {vocab_size}"
+            )
         splits = {
-            str(name): self.split(str(name), split)
+            self.printable(name, "the split name"): self.split(name, split)
             for name, split in self.get(body, "splits", dict).items()
         }
         return Manifest(
@@ -211,8 +235,8 @@ class _Reader:
             vocab_size=vocab_size,
             tokenizer=self.get(tokenizer, "name", str),
             tokenizer_fingerprint=self.get(tokenizer, "fingerprint", str),
-            eot=self.one_of(eot, "place", EOT_PLACES),
-            eot_id=self.get(eot, "id", (int, type(None))),
+            eot=eot_place,
+            eot_id=eot_id,
             splits=splits,
             sources=tuple(
                 Source(
@@ -242,8 +266,17 @@ class _Reader:
         for what in ("tokens", "documents"):
             said, counted = self.get(body, what, int), getattr(split, what)
             if said != counted:
-                raise self.fail(f"split {name!r} says {said} {what}, its shards add up to {counted}")
+                raise self.fail(
+                    f"split {name!r} says {said} {what}, its shards add up to {counted}"
+                )
+            if counted > MOST_TOKENS:
+                raise self.fail(f"split {name!r} says {said} {what}, more than any disk holds")
         return split
+
+
+def _seal(head: bytes) -> bytes:
+    """The end of a manifest: its checksum over everything before, and the closing brace."""
+    return f'"xxh3_128": "{xxhash.xxh3_128(head).hexdigest()}"\n}}\n'.encode()
 
 
 def _brief(value: Any) -> str:
