@@ -17,7 +17,7 @@ def reference(text: str) -> str:
     text = "".join(
         c for c in text if c != "\ufeff" and (c in "\t\n\r\x85" or unicodedata.category(c) != "Cc")
     )
-    text = re.sub("\r\n|\r|\x85", "\n", text)
+    text = re.sub("\r?\x85|\r\n|\r", "\n", text)
     text = unicodedata.normalize("NFC", text)
     text = "\n".join(line.rstrip(" \t") for line in text.split("\n"))
     text = re.sub("(?<=[^ \t\n])  +", " ", text)
@@ -60,6 +60,7 @@ def test_each_rule_by_example() -> None:
 def test_rules_meet() -> None:
     for dirty, expected in [
         ("a\r\ufeff\nb", "a\nb"),
+        ("a\r\x85b", "a\nb"),
         ("a\r\x01\x00\nb", "a\nb"),
         ("e\x02\u0301", "\u00e9"),
         ("e\ufeff\u0301", "\u00e9"),
