@@ -40,11 +40,14 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two tokenizers exactly if they turn every text into the same ids."""
+        """Equal only for tokenizers that turn every text, and its end, into the same ids."""
 
     @property
     def cuttable(self) -> bool:
-        """Whether a text may be encoded in pieces, cut between a letter and white space."""
+        """Whether a text may be encoded in pieces.
+
+        The cuts are between a letter (`str.isalpha`) and a following space or newline.
+        """
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one flat array, and `len(texts) + 1` offsets into it."""

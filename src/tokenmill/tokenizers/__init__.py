@@ -1,0 +1,23 @@
+"""Tokenizers: the protocol, those that are built in, and training one.
+
+Importing this loads no tokenizer library; each is imported by the function that needs it.
+"""
+
+from __future__ import annotations
+
+from tokenmill.tokenizers.fingerprint import check_same
+from tokenmill.tokenizers.load import from_state, load_tokenizer
+from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
+from tokenmill.tokenizers.terminated import encode_terminated
+from tokenmill.tokenizers.train import train_tokenizer
+
+__all__ = [
+    "Ids",
+    "Offsets",
+    "Tokenizer",
+    "check_same",
+    "encode_terminated",
+    "from_state",
+    "load_tokenizer",
+    "train_tokenizer",
+]
