@@ -90,7 +90,8 @@ def examine(path: str | os.PathLike[str], *, progress: Progress | None = None) -
         if progress is not None:
             progress(done, to_read)
 
-    _check_links(folder, problems)
+    known = _known(manifest)
+    _check_links(folder, known, problems)
     _check_names(manifest, problems)
     _check_ledger(manifest, problems)
     _check_tokenizer(folder, manifest, problems)
@@ -99,7 +100,7 @@ def examine(path: str | os.PathLike[str], *, progress: Progress | None = None) -
     check_overlap(folder, manifest, problems)
     return Findings(
         problems=problems.all(),
-        notes=_list_strangers(folder, manifest),
+        notes=_list_strangers(folder, known),
         shards=len(shards),
         tokens=tokens,
         documents=documents,
@@ -122,10 +123,20 @@ def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
 
 
-def _check_links(folder: Path, problems: Problems) -> None:
+def _known(manifest: Manifest) -> set[str]:
+    """The files that belong in the folder."""
+    known = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME}
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
+    return known
+
+
+def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
     root = folder.resolve()
+    opened = known - {MANIFEST_NAME, REJECTED_NAME}  # whoever opens these looks at their links
     for path in _walk(folder):
-        if not path.is_symlink():
+        if not path.is_symlink() or _relative(path, folder) in opened:
             continue
         try:
             inside = path.resolve().is_relative_to(root)
@@ -222,12 +233,8 @@ def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> No
         problems.add(TOKENIZER_NAME, "is not what its tokenizer would save")
 
 
-def _list_strangers(folder: Path, manifest: Manifest) -> list[str]:
+def _list_strangers(folder: Path, known: set[str]) -> list[str]:
     """Files that the manifest does not know, as notes: they do no harm."""
-    known = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME}
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
     notes: list[str] = []
     more = 0
     for path in sorted(_walk(folder)):

@@ -1,0 +1,158 @@
+"""`tokenmill info`: what is in a dataset."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.cli.console import count, harmless, size, stdout
+from tokenmill.inspect.info import Info, describe
+
+__all__ = ["info"]
+
+SOURCES_SHOWN = 10
+
+
+def info(
+    folder: Annotated[Path, Parameter(name="DIR")],
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Tell what is in a dataset: its tokens, where they came from and what was left out.
+
+    Parameters
+    ----------
+    folder
+        The dataset's folder.
+    json
+        Print everything as JSON, for programs.
+    """
+    found = describe(folder)
+    if json:
+        print(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2).decode())
+        return 0
+    _show(found)
+    here = shlex.quote(str(folder))
+    _line(f"\nRead some of it:  tokenmill peek {here}")
+    _line(f"Check all of it:  tokenmill verify {here}")
+    return 0
+
+
+def _show(found: Info) -> None:
+    _line(f"{found.path}: {count(found.tokens)} tokens of {count(found.documents)} documents")
+    per_token = []
+    if found.characters_per_token is not None and found.bytes_per_token is not None:
+        per_token = [
+            (
+                "a token is",
+                f"{found.characters_per_token:.2f} characters, {found.bytes_per_token:.2f} bytes",
+            )
+        ]
+    eot = {
+        "after": f"{found.eot_id} after each document",
+        "before": f"{found.eot_id} before each document",
+        "none": "none",
+    }[found.eot]
+    _table(
+        None,
+        ("", ""),
+        [
+            ("tokenizer", f"{found.tokenizer}, vocabulary of {count(found.vocab_size)}"),
+            ("fingerprint", found.tokenizer_fingerprint),
+            ("stored as", found.dtype),
+            ("end of text", eot),
+            *per_token,
+        ],
+    )
+    _table(
+        "Splits",
+        ("split", "tokens", "documents", "shards", "size"),
+        [
+            (one.name, count(one.tokens), count(one.documents), count(one.shards), size(one.bytes))
+            for one in found.splits
+        ],
+    )
+    _show_origin(found)
+
+
+def _show_origin(found: Info) -> None:
+    settings = list(_flat(found.settings))
+    if settings:
+        _table("Settings", ("", ""), settings)
+    if found.documents_in is not None:
+        rows = [
+            ("documents in", count(found.documents_in), size(found.bytes_in or 0)),
+            *(
+                (f"dropped: {one.reason}", count(one.documents), size(one.bytes))
+                for one in found.dropped
+            ),
+            ("kept", count(found.documents), size(found.text_bytes or 0)),
+        ]
+        _table("Ledger", ("", "documents", "size"), rows)
+        if found.repaired_documents:
+            _line(f"{count(found.repaired_documents)} documents had invalid UTF-8 repaired.")
+        if found.duplicate_lines:
+            _line(f"{count(found.duplicate_lines)} repeated lines were left out.")
+    if found.set_aside:
+        shown = [(one.source, one.reason) for one in found.set_aside[:SOURCES_SHOWN]]
+        _table(f"Set aside: {count(len(found.set_aside))} files", ("file", "reason"), shown)
+        _more(len(found.set_aside))
+    sources = [(one.path, size(one.bytes)) for one in found.sources[:SOURCES_SHOWN]]
+    whole = size(sum(one.bytes for one in found.sources))
+    _table(f"Sources: {count(len(found.sources))} files, {whole}", ("file", "size"), sources)
+    _more(len(found.sources))
+
+
+def _more(number: int) -> None:
+    if number > SOURCES_SHOWN:
+        _line(f"… and {count(number - SOURCES_SHOWN)} more")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Settings as pairs; what is unset says nothing and is left out."""
+    rows: list[tuple[str, str]] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, bool):
+            rows.append((f"{prefix}{name}", "yes" if value else "no"))
+        elif value is not None and value not in ([], ""):
+            rows.append((f"{prefix}{name}", count(value) if isinstance(value, int) else str(value)))
+    return rows
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))
+
+
+def _table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on a terminal; aligned columns in a file or a pipe, where lines are not cut."""
+    cells = [[harmless(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    numbers = [n > 0 and head not in ("", "reason") for n, head in enumerate(heads)]
+    _line(f"\n{title}" if title else "")
+    if stdout.is_terminal:
+        table = Table(box=box.SIMPLE, show_header=any(heads), pad_edge=False)
+        for head, number in zip(heads, numbers, strict=True):
+            table.add_column(head, justify="right" if number else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        stdout.print(table, soft_wrap=False)
+        return
+    shown = [list(heads), *cells] if any(heads) else cells
+    widths = [max((len(row[n]) for row in shown), default=0) for n in range(len(heads))]
+    for row in shown:
+        line = "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numbers, strict=True)
+        )
+        _line(f"  {line}".rstrip())

@@ -1,0 +1,98 @@
+"""`tokenmill peek`: one document as text, and its origin."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.console import count, harmless, stdout
+from tokenmill.inspect.peek import Peek
+from tokenmill.inspect.peek import peek as look
+from tokenmill.store.dataset import open as open_dataset
+
+__all__ = ["peek"]
+
+
+def peek(
+    folder: Annotated[Path, Parameter(name="DIR")],
+    /,
+    *,
+    split: str = "train",
+    document: int | None = None,
+    token: int | None = None,
+    length: int = 400,
+    ids: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Show one document of a dataset and where it came from.
+
+    Parameters
+    ----------
+    folder
+        The dataset's folder.
+    split
+        The split to look into.
+    document
+        The document's number; negative ones count from the end. Without it, the first.
+    token
+        A token of the split instead: what is around it in its document is shown.
+    length
+        How many tokens to show at most.
+    ids
+        Show each token's number and id beside its text.
+    """
+    dataset = open_dataset(folder)
+    found = look(dataset, split=split, document=document, token=token, length=length)
+    _show_origin(found)
+    _line("")
+    if ids:
+        _show_ids(found)
+    else:
+        _line(found.text)
+    _line("")
+    _show_next(found, folder)
+    return 0
+
+
+def _show_origin(found: Peek) -> None:
+    document = found.document
+    unit = "row" if document.source.unit == "row" else "byte"
+    last = document.start + document.length - 1
+    shown = ""
+    if len(found.ids) < document.length:
+        shown = f"; shown are {found.start} to {found.end - 1}"
+    rows = {
+        "document": f"{document.number} of {count(found.documents)} in split {document.split}",
+        "source": f"{document.source.path}, {unit} {document.offset}",
+        "tokens": f"{count(document.length)}: {document.start} to {last} of the split{shown}",
+        "shard": f"{found.shard}, from its token {found.shard_token}",
+        "key": document.key,
+    }
+    for name, value in rows.items():
+        _line(f"{name + ':':10}{value}")
+
+
+def _show_ids(found: Peek) -> None:
+    width = len(str(found.end))
+    for place, (one, piece) in enumerate(zip(found.ids, found.pieces, strict=True), found.start):
+        _line(f"{place:{width}}  {one:6}  {piece!r}")
+
+
+def _show_next(found: Peek, folder: Path) -> None:
+    document = found.document
+    split = f" --split {shlex.quote(document.split)}" if document.split != "train" else ""
+    command = f"tokenmill peek {shlex.quote(str(folder))}{split}"
+    if len(found.ids) < document.length:
+        whole = f"{command} --document {document.number} --length {document.length}"
+        _line(f"The whole of it:    {whole}")
+    if document.number + 1 < found.documents:
+        _line(f"The next document:  {command} --document {document.number + 1}")
+    else:
+        _line("This is the last document of the split.")
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))

@@ -1,0 +1,74 @@
+"""`tokenmill verify`: check every byte of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from tokenmill.cli.console import count, harmless, size, stderr, stdout
+from tokenmill.store.verify import Findings, examine
+
+__all__ = ["verify"]
+
+PROBLEMS_SHOWN = 100
+
+
+def verify(folder: Annotated[Path, Parameter(name="DIR")], /) -> int:
+    """Check every byte of a dataset: checksums, ids, documents, splits and counts.
+
+    The exit status is 0 if it is sound, and 1 if anything is wrong with it.
+
+    Parameters
+    ----------
+    folder
+        The dataset's folder.
+    """
+    findings = _examine(folder)
+    for note in findings.notes:
+        _line(f"note: {note}")
+    if not findings.problems:
+        _line(
+            f"sound: {count(findings.shards)} shards, {count(findings.tokens)} tokens, "
+            f"{count(findings.documents)} documents, {size(findings.bytes)}"
+        )
+        return 0
+    for problem in findings.problems[:PROBLEMS_SHOWN]:
+        _line(f"{problem.file} {problem.what}.\n    {problem.cure}")
+    if len(findings.problems) > PROBLEMS_SHOWN:
+        _line(f"… and {count(len(findings.problems) - PROBLEMS_SHOWN)} more problems")
+    files = len({problem.file for problem in findings.problems})
+    _line(f"damaged: {count(len(findings.problems))} problems in {count(files)} files of {folder}")
+    return 1
+
+
+def _examine(folder: Path) -> Findings:
+    columns = (
+        TextColumn("checking"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=stderr, transient=True, disable=not stderr.is_terminal
+    ) as progress:
+        task = progress.add_task("", total=None)
+        return examine(
+            folder,
+            progress=lambda done, whole: progress.update(task, completed=done, total=whole),
+        )
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))

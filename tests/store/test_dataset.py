@@ -1,0 +1,120 @@
+"""Opening a dataset: what it shows, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dataset_builder import edit_manifest
+
+import tokenmill
+from tokenmill.errors import DatasetError, TokenizerError
+from tokenmill.tokenizers import load_tokenizer
+
+
+def test_a_dataset_shows_its_splits_and_its_tokenizer(folder):
+    dataset = tokenmill.open(folder)
+    assert dataset.splits == ("train", "val")
+    assert dataset.path == folder
+    assert dataset.manifest.dtype == "uint16"
+    assert dataset["val"] is dataset["val"]
+    assert dataset.tokenizer.name == "bytes"
+    first = dataset["train"].documents[0]
+    assert dataset.tokenizer.decode(dataset["train"][: first.length - 1]) == "Hello, world!\n"
+    assert "train" in repr(dataset)
+    assert "uint16" in repr(dataset["train"])
+
+
+def test_an_unknown_split_lists_those_there(folder):
+    with pytest.raises(DatasetError, match=r"no split 'test'.*train, val"):
+        tokenmill.open(folder)["test"]
+
+
+def test_what_is_no_dataset_is_told_apart(folder, tmp_path):
+    with pytest.raises(DatasetError, match="does not exist"):
+        tokenmill.open(tmp_path / "nothing")
+    with pytest.raises(DatasetError, match="is a file, and a dataset is a folder; give the folder"):
+        tokenmill.open(folder / "dataset_metadata.json")
+    with pytest.raises(DatasetError, match="not a finished dataset"):
+        tokenmill.open(tmp_path)
+    (tmp_path / ".work").mkdir()
+    with pytest.raises(DatasetError, match="interrupted or still goes on"):
+        tokenmill.open(tmp_path)
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(DatasetError):
+            tokenmill.open(name)
+
+
+def test_the_right_tokenizer_is_accepted_by_name_and_as_object(folder):
+    (folder / "tokenizer_state.json").unlink()
+    assert tokenmill.open(folder, tokenizer="bytes").tokenizer.name == "bytes"
+    given = load_tokenizer("bytes")
+    assert tokenmill.open(folder, tokenizer=given).tokenizer is given
+
+
+def test_another_tokenizer_is_refused_with_both_fingerprints(folder):
+    ours = load_tokenizer("bytes").fingerprint
+
+    def edit(body):
+        body["tokenizer"]["fingerprint"] = "another"
+
+    edit_manifest(folder, edit)
+    for use in (
+        lambda: tokenmill.open(folder, tokenizer="bytes"),
+        lambda: tokenmill.open(folder).tokenizer,
+    ):
+        with pytest.raises(TokenizerError) as caught:
+            use()
+        assert ours in str(caught.value)
+        assert "another" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"kind": 7}', b"\xff", b"[" * 5000])
+def test_a_damaged_tokenizer_is_refused_by_name(folder, content):
+    (folder / "tokenizer_state.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer_state\.json"):
+        _ = tokenmill.open(folder).tokenizer
+
+
+def test_a_hand_edited_manifest_is_refused(folder):
+    path = folder / "dataset_metadata.json"
+    body = json.loads(path.read_bytes())
+    body["settings"]["seed"] = 8
+    path.write_text(json.dumps(body, indent=2))
+    with pytest.raises(DatasetError, match="its own checksum"):
+        tokenmill.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("vocab_size", 70_000),
+        ("vocab_size", True),
+        ("vocab_size", -1),
+        ("eot", {"place": "after", "id": None}),
+        ("eot", {"place": "after", "id": True}),
+        ("eot", {"place": "after", "id": 300}),
+        ("eot", {"place": "between", "id": 256}),
+        ("splits", {"a\x1b[2J": {"tokens": 0, "documents": 0, "shards": []}}),
+        ("splits", {"train": {"tokens": 1, "documents": 0, "shards": []}}),
+        ("splits", []),
+        ("sources", [{"path": "a"}]),
+        ("version", 2),
+        ("format", "other"),
+        ("ledger", None),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused(folder, where, value):
+    edit_manifest(folder, lambda body: body.update({where: value}))
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
+        tokenmill.open(folder)
+
+
+def test_counts_beyond_64_bits_are_refused(folder):
+    def edit(body):
+        body["splits"]["train"]["tokens"] = body["splits"]["train"]["shards"][0]["tokens"] = 2**63
+        del body["splits"]["train"]["shards"][1:]
+
+    edit_manifest(folder, edit)
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
+        tokenmill.open(folder)
