@@ -26,7 +26,7 @@ def info(
     folder: Annotated[Path, Parameter(name="DIR")],
     /,
     *,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
     """Tell what is in a dataset: its tokens, where they came from and what was left out.
 
@@ -96,20 +96,22 @@ def _show_origin(found: Info) -> None:
                 (f"dropped: {one.reason}", count(one.documents), size(one.bytes))
                 for one in found.dropped
             ),
-            ("kept", count(found.documents), size(found.text_bytes or 0)),
+            ("kept", count(found.documents), size(found.bytes_kept or 0)),
         ]
         _table("Ledger", ("", "documents", "size"), rows)
+        if found.text_bytes is not None:
+            _line(f"The text kept is {size(found.text_bytes)} after cleaning.")
         if found.repaired_documents:
             _line(f"{count(found.repaired_documents)} documents had invalid UTF-8 repaired.")
         if found.duplicate_lines:
             _line(f"{count(found.duplicate_lines)} repeated lines were left out.")
     if found.set_aside:
         shown = [(one.source, one.reason) for one in found.set_aside[:SOURCES_SHOWN]]
-        _table(f"Set aside: {count(len(found.set_aside))} files", ("file", "reason"), shown)
+        _table(f"Set aside ({count(len(found.set_aside))})", ("file", "reason"), shown)
         _more(len(found.set_aside))
     sources = [(one.path, size(one.bytes)) for one in found.sources[:SOURCES_SHOWN]]
     whole = size(sum(one.bytes for one in found.sources))
-    _table(f"Sources: {count(len(found.sources))} files, {whole}", ("file", "size"), sources)
+    _table(f"Sources ({count(len(found.sources))}): {whole}", ("file", "size"), sources)
     _more(len(found.sources))
 
 

@@ -25,7 +25,7 @@ def peek(
     document: int | None = None,
     token: int | None = None,
     length: int = 400,
-    ids: Annotated[bool, Parameter(negative="")] = False,
+    ids: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
     """Show one document of a dataset and where it came from.
 

@@ -62,6 +62,7 @@ class Info:
     bytes_per_token: float | None
     documents_in: int | None
     bytes_in: int | None
+    bytes_kept: int | None
     text_bytes: int | None
     repaired_documents: int | None
     duplicate_lines: int | None
@@ -112,6 +113,7 @@ tokenmill prepare TEXTS --out no/such/folder
         bytes_per_token=text_bytes / tokens if text_bytes is not None and tokens else None,
         documents_in=_number(ledger, "documents_in"),
         bytes_in=_number(ledger, "bytes_in"),
+        bytes_kept=_number(ledger, "bytes_kept"),
         text_bytes=text_bytes,
         repaired_documents=_number(ledger, "repaired_documents"),
         duplicate_lines=_number(ledger, "duplicate_lines"),

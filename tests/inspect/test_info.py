@@ -1,0 +1,73 @@
+"""What `tokenmill info` tells, to people and to programs."""
+
+from __future__ import annotations
+
+import json
+
+from dataset_builder import edit_manifest
+
+from tokenmill.cli import main
+from tokenmill.inspect.info import describe
+
+
+def test_info_is_plain_data_from_the_manifest(folder):
+    for split in ("train", "val"):
+        (folder / split).rename(folder / f"{split}.away")  # no shard is needed for it
+    found = describe(folder)
+    assert (found.tokens, found.documents) == (97, 7)
+    assert [(one.name, one.tokens, one.documents, one.shards) for one in found.splits] == [
+        ("train", 68, 5, 7),
+        ("val", 29, 2, 3),
+    ]
+    assert found.splits[0].bytes == 68 * 2 + 5 * 48
+    assert {one.reason: one.documents for one in found.dropped} == {"duplicate": 2, "too_short": 1}
+    assert found.characters_per_token == 97 / 97
+    assert found.tokenizer == "bytes"
+
+
+def test_the_command_prints_aligned_text_and_what_to_type_next(folder, capsys):
+    assert main(["info", str(folder)]) == 0
+    out = capsys.readouterr().out
+    for part in ("97 tokens of 7 documents", "256 after each document", "dropped: duplicate"):
+        assert part in out
+    assert "  train      68          5       7  376 B\n" in out
+    assert f"tokenmill peek {folder}" in out
+    assert out.endswith(f"tokenmill verify {folder}\n")
+
+
+def test_json_is_for_programs(folder, capsys):
+    assert main(["info", str(folder), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["tokens"] == 97
+    assert body["splits"][1]["name"] == "val"
+    assert body["sources"] == [{"path": "texts/a.txt", "bytes": 127, "unit": "byte"}]
+
+
+def test_many_sources_are_cut_and_strange_names_are_harmless(folder, capsys):
+    def edit(body):
+        body["sources"] = [
+            {"path": f"a\x1b[2J\n[red]{n}", "bytes": 10**9, "unit": "row"} for n in range(25)
+        ]
+        body["ledger"]["set_aside"] = [{"source": "bad.gz", "reason": "cut short"}]
+
+    edit_manifest(folder, edit)
+    assert main(["info", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"a\x1b[2J\n[red]9" in out
+    assert "… and 15 more" in out
+    assert "Sources (25): 25.0 GB" in out
+    assert "cut short" in out
+
+
+def test_an_odd_ledger_is_no_reason_to_fail(folder, capsys):
+    edit_manifest(
+        folder, lambda body: body.update(ledger={"dropped": [], "set_aside": 3, "tokens": "x"})
+    )
+    assert main(["info", str(folder)]) == 0
+    assert describe(folder).characters_per_token is None
+
+
+def test_errors_are_told_without_a_traceback(tmp_path, capsys):
+    assert main(["info", str(tmp_path)]) == 1
+    assert "not a finished dataset" in capsys.readouterr().err
