@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
-from dataset_builder import edit_manifest
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
+
+from dataset_builder import build, edit_manifest
 
 from tokenmill.cli import main
 from tokenmill.inspect.info import describe
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small sound dataset with several shards, and documents that span them."""
+    build(tmp_path / "data")
+    return tmp_path / "data"
 
 
 def test_info_is_plain_data_from_the_manifest(folder):

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
+
 from dataset_builder import TEXTS, build
 
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect.peek import peek
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small sound dataset with several shards, and documents that span them."""
+    build(tmp_path / "data")
+    return tmp_path / "data"
 
 
 def test_every_document_comes_back_as_its_text(folder):

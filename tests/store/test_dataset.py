@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from dataset_builder import edit_manifest
+from dataset_builder import build, edit_manifest
 
 import tokenmill
 from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.tokenizers import load_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small sound dataset with several shards, and documents that span them."""
+    build(tmp_path / "data")
+    return tmp_path / "data"
 
 
 def test_a_dataset_shows_its_splits_and_its_tokenizer(folder):

@@ -20,6 +20,14 @@ from tokenmill.store import tokens as tokens_module
 from tokenmill.store.manifest import Manifest, Shard, Split
 from tokenmill.store.tokens import Tokens
 
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small sound dataset with several shards, and documents that span them."""
+    build(tmp_path / "data")
+    return tmp_path / "data"
+
+
 documents = st.lists(st.binary(max_size=30), max_size=12)
 
 

@@ -19,6 +19,14 @@ from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.store import overlap, verify_split
 from tokenmill.store.verify import examine, verify
 
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small sound dataset with several shards, and documents that span them."""
+    build(tmp_path / "data")
+    return tmp_path / "data"
+
+
 BIN, TABLE = "train/shard_00001.bin", "train/shard_00001.docs.npy"
 
 

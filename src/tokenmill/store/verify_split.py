@@ -53,6 +53,7 @@ class _Split:
         self.due: int | None = 0
         # The token before the next one; None at the split's start or after an unreadable shard.
         self.previous: int | None = None
+        self.previous_path = ""
 
     def check(self) -> None:
         start = number = 0
@@ -85,7 +86,7 @@ class _Split:
             )
 
     def check_table(self, shard: Shard, start: int, number: int) -> bool:
-        """Whether the table's documents follow one another, each where the one before ends."""
+        """Whether the table is sound and its documents start each where the one before ends."""
         path, followed = shard.documents_path, True
         digest = xxhash.xxh3_128()
         with open_inside(self.folder, path) as file:
@@ -98,7 +99,11 @@ class _Split:
                 followed &= self.check_records(records, shard, start, number)
                 number += len(records)
                 self.advance(len(chunk))
-        self.compare(path, digest.hexdigest(), shard.documents_xxh3_128)
+        if not self.matches(path, digest.hexdigest(), shard.documents_xxh3_128):
+            self.due = (
+                None  # what follows from a damaged table would be held against its neighbours
+            )
+            return False
         return followed
 
     def check_records(
@@ -162,12 +167,13 @@ class _Split:
                     if borders and len(ids):
                         self.check_borders(path, ids, done, borders.below(done + len(ids)))
                     done += len(ids)
-                    self.previous = int(ids[-1]) if len(ids) else self.previous
+                    if len(ids):
+                        self.previous, self.previous_path = int(ids[-1]), path
                     self.advance(len(chunk))
             finally:
                 if borders:
                     borders.file.close()
-        self.compare(path, digest.hexdigest(), shard.xxh3_128)
+        self.matches(path, digest.hexdigest(), shard.xxh3_128)
 
     def check_borders(
         self, path: str, ids: npt.NDArray[Any], done: int, starts: npt.NDArray[np.int64]
@@ -179,9 +185,9 @@ class _Split:
             if len(places) and places[0] == 0:
                 if self.previous not in (None, eot):
                     self.problems.add(
-                        path,
-                        f"follows the token {self.previous}, and a document ends before it that "
-                        f"should end with {eot}",
+                        self.previous_path,
+                        f"has the token {self.previous} where a document ends, "
+                        f"not the end of text, {eot}",
                     )
                 places = places[1:]
             places = places - 1
@@ -195,11 +201,12 @@ class _Split:
                 f"text, {eot}, from token {place:,} on",
             )
 
-    def compare(self, path: str, found: str, said: str) -> None:
+    def matches(self, path: str, found: str, said: str) -> bool:
         if found != said:
             self.problems.add(
                 path, f"does not match its checksum: it has {found}, the manifest says {said!r}"
             )
+        return found == said
 
 
 def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
