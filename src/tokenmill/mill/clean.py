@@ -20,8 +20,12 @@ from tokenmill.mill.nfc import compose
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-_PIECE = 1 << 18
-_CUT = re.compile(rb"[!-~](?=[ \n])")
+_PIECE = 1 << 17
+# Before a blank that follows a character which stays: ASCII, or U+00C0 to U+EFFF.
+_CUT = re.compile(
+    rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
+    re.DOTALL,
+)
 _TAB, _NEWLINE, _RETURN, _SPACE = b"\t\n\r "
 _CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\r")) + b"\x7f"
 _GONE = b"\xff"
@@ -43,16 +47,18 @@ def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False)
     `continues`: the block begins in the middle of a document, with the space or newline that
     follows a letter. `goes_on`: the block ends in the middle of a document, with a letter.
     """
+    view = memoryview(block)
     pieces = []
     start = 0
     while start < len(block):
         found = _CUT.search(block, start + _PIECE)
-        stop = found.end() if found else len(block)
+        stop = found.start() if found else len(block)
         # Two bytes on each side say what lies beyond: the border of a document, or something
         # visible, for which the full stop stands because no mark composes with it.
         before = b".." if continues or start else b".\0"
         after = b".." if goes_on or stop < len(block) else b"\0."
-        pieces.append(_clean_padded(before + block[start:stop] + after)[2:-2])
+        padded = _clean_padded(b"".join((before, view[start:stop], after)))
+        pieces.append(memoryview(padded)[2:-2])
         start = stop
     return b"".join(pieces)
 
@@ -103,9 +109,12 @@ def _without_blanks(text: bytes) -> bytes:
     array = np.frombuffer(text, np.uint8)
     newline, nul, space = array == _NEWLINE, array == 0, array == _SPACE
     end = newline | nul
-    blank = space | (array == _TAB)
+    blank = array == _TAB
+    blank |= space
     white = end | blank
-    if ((array <= _SPACE) ^ white).any() or b"\x7f" in text:
+    strange = array <= _SPACE
+    strange ^= white
+    if strange.any() or b"\x7f" in text:
         # Removing a control may join a letter and its accent, so all begins again without them.
         return _clean_padded(text.translate(None, _CONTROLS))
 
@@ -122,16 +131,18 @@ def _without_blanks(text: bytes) -> bytes:
         newline, nul = array == _NEWLINE, array == 0
         end = newline | nul
 
+    borders = np.flatnonzero(nul)
+    leading = newline[borders + 1].any()
     twice = end[:-1] & end[1:]
-    leading = (nul[:-1] & newline[1:]).any()
-    if leading or (twice & nul[1:]).any() or (twice[:-1] & twice[1:]).any():
+    if leading or newline[borders - 1].any() or (twice[:-1] & twice[1:]).any():
         # Of newlines in a row the last two stay, or none if the document ends there.
         surplus = np.zeros(len(array), np.bool_) if surplus is None else surplus
         surplus[:-2] |= newline[:-2] & ((newline[1:-1] & end[2:]) | nul[1:-1])
+        if leading:
+            first = nul[:-1] & newline[1:]
+            surplus |= _spread(np.concatenate([_NO, first]), newline, forwards=True)
     if surplus is not None:
         text = _without(array, surplus)
-    if leading:
-        text = text.replace(b"\0\n", b"\0").replace(b"\0\n", b"\0")
     return text
 
 

@@ -25,54 +25,63 @@ _MANY_MARKS = 32
 
 
 class _Tables(NamedTuple):
-    """What NFC may do, by code point (all beyond are the last entry) and by leading bytes."""
+    leads: bytes  # by first byte, nonzero: there are characters for NFC under it
+    classes: Bytes  # by the key of a character: its canonical combining class
+    unsure: Mask  # by key: it changes, or may compose with what precedes it
+    classes_by_code: Bytes
 
-    unsure: Mask  # changes, or may compose with what precedes it
-    classes: Bytes  # canonical combining class
-    leads: bytes  # nonzero: some character with this first byte is unsure or has a class
-    seconds: Mask  # the same by the first two bytes
+
+def _key(array: Bytes, starts: Positions) -> Positions:
+    """18 bits of the first three bytes: all of a character's below U+10000."""
+    key = array[starts].astype(np.intp)
+    for place in (1, 2):
+        key <<= 6
+        key |= array[starts + place] & 0x3F
+    return key & 0x3FFFF
 
 
 @functools.cache
 def _tables() -> _Tables:
+    """Made in 60 ms from what `unicodedata` says of each character."""
     characters = [chr(code) for code in range(_TABLED)]
-    classes = np.array([*map(unicodedata.combining, characters), 0], np.uint8)
-    unsure = np.zeros(_TABLED + 1, np.bool_)
-    unsure[_TABLED] = True
+    classes_by_code = np.array([*map(unicodedata.combining, characters), 0], np.uint8)
+    moved = set(range(_TABLED, 0x110000, 64))
     for code, character in enumerate(characters):
         parts = unicodedata.normalize("NFD", character)
         if parts != character:
-            unsure[[ord(part) for part in parts[1:]]] = True
-            unsure[code] |= not unicodedata.is_normalized("NFC", character)
-    touched = np.flatnonzero(unsure | (classes > 0)).tolist()
+            moved.update(map(ord, parts[1:]))
+            if not unicodedata.is_normalized("NFC", character):
+                moved.add(code)
     leads = bytearray(256)
-    seconds = np.zeros((256, 256), np.bool_)
-    for code in [*touched, *range(_TABLED, 0x110000, 0x1000)]:
-        first, second, *_ = chr(code).encode()
-        leads[first] = seconds[first, second] = 1
-    return _Tables(unsure, classes, bytes(leads), seconds)
+    classes = np.zeros(1 << 18, np.uint8)
+    unsure = np.zeros(1 << 18, np.bool_)
+    for code in moved.union(np.flatnonzero(classes_by_code).tolist()):
+        encoded = chr(code).encode()
+        leads[encoded[0]] = 1
+        key = _key(np.frombuffer(encoded + b"\x80", np.uint8), np.zeros(1, np.intp))[0]
+        keys = slice(key, key + 64) if code < 0x800 else slice(key, key + 1)
+        # Characters beyond U+FFFF share a key in groups of 64: all of them are looked at.
+        unsure[keys] = code in moved or code > 0xFFFF
+        classes[keys] = 0 if code > 0xFFFF else classes_by_code[code]
+    return _Tables(bytes(leads), classes, unsure, classes_by_code)
 
 
 def compose(text: bytes) -> bytes:
-    """`text`, valid UTF-8 that begins with an ASCII character, in NFC."""
+    """`text` in NFC. It is valid UTF-8, and begins and ends with an ASCII character."""
     tables = _tables()
     array = np.frombuffer(text, np.uint8)
     high = array >= 0xCC
     if np.count_nonzero(high) * 16 > len(array):
         high = np.frombuffer(text.translate(tables.leads), np.bool_)
     starts = np.flatnonzero(high)
-    starts = starts[tables.seconds[array[starts], array[starts + 1]]]
-    if not len(starts):
+    keys = _key(array, starts)
+    unsure, classes = tables.unsure[keys], tables.classes[keys]
+    touched = np.flatnonzero(unsure | (classes > 0))
+    if not len(touched):
         return text
-    codes, widths = _decoded(array, starts)
-    codes = np.minimum(codes, _TABLED)
-    unsure, classes = tables.unsure[codes], tables.classes[codes]
-    touched = unsure | (classes > 0)
-    starts, widths = starts[touched], widths[touched]
-    unsure, classes = unsure[touched], classes[touched]
-    if not len(starts):
-        return text
-    stops = starts + widths
+    starts, unsure, classes = starts[touched], unsure[touched], classes[touched]
+    lead = array[starts]
+    stops = starts + 2 + (lead >= 0xE0) + (lead >= 0xF0)
     joined = starts[1:] == stops[:-1]
     unsure[1:] |= joined & (classes[1:] < classes[:-1]) & (classes[1:] > 0)
 
@@ -102,23 +111,12 @@ def compose(text: bytes) -> bytes:
     return b"".join([*pieces, text[done:]])
 
 
-def _decoded(array: Bytes, starts: Positions) -> tuple[Positions, Positions]:
-    """Code points and widths in bytes of the characters of two bytes and more at `starts`."""
-    lead = array[starts].astype(np.intp)
-    widths = 2 + (lead >= 0xE0) + (lead >= 0xF0)
-    codes = lead & (0xFF >> (widths + 1))
-    for place in range(1, 4):
-        more = widths > place
-        codes[more] = (codes[more] << 6) | (array[starts[more] + place] & 0x3F)
-    return codes, widths
-
-
 def _in_canonical_order(text: str) -> str:
     """Sorts marks as NFC wants them, because unicodedata needs quadratic time for that."""
     for mark in "\u0344\u0f73\u0f75\u0f81":  # all the marks that decompose into two
         text = text.replace(mark, unicodedata.normalize("NFD", mark))
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    classes = _tables().classes[np.minimum(codes, _TABLED)]
+    classes = _tables().classes_by_code[np.minimum(codes, _TABLED)]
     letters = np.cumsum(classes == 0)
     order = np.argsort((letters << 8) | classes, kind="stable")
     return codes[order].tobytes().decode("utf-32-le")

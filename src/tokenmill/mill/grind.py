@@ -1,0 +1,462 @@
+"""A part to a segment: read, decode, clean, tokenize, key each document.
+
+Parts know nothing of each other, so they can be ground in any order, anywhere. A segment is a
+bundle of files: the tokens, one record a document, and what was rejected. Work goes through the
+part in chunks of a few MB, and the loops over documents are in native code but for one hash call.
+
+A document that began before the part, or goes on behind it, is here in part only. Its text goes
+into the bundle too, because its key can be had only from the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from tokenmill.errors import TokenizerError
+from tokenmill.mill.bundle import Bundle
+from tokenmill.mill.clean import clean_block
+from tokenmill.mill.lines import LineRemover, line_keys
+from tokenmill.mill.plan import Piece, SourceFile
+from tokenmill.mill.records import Chunk, Cutter, Rejection
+from tokenmill.mill.settings import Settings
+from tokenmill.mill.sources import BadFileError, read_piece
+from tokenmill.tokenizers import Tokenizer, encode_terminated
+
+__all__ = ["BAD_TEXT", "CONTINUES", "GOES_ON", "RECORD", "REPAIRED", "Job", "grind", "scan_lines"]
+
+RECORD = np.dtype(
+    [
+        ("key", "<u8", (2,)),
+        ("length", "<u8"),  # tokens, the end-of-text token included
+        ("source", "<u8"),
+        ("offset", "<u8"),
+        ("raw", "<u8"),  # bytes as they were read
+        ("text", "<u8"),  # bytes after cleaning
+        ("characters", "<u8"),
+        ("flags", "<u8"),
+    ]
+)
+CONTINUES, GOES_ON, BAD_TEXT, REPAIRED = 1, 2, 4, 8
+
+Progress = Callable[[int, int, int, int], None]  # bytes read, tokens, documents, dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One part and all that is needed to grind it, wherever that happens."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    sources: dict[int, SourceFile]
+    settings: Settings
+    step: int
+    dtype: str
+    folder: Path
+    cuttable: bool
+    repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
+
+    @property
+    def border_cutter(self) -> Cutter | None:
+        if not self.cuttable:
+            return None
+        return Cutter(short_line=self.settings.min_line if self.settings.dedup == "lines" else 0)
+
+    def read(self, piece: Piece) -> Iterator[Chunk]:
+        """The documents of one of the pieces."""
+        return read_piece(
+            self.sources[piece.source],
+            piece.start,
+            piece.end,
+            self.step,
+            separator=self.settings.separator,
+            text_field=self.settings.text_field,
+            cutter=Cutter() if self.cuttable else None,
+            border_cutter=self.border_cutter,
+        )
+
+
+@dataclass
+class _Counts:
+    documents: int = 0
+    bytes: int = 0
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+
+    def drop(self, reason: str, size: int, documents: int = 1) -> None:
+        entry = self.dropped.setdefault(reason, [0, 0])
+        entry[0] += documents
+        entry[1] += size
+
+
+def grind(job: Job, tokenizer: Tokenizer, progress: Progress) -> dict[str, Any]:
+    """Make the segment of a part; returns its receipt."""
+    return _with_bad_files_aside(job, lambda aside: _grind(job, tokenizer, progress, aside))
+
+
+def scan_lines(job: Job, progress: Progress) -> dict[str, Any]:
+    """Make the bundle of a part's line keys; returns its receipt."""
+    return _with_bad_files_aside(job, lambda aside: _scan(job, progress, aside))
+
+
+Aside = dict[int, BadFileError]
+
+
+def _with_bad_files_aside(job: Job, work: Callable[[Aside], dict[str, Any]]) -> dict[str, Any]:
+    """Do the work; if asked to, begin again without each file that turns out to be bad."""
+    aside: Aside = {}
+    while True:
+        try:
+            return work(aside)
+        except BadFileError as error:
+            number = next(n for n in job.sources if job.sources[n].path == error.source)
+            if not job.settings.skip_bad_files or number in aside:
+                raise
+            aside[number] = error
+
+
+def _aside_facts(aside: Aside) -> list[dict[str, Any]]:
+    return [{"source": number, "reason": error.reason} for number, error in sorted(aside.items())]
+
+
+def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
+    count = 0
+    with Bundle(job.folder, job.name) as bundle:
+        bundle.write("lines", b"")
+        for piece in job.pieces:
+            if piece.source in aside:
+                continue
+            for chunk in job.read(piece):
+                prepared = _prepare(chunk, job.settings, job.sources[piece.source])
+                keys = line_keys(
+                    prepared.texts,
+                    job.settings.min_line,
+                    continues=chunk.continues,
+                    mid_line=chunk.mid_line,
+                )
+                bundle.write("lines", keys)
+                count += len(keys) // 16
+                progress(chunk.read, 0, 0, 0)
+        return bundle.finish({"lines": count, "set_aside": _aside_facts(aside)})
+
+
+def _grind(job: Job, tokenizer: Tokenizer, progress: Progress, aside: Aside) -> dict[str, Any]:
+    with Bundle(job.folder, job.name) as bundle:
+        segment = _Segment(job, tokenizer, bundle)
+        for piece in job.pieces:
+            if piece.source not in aside:
+                segment.add_piece(piece, progress)
+        facts = segment.facts() | {"set_aside": _aside_facts(aside)}
+        return bundle.finish(facts)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """The documents of a chunk that are fit to be tokenized, cleaned."""
+
+    texts: list[bytes]
+    offsets: list[int]
+    sizes: list[int]
+    flags: list[int]
+
+
+def _prepare(chunk: Chunk, settings: Settings, source: SourceFile) -> _Prepared:
+    """Decode and clean a chunk. Documents with bad text leave it if they are to be dropped;
+    of a document in pieces, the piece stays and is flagged."""
+    texts, offsets = chunk.texts, chunk.offsets
+    sizes = list(map(len, texts))
+    flags = [0] * len(texts)
+    joined = b"\0".join(texts)
+    if not joined.isascii() and not _is_utf8(joined):
+        _judge_bad_text(chunk, settings, source, texts := list(texts), flags)
+        keep = [
+            i
+            for i, flag in enumerate(flags)
+            if flag != BAD_TEXT
+            or (i == 0 and chunk.continues)
+            or (i == len(texts) - 1 and chunk.goes_on)
+        ]
+        texts = [texts[i] for i in keep]
+        offsets = [offsets[i] for i in keep]
+        sizes = [sizes[i] for i in keep]
+        flags = [flags[i] for i in keep]
+        joined = b"\0".join(texts)
+    if settings.normalize and texts:
+        if joined.count(b"\0") != len(texts) - 1:
+            joined = b"\0".join([text.replace(b"\0", b"") for text in texts])
+        joined = clean_block(joined, continues=chunk.continues, goes_on=chunk.goes_on)
+        texts = joined.split(b"\0")
+    return _Prepared(texts, offsets, sizes, flags)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _judge_bad_text(
+    chunk: Chunk, settings: Settings, source: SourceFile, texts: list[bytes], flags: list[int]
+) -> None:
+    """Find the texts that are no UTF-8, and repair, flag or refuse them."""
+    for i, text in enumerate(texts):
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            offset = chunk.offsets[i]
+            place = offset + error.start if source.kind == "text" else offset
+            if settings.on_bad_text == "refuse":
+                raise BadFileError(
+                    source.path,
+                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); repair it, or see "
+                    "--on-bad-text",
+                ) from error
+            texts[i] = text.decode("utf-8", "replace").encode()
+            flags[i] = REPAIRED if settings.on_bad_text == "repair" else BAD_TEXT
+            if flags[i] == BAD_TEXT:
+                reason = f"invalid UTF-8 at {source.unit} {place}: {error.reason}"
+                line = chunk.line_of(place)
+                chunk.rejections.append(Rejection(line, offset, "invalid UTF-8", reason, len(text)))
+
+
+class _Segment:
+    """The segment of a part while it grows."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, bundle: Bundle) -> None:
+        self.job = job
+        self.tokenizer = tokenizer
+        self.bundle = bundle
+        self.counts = _Counts()
+        self.tokens = self.records = self.repaired = 0
+        self.lines: list[int] = []
+        self.open: _OpenDocument | None = None
+        self.remover: LineRemover | None = None
+        if job.repeated_lines is not None:
+            marks, start, end = job.repeated_lines
+            flags = np.fromfile(marks, np.uint8, count=end - start, offset=start)
+            settings = job.settings
+            self.remover = LineRemover(flags, settings.min_line, tidy=settings.normalize)
+        for file in ("tokens", "docs"):
+            bundle.write(file, b"")
+
+    def add_piece(self, piece: Piece, progress: Progress) -> None:
+        """Grind one piece of the part."""
+        self.lines.append(0)
+        for chunk in self.job.read(piece):
+            tokens, documents = self.tokens, self.counts.documents
+            dropped = sum(entry[0] for entry in self.counts.dropped.values())
+            self._add_chunk(chunk, piece)
+            progress(
+                chunk.read,
+                self.tokens - tokens,
+                self.counts.documents - documents,
+                sum(entry[0] for entry in self.counts.dropped.values()) - dropped,
+            )
+            self.lines[-1] += chunk.lines
+        if self.open is not None:  # it goes on in the next part
+            self._write_records([self.open.record(GOES_ON)])
+            self.open = None
+
+    def _add_chunk(self, chunk: Chunk, piece: Piece) -> None:
+        source = self.job.sources[piece.source]
+        starting = len(chunk.texts) - chunk.continues
+        self.counts.documents += starting
+        self.counts.bytes += sum(map(len, chunk.texts))
+        prepared = _prepare(chunk, self.job.settings, source)
+        self._reject(chunk, piece)
+        texts = prepared.texts
+        if self.remover is not None and texts:
+            texts = self.remover.remove(
+                texts, continues=chunk.continues, goes_on=chunk.goes_on, mid_line=chunk.mid_line
+            )
+        if not texts:
+            return
+        last = len(texts) - 1
+        keep = [
+            i
+            for i, text in enumerate(texts)
+            if text or (i == 0 and chunk.continues) or (i == last and chunk.goes_on)
+        ]
+        if len(keep) <= last:
+            for i in set(range(len(texts))).difference(keep):
+                # Empty before lines were removed, or because of it.
+                reason = "only repeated lines" if prepared.texts[i] else "empty"
+                self.counts.drop(reason, prepared.sizes[i])
+        self._tokenize([texts[i] for i in keep], keep, prepared, chunk, piece)
+
+    def _reject(self, chunk: Chunk, piece: Piece) -> None:
+        for rejection in chunk.rejections:
+            in_pieces = rejection.kind == "invalid UTF-8" and (
+                (chunk.continues and rejection.offset == chunk.offsets[0])
+                or (chunk.goes_on and rejection.offset == chunk.offsets[-1])
+            )
+            if rejection.kind != "invalid UTF-8":  # that one was read as a text, and is counted
+                self.counts.documents += 1
+                self.counts.bytes += rejection.size
+            if not in_pieces:
+                self.counts.drop(rejection.kind, rejection.size)
+            line = None if rejection.line is None else self.lines[-1] + rejection.line
+            entry = [piece.source, line, rejection.offset, rejection.reason]
+            self.bundle.write("rejected", orjson.dumps(entry) + b"\n")
+
+    def _tokenize(
+        self,
+        texts: list[bytes],
+        keep: list[int],
+        prepared: _Prepared,
+        chunk: Chunk,
+        piece: Piece,
+    ) -> None:
+        if not texts:
+            return
+        settings = self.job.settings
+        # Whether the first and the last text here are the pieces that the chunk speaks of.
+        continues = chunk.continues and keep[0] == 0
+        goes_on = chunk.goes_on and keep[-1] == len(prepared.texts) - 1
+        ids, offsets = encode_terminated(self.tokenizer, texts)
+        if len(ids) and int(ids.max()) >= self.tokenizer.vocab_size:
+            raise TokenizerError(
+                f"tokenizer {self.tokenizer.name} gave the id {int(ids.max())}, beyond its "
+                f"vocabulary of {self.tokenizer.vocab_size}."
+            )
+        tokens, lengths = place_eot(
+            ids, offsets, settings.eot, self.tokenizer.eot_id, continues=continues, goes_on=goes_on
+        )
+        self.bundle.write("tokens", tokens.astype(self.job.dtype).data)
+        self.tokens += len(tokens)
+
+        records = np.zeros(len(texts), RECORD)
+        digests = b"".join(map(xxhash.xxh3_128_digest, texts))
+        records["key"] = np.frombuffer(digests, ">u8").reshape(-1, 2)
+        records["length"] = lengths
+        records["source"] = piece.source
+        records["offset"] = [prepared.offsets[i] for i in keep]
+        records["raw"] = [prepared.sizes[i] for i in keep]
+        records["text"] = list(map(len, texts))
+        records["characters"] = [
+            len(text) if text.isascii() else len(text.decode()) for text in texts
+        ]
+        records["flags"] = [prepared.flags[i] for i in keep]
+        self._close_and_open(texts, records, continues, goes_on)
+
+    def _close_and_open(
+        self,
+        texts: list[bytes],
+        records: npt.NDArray[np.void],
+        continues: bool,
+        goes_on: bool,
+    ) -> None:
+        """Write the records of whole documents; join those of a document in pieces."""
+        first, last = 0, len(texts)
+        if continues:
+            if self.open is None:
+                self.open = _OpenDocument(records[0].copy(), CONTINUES)
+            else:
+                self.open.add(records[0])
+            self._keep_text(texts[0])
+            first = 1
+            if not (goes_on and last == 1):
+                self._write_records([self._close()])
+        if goes_on and last > first:
+            last -= 1
+        self._write_records(records[first:last])
+        if goes_on and last < len(texts):
+            self.open = _OpenDocument(records[last].copy(), 0)
+            self._keep_text(texts[last])
+
+    def _keep_text(self, text: bytes) -> None:
+        assert self.open is not None
+        self.open.hash.update(text)
+        self.bundle.write("text", text)
+
+    def _close(self) -> Any:
+        """The finished record of the open document."""
+        assert self.open is not None
+        record = self.open.record(0)
+        if not self.open.flags & CONTINUES:
+            # All of it was in this part, so its key is known and its text not needed.
+            self.bundle.cut_back("text", int(record["text"]))
+        self.open = None
+        return record
+
+    def _write_records(self, records: Any) -> None:
+        if len(records):
+            array = np.asarray(records, RECORD)
+            self.bundle.write("docs", array.tobytes())
+            self.records += len(array)
+
+    def facts(self) -> dict[str, Any]:
+        """What the rest of the run needs to know of the segment, beside its files."""
+        return {
+            "tokens": self.tokens,
+            "records": self.records,
+            "documents_in": self.counts.documents,
+            "bytes_in": self.counts.bytes,
+            "dropped": self.counts.dropped,
+            "lines": self.lines,
+            "repeated_lines": self.remover.removed if self.remover else 0,
+        }
+
+
+class _OpenDocument:
+    """A document of which some pieces have been seen."""
+
+    def __init__(self, record: Any, flags: int) -> None:
+        self._record = record
+        self.flags = flags
+        self.hash = xxhash.xxh3_128()
+
+    def add(self, record: Any) -> None:
+        for name in ("length", "raw", "text", "characters"):
+            self._record[name] += record[name]
+        self._record["flags"] |= record["flags"]
+
+    def record(self, flags: int) -> Any:
+        """The record so far. Its key is 0 while the whole document is not known."""
+        self._record["flags"] |= self.flags | flags
+        whole = not (self.flags | flags) & (CONTINUES | GOES_ON)
+        digest = self.hash.digest() if whole else bytes(16)
+        self._record["key"] = np.frombuffer(digest, ">u8")
+        return self._record
+
+
+def place_eot(
+    ids: npt.NDArray[np.uint32],
+    offsets: npt.NDArray[np.int64],
+    place: str,
+    eot_id: int | None,
+    *,
+    continues: bool,
+    goes_on: bool,
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Texts that each end with a terminator, to tokens as they stand on disk and their lengths.
+
+    >>> ids, offsets = np.array([5, 6, 0, 7, 0], np.uint32), np.array([0, 3, 5])
+    >>> tokens, lengths = place_eot(ids, offsets, "before", 0, continues=False, goes_on=False)
+    >>> tokens.tolist(), lengths.tolist()
+    ([0, 5, 6, 0, 7], [3, 2])
+    """
+    lengths = np.diff(offsets)
+    if place == "none":
+        inside = np.ones(len(ids), np.bool_)
+        inside[offsets[1:] - 1] = False
+        return ids[inside], lengths - 1
+    if place == "after":
+        if goes_on:
+            lengths[-1] -= 1
+            return ids[:-1], lengths
+        return ids, lengths
+    # The terminator behind a text is the one before the next text.
+    tokens = ids[:-1]
+    if continues:
+        lengths[0] -= 1
+        return tokens, lengths
+    return np.concatenate([np.array([eot_id], np.uint32), tokens]), lengths

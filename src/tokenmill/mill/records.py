@@ -1,0 +1,242 @@
+"""Bytes to records: where documents of a plain text begin, and where a long one may be cut.
+
+A record is what stands between two separators. Records are found in a stream block by block, in
+native code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
+
+A document longer than a block is handed on in pieces. A piece ends with a letter and the next
+begins with a newline or a space: every pre-tokenizer in use ends a token there, so the ids of the
+pieces are the ids of the whole. The same holds for the borders of parts inside a document, which
+is how one huge document keeps all cores busy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import BinaryIO
+
+__all__ = ["BLOCK", "Chunk", "Cutter", "Rejection", "find_border", "read_records"]
+
+BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally
+_TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
+
+# A run of blank lines with something after it. No part of a run can match in two ways, so that
+# the search is linear.
+_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*+\n)++(?=[ \t\r]*+[^ \t\r\n])")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A record that cannot become a document. `line` counts from the piece's start, from 0.
+
+    `kind` is the heading that the ledger counts it under, `reason` is for the user's eyes.
+    """
+
+    line: int | None
+    offset: int
+    kind: str
+    reason: str
+    size: int
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Some consecutive documents of one source, undecoded, with the place where each starts.
+
+    `continues`: the first text goes on from the chunk before. `goes_on`: the last text goes on
+    in the next chunk; `mid_line` if it was cut within a line.
+    """
+
+    texts: list[bytes]
+    offsets: list[int]
+    continues: bool = False
+    goes_on: bool = False
+    mid_line: bool = False
+    rejections: list[Rejection] = field(default_factory=list)
+    lines: int = 0  # line ends in what this chunk was cut from
+    read: int = 0  # bytes of the source that it took, for progress
+    whole: bytes = b""  # what it was cut from, if that is at hand, and where that begins
+    begin: int = 0
+
+    def line_of(self, offset: int) -> int | None:
+        """The line that an offset of the source is in, counted from this chunk's first."""
+        return self.whole.count(b"\n", 0, offset - self.begin) if self.whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Where a long document may be cut.
+
+    `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
+    short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
+    """
+
+    short_line: int = 0
+
+    def first(self, data: bytes, start: int, end: int) -> int:
+        """The first place to cut in data[start:end], or -1."""
+        return self._search(data, start, end, data.find, lambda found: (found + 1, end))
+
+    def last(self, data: bytes, start: int, end: int) -> int:
+        """The last place to cut in data[start:end], or -1."""
+        return self._search(data, start, end, data.rfind, lambda found: (start, found))
+
+    def _search(
+        self,
+        data: bytes,
+        start: int,
+        end: int,
+        find: Callable[[bytes, int, int], int],
+        narrow: Callable[[int], tuple[int, int]],
+    ) -> int:
+        for white in (b"\n",) if self.short_line else (b"\n", b" "):
+            low, high = start, end
+            for _ in range(_TRIES):
+                found = find(white, low, high)
+                if found < 0:
+                    break
+                low, high = narrow(found)
+                cut = found - 1 if white == b"\n" and data[found - 1 : found] == b"\r" else found
+                if cut > start and _is_letter_before(data, cut) and self._allows(data, cut):
+                    return cut
+        return -1
+
+    def _allows(self, data: bytes, cut: int) -> bool:
+        if not self.short_line:
+            return True
+        line_start = data.rfind(b"\n", max(0, cut - self.short_line), cut)
+        return line_start >= 0 and data[line_start:cut].isascii()
+
+
+def _is_letter_before(data: bytes, place: int) -> bool:
+    last = data[place - 1]
+    if last < 0x80:
+        return 65 <= last & 0xDF <= 90
+    start = place - 1
+    while start > max(0, place - 4) and data[start] & 0xC0 == 0x80:
+        start -= 1
+    try:
+        return data[start:place].decode("utf-8").isalpha()
+    except UnicodeDecodeError:
+        return False
+
+
+def overlaps_itself(separator: bytes) -> bool:
+    """Whether two occurrences can share bytes, so that where one begins depends on the past.
+
+    >>> overlaps_itself(b"----"), overlaps_itself(b"<|endoftext|>")
+    (True, False)
+    """
+    return any(separator.startswith(separator[i:]) for i in range(1, len(separator)))
+
+
+def find_border(
+    file: BinaryIO, place: int, size: int, step: int, separator: bytes | None, cutter: Cutter | None
+) -> tuple[int, bool]:
+    """The border that belongs to `place`: the first spot from there on where a part may begin.
+
+    Returns the spot and whether a record starts there (otherwise a document goes on there). It
+    depends on the bytes of the file alone, so both neighbours of a border find the same one.
+    A record's start is preferred; a cut inside a document serves where none is near. `step` is
+    the distance of borders: where nothing is found within it, the next border is this one too.
+    """
+    while 0 < place < size:
+        back = min(place, max(4096, len(separator or b"")))
+        file.seek(place - back)
+        data = file.read(back + min(step, BLOCK))
+        start = _first_record(data, back, separator)
+        if start >= 0:
+            return place - back + start, True
+        if cutter is not None:
+            cut = cutter.first(data, back, len(data) - len(separator or b""))
+            if cut >= 0:
+                return place - back + cut, False
+        place += step
+    return min(place, size), True
+
+
+def _first_record(data: bytes, start: int, separator: bytes | None) -> int:
+    """Where the first record at or after `start` begins, or -1."""
+    if separator is None or overlaps_itself(separator):
+        return -1
+    if separator:
+        found = data.find(separator, max(0, start - len(separator)))
+        return -1 if found < 0 else found + len(separator)
+    for match in _BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1):
+        if match.end() >= start:
+            return match.end()
+    return -1
+
+
+def read_records(
+    blocks: Iterator[bytes],
+    start: int,
+    separator: bytes | None,
+    cutter: Cutter | None,
+    *,
+    continues: bool = False,
+    to_be_continued: bool = False,
+) -> Iterator[Chunk]:
+    """The records in a stream of blocks that begins at offset `start` of its source.
+
+    `continues` and `to_be_continued` say that the stream's first record began before it and that
+    its last one ends after it.
+    """
+    rest, searched = b"", 0
+    for block in blocks:
+        rest += block
+        texts, starts = _split(rest, separator)
+        if len(texts) > 1:
+            consumed, rest, searched = rest, texts.pop(), 0
+            taken = starts.pop()
+            yield Chunk(
+                texts,
+                [start + place for place in starts],
+                continues,
+                lines=consumed.count(b"\n", 0, taken),
+                read=taken,
+                whole=consumed,
+                begin=start,
+            )
+            start += taken
+            continues = False
+        if len(rest) >= BLOCK and cutter is not None:
+            # A separator may be half-way in: stay clear of the end.
+            high = len(rest) - max(1, len(separator or b""))
+            cut = cutter.last(rest, searched, high) if high > searched else -1
+            if cut < 0:
+                searched = max(0, high - 4)
+                continue
+            piece, rest, searched = rest[:cut], rest[cut:], 0
+            chunk = _one_piece(piece, start, continues)
+            chunk.goes_on, chunk.mid_line = True, rest[:1] == b" "
+            yield chunk
+            start += cut
+            continues = True
+    if rest or continues or to_be_continued:
+        chunk = _one_piece(rest, start, continues)
+        chunk.goes_on = to_be_continued
+        yield chunk
+
+
+def _one_piece(text: bytes, start: int, continues: bool) -> Chunk:
+    lines = text.count(b"\n")
+    return Chunk([text], [start], continues, lines=lines, read=len(text), whole=text, begin=start)
+
+
+def _split(data: bytes, separator: bytes | None) -> tuple[list[bytes], list[int]]:
+    """The texts between separators and where each begins; the last one may be unfinished."""
+    if separator is None:
+        return [data], [0]
+    if separator:
+        texts = data.split(separator)
+        width = len(separator)
+        starts = list(accumulate((len(text) + width for text in texts[:-1]), initial=0))
+        return texts, starts
+    # Blank lines at the end may go on in the next block: look only at those before the last text.
+    matches = list(_BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1))
+    starts = [0, *(match.end() for match in matches)]
+    ends = [*(match.start() for match in matches), len(data)]
+    return [data[a:b] for a, b in zip(starts, ends, strict=True)], starts

@@ -1,0 +1,131 @@
+"""Which keys of a long list occurred before: exact, and in bounded memory.
+
+The list is all document keys, or all line keys, of an input, in input order. The answer is a file
+with one byte a key: 1 if an equal key stands earlier in the list. What does not fit in memory is
+first dealt out to files by the keys' leading bits, and each file is sorted by itself.
+
+Cost: one sort of 64-bit numbers, about 10 million keys a second, and 24 bytes of disk a key where
+it spills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["mark_repeats", "read_keys"]
+
+_SORT_BYTES = 64  # memory that sorting takes for each key, generously
+_TABLE = 1 << 20  # keys taken from a table at once
+_PAGES = 1 << 15  # writes into the map before its pages are given back
+_ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<u8")])
+
+Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
+
+
+def read_keys(path: Path, dtype: np.dtype[np.void], field: str | None) -> Iterator[Keys]:
+    """The keys in a file of records, some at a time. A key without a field is the record."""
+    width = dtype.itemsize
+    with path.open("rb") as file:
+        while data := file.read(_TABLE * width):
+            records = np.frombuffer(data, dtype)
+            keys = records[field] if field else records.view("<u8").reshape(-1, 2)
+            yield np.ascontiguousarray(keys)
+
+
+def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, memory: int) -> int:
+    """Write the marks of `total` keys to the file `marks`; returns how many are repeats.
+
+    `spill` is a folder for what does not fit in `memory` bytes; what an earlier run left in it
+    is removed.
+    """
+    limit = max(1 << 16, memory // _SORT_BYTES)
+    with marks.open("wb") as empty:
+        empty.truncate(total)
+    if total == 0:
+        return 0
+    if total <= limit:
+        keys = np.concatenate(list(tables))
+        return _mark(keys[:, 0], keys[:, 1], np.arange(total, dtype=np.uint64), marks)
+    # A quarter more files than needed, since they do not fill evenly.
+    bits = min(8, int(np.ceil(np.log2(1.25 * total / limit))))
+    spill.mkdir(exist_ok=True)
+    for stale in spill.iterdir():
+        stale.unlink()
+    _deal(tables, bits, spill)
+    repeats = 0
+    for file in sorted(spill.iterdir()):
+        repeats += _mark_file(file, bits, limit, marks)
+        file.unlink()
+    return repeats
+
+
+def _deal(tables: Iterable[Keys], bits: int, spill: Path) -> None:
+    """Deal all keys out to files by their leading bits."""
+    files = [(spill / f"{i:03}").open("wb") for i in range(1 << bits)]
+    place = 0
+    try:
+        for keys in tables:
+            bucket = (keys[:, 0] >> np.uint64(64 - bits)).astype(np.uint8)
+            order = np.argsort(bucket, kind="stable")  # a radix sort: they are bytes
+            entries = np.empty(len(keys), _ENTRY)
+            entries["high"] = keys[order, 0]
+            entries["low"] = keys[order, 1]
+            entries["place"] = order + place
+            borders = np.searchsorted(bucket[order], np.arange((1 << bits) + 1))
+            for i, file in enumerate(files):
+                file.write(entries[borders[i] : borders[i + 1]].data)
+            place += len(keys)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
+    """Mark the repeats among the keys of one file, in several rounds if it is too large."""
+    count = path.stat().st_size // _ENTRY.itemsize
+    rounds = -(-count // limit)
+    repeats = 0
+    for number in range(rounds):
+        chosen: list[npt.NDArray[np.void]] = []
+        with path.open("rb") as file:
+            while data := file.read(_TABLE * _ENTRY.itemsize):
+                entries = np.frombuffer(data, _ENTRY)
+                if rounds > 1:
+                    share = (entries["high"] << np.uint64(bits)) % np.uint64(rounds)
+                    entries = entries[share == number]
+                chosen.append(entries)
+        if chosen:
+            taken = np.concatenate(chosen)
+            chosen.clear()
+            repeats += _mark(
+                np.ascontiguousarray(taken["high"]),
+                np.ascontiguousarray(taken["low"]),
+                np.ascontiguousarray(taken["place"]),
+                marks,
+            )
+    return repeats
+
+
+def _mark(high: Keys, low: Keys, places: Keys, marks: Path) -> int:
+    """Mark the repeats among some keys; `places` ascend, and so does every group of equals."""
+    order = np.argsort(high, kind="stable")
+    ordered = high[order]
+    equal = ordered[1:] == ordered[:-1]
+    suspects = np.zeros(len(order), np.bool_)  # share their high half with another
+    suspects[1:] |= equal
+    suspects[:-1] |= equal
+    order = order[suspects]
+    high, low, places = high[order], low[order], places[order]
+    order = np.lexsort((low, high))  # stable, so equals stay in the order of their places
+    high, low, places = high[order], low[order], places[order]
+    repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    found = np.sort(places[1:][repeated])
+    for start in range(0, len(found), _PAGES):
+        window = np.memmap(marks, np.uint8, "r+")
+        window[found[start : start + _PAGES]] = 1
+        del window
+    return len(found)

@@ -1,0 +1,87 @@
+"""What a user can ask of `prepare`, checked.
+
+`Settings` holds what decides the bytes of a dataset, and all of it is stored in the manifest.
+How the work is done (workers, memory) never changes a byte and is not in here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenmill.errors import UsageError
+
+__all__ = ["EOT_TEXT", "Settings"]
+
+EOT_TEXT = "<|endoftext|>"
+
+_CHOICES = {
+    "dedup": ("documents", "lines", "none"),
+    "eot": ("after", "before", "none"),
+    "dtype": ("auto", "uint16", "uint32"),
+    "on_bad_text": ("repair", "drop", "refuse"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings that decide what a dataset contains.
+
+    >>> Settings(val_fraction=2)
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.UsageError: val_fraction is 2; it must be at least 0 and below 1.
+    """
+
+    documents: str = "auto"
+    text_field: str = "text"
+    normalize: bool = True
+    dedup: str = "documents"
+    min_line: int = 20
+    val_fraction: float = 0.01
+    tokens_per_shard: int = 100_000_000
+    eot: str = "after"
+    dtype: str = "auto"
+    on_bad_text: str = "repair"
+    skip_bad_files: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}."
+                )
+        if not 0 <= self.val_fraction < 1:
+            raise UsageError(
+                f"val_fraction is {self.val_fraction}; it must be at least 0 and below 1."
+            )
+        if self.tokens_per_shard < 1:
+            raise UsageError(f"tokens_per_shard is {self.tokens_per_shard}; it must be positive.")
+        if self.min_line < 1:
+            raise UsageError(f"min_line is {self.min_line}; it must be at least 1.")
+        if not self.documents:
+            raise UsageError(
+                "documents is empty; give auto, file, line, blank-line or a separator."
+            )
+        if not self.text_field:
+            raise UsageError("text_field is empty; give the name of the field that holds the text.")
+
+    @property
+    def separator(self) -> bytes | None:
+        """The bytes between two documents of a plain text; None if a file is one document.
+
+        A file without `<|endoftext|>` is one document either way, so `auto` is that separator.
+        An empty separator stands for blank lines.
+        """
+        known = {"auto": EOT_TEXT.encode(), "file": None, "line": b"\n", "blank-line": b""}
+        if self.documents in known:
+            return known[self.documents]
+        escapes = {"\\n": "\n", "\\t": "\t", "\\r": "\r"}
+        text = self.documents
+        for written, meant in escapes.items():
+            text = text.replace(written, meant)
+        return text.encode()
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as they stand in the manifest."""
+        return asdict(self)

@@ -1,0 +1,166 @@
+"""One worker process: receives tasks over a pipe, does them, sends back what came of them.
+
+It holds one tokenizer, built when first needed, and gives its memory back whenever the process
+grows beyond its budget. It ends when the pipe does, so that nothing outlives a killed run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import TokenmillError
+from tokenmill.mill.bundle import is_sound
+from tokenmill.mill.grind import Job, grind, scan_lines
+from tokenmill.mill.pack import ShardJob, pack_shard
+from tokenmill.tokenizers import Tokenizer
+
+__all__ = ["Check", "Crash", "Done", "Grind", "Pack", "Scan", "Task", "Worker", "memory_in_use"]
+
+_TELL = 0.1  # seconds between two messages about progress
+_LEAST_GROWTH = 64 << 20  # a rebuild must free at least this much to be worth it
+
+
+@dataclass(frozen=True)
+class Grind:
+    """Make a part's segment."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Make the keys of a part's lines."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Check:
+    """Find out whether a bundle of an earlier run is sound."""
+
+    folder: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Make a shard."""
+
+    job: ShardJob
+
+
+Task = Grind | Scan | Check | Pack
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a task."""
+
+    result: Any
+
+
+@dataclass(frozen=True)
+class Crash:
+    """An exception that nobody foresaw, as text."""
+
+    told: str
+    trace: str
+
+
+class Worker:
+    """Does tasks, one at a time, in whatever process it is made."""
+
+    def __init__(
+        self,
+        tokenizer: Callable[[], Tokenizer],
+        budget: int,
+        tell: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        self._make_tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
+        self._budget = budget
+        self._tell = tell
+        self._progress = [0, 0, 0, 0]
+        self._told = 0.0
+
+    def do(self, task: Task) -> Any:
+        """Do one task; returns its receipt, or whatever else the task is there to find out."""
+        if isinstance(task, Grind):
+            if self._tokenizer is None:
+                self._tokenizer = self._make_tokenizer()
+                self._limit = max(self._budget, memory_in_use() + _LEAST_GROWTH)
+            result: Any = grind(task.job, self._tokenizer, self._advance)
+        elif isinstance(task, Scan):
+            result = scan_lines(task.job, self._advance)
+        elif isinstance(task, Check):
+            result = is_sound(task.folder, task.name)
+        else:
+            result = pack_shard(task.job, lambda tokens: self._advance(0, tokens, 0, 0))
+        self._flush()
+        return result
+
+    def _advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
+        for i, number in enumerate((read, tokens, documents, dropped)):
+            self._progress[i] += number
+        if time.monotonic() - self._told > _TELL:
+            self._flush()
+        if self._tokenizer is not None and memory_in_use() > self._limit:
+            forget = getattr(self._tokenizer, "forget", None)
+            if forget is not None:
+                forget()
+                _trim_memory()
+                self._limit = max(self._budget, memory_in_use() + _LEAST_GROWTH)
+
+    def _flush(self) -> None:
+        if any(self._progress):
+            self._tell(tuple(self._progress))
+            self._progress = [0, 0, 0, 0]
+        self._told = time.monotonic()
+
+
+def memory_in_use() -> int:
+    """The memory that this process has in use, in bytes; 0 where that cannot be told."""
+    try:
+        with Path("/proc/self/statm").open("rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _trim_memory() -> None:
+    """Give what was freed back to the system (glibc keeps it otherwise)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def main(descriptor: int) -> None:
+    """Serve the pipe until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    try:
+        tokenizer, budget = pipe.recv()
+        worker = Worker(tokenizer, budget, pipe.send)
+        while True:
+            task = pipe.recv()
+            try:
+                answer: Any = Done(worker.do(task))
+            except BrokenPipeError:
+                raise
+            except (TokenmillError, OSError) as error:
+                answer = error
+            except Exception as error:  # told to the parent, which stops the run
+                answer = Crash(f"{type(error).__name__}: {error}", traceback.format_exc())
+            pipe.send(answer)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # the parent is gone

@@ -1,0 +1,130 @@
+"""Files of tokens that are there whole or not at all.
+
+Each is written to a temporary name, flushed to the disk, then renamed. Checksums are computed
+while writing. Flushing is begun early, in the background, so that the disk writes while the next
+bytes are made.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from tokenmill.store.manifest import sync_folder
+
+__all__ = ["AtomicFile", "NpyFile"]
+
+_EARLY = 32 << 20  # bytes after which the disk is asked to begin
+
+
+class AtomicFile:
+    """A file under a temporary name until `finish`; without it, nothing is left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._file = self._temporary.open("wb")
+        self._hash = xxhash.xxh3_128()
+        self._unflushed = 0
+        self.size = 0
+
+    def __enter__(self) -> AtomicFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._file.closed:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
+
+    def write(self, data: Any) -> None:
+        """Append bytes, or an array's bytes."""
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self._hash.update(view)
+        self.size += len(view)
+        self._unflushed += len(view)
+        if self._unflushed >= _EARLY:
+            self._file.flush()
+            start_writeback(self._file.fileno(), self.size - self._unflushed, self._unflushed)
+            self._unflushed = 0
+
+    def finish(self) -> str:
+        """Make the file durable under its name; returns its xxh3-128 checksum."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self.path)
+        sync_folder(self.path.parent)
+        return self._hash.hexdigest()
+
+
+class NpyFile(AtomicFile):
+    """A genuine `.npy` file of one dimension whose length is known only at the end.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "x.npy"
+    >>> with NpyFile(path, np.dtype("<u2")) as file:
+    ...     file.write(np.arange(3, dtype="<u2"))
+    ...     _ = file.finish()
+    >>> np.load(path).tolist()
+    [0, 1, 2]
+    """
+
+    _HEADER = 256  # room for any length; a multiple of 64, as the format asks
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        super().__init__(path)
+        self._dtype = dtype
+        self._file.write(bytes(self._HEADER))
+
+    def finish(self) -> str:
+        """Write the header, then as any other file; the checksum covers all of it."""
+        self._file.seek(0)
+        self._file.write(npy_header(self._dtype, self.size // self._dtype.itemsize, self._HEADER))
+        self._file.flush()
+        self._hash = xxhash.xxh3_128()
+        with self._temporary.open("rb") as written:
+            while block := written.read(4 << 20):
+                self._hash.update(block)
+        return super().finish()
+
+
+def npy_header(dtype: np.dtype[Any], length: int, size: int) -> bytes:
+    """The header of a one-dimensional `.npy` file, padded to `size` bytes."""
+    described = np.lib.format.dtype_to_descr(dtype)
+    told = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': ({length},), }}"
+    prefix = np.lib.format.magic(1, 0) + (size - 10).to_bytes(2, "little")
+    return prefix + told.encode().ljust(size - 11) + b"\n"
+
+
+def start_writeback(descriptor: int, start: int, length: int) -> None:
+    """Ask the kernel to begin writing a range to the disk, without waiting (where it can)."""
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, start, length)
+
+
+def _find_sync_file_range() -> Any:
+    import ctypes
+    import sys
+
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = ctypes.CDLL(None).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return lambda descriptor, start, length: function(descriptor, start, length, 2)
+
+
+_sync_file_range = _find_sync_file_range()
