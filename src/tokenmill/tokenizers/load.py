@@ -65,7 +65,7 @@ def load_tokenizer(
         return ByteTokenizer(eot=eot)
     if text == "gpt2":
         return _finish(JsonVocabulary(read_gpt2(), "gpt2"), "gpt2", eot)
-    if path.is_dir():
+    if text and path.is_dir():
         return _load_folder(path, eot)
     if path.is_file():
         return _load_file(path, scheme, eot)

@@ -3,7 +3,8 @@
 Guarantees: the ids are those of `sentencepiece` for the same model; control pieces such as `</s>`
 are never given for text that spells them, and neither are byte pieces such as `<0x41>`. Models of
 other types, and those with user-defined pieces, which gigatoken places otherwise than
-SentencePiece does, are refused by name.
+SentencePiece does, are refused by name. One difference remains: a model that maps characters and
+removes extra white space also loses the control character U+0085 at the very ends of a text.
 
 Such a model merges across spaces, so a text may not be cut, and a batch is encoded text by text.
 """
@@ -28,6 +29,10 @@ from tokenmill.tokenizers.terminated import drop_terminators, gather
 __all__ = ["PieceTokenizer", "PieceVocabulary", "read_model_file"]
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+# What Unicode calls white space, but for the space itself and U+0085.
+WHITE_SPACE = "\t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 
 
 def read_model_file(data: bytes, where: str) -> PieceVocabulary:
@@ -41,7 +46,26 @@ def read_model_file(data: bytes, where: str) -> PieceVocabulary:
     import gigatoken
 
     native = build_native(gigatoken.Tokenizer.from_sentencepiece, data, where=where)
-    return PieceVocabulary(native._hf_config(), where)
+    document = dict(native._hf_config())
+    steps = document["normalizer"]["normalizers"]
+    # SentencePiece trims spaces, but gigatoken's Strip trims all that Unicode calls white space.
+    if steps[0]["type"] == "Strip":
+        document["normalizer"] = {"type": "Sequence", "normalizers": steps[1:]}
+        document["trim_spaces"] = True
+    elif any(step["type"] == "Strip" for step in steps):
+        _check_white_space(native, where)
+    return PieceVocabulary(document, where)
+
+
+def _check_white_space(native: Any, where: str) -> None:
+    """Refuse a model that trims spaces and lets other white space through as it is."""
+    as_space, as_nothing = (native.encode(text).tolist() for text in ("a b", "ab"))
+    for character in WHITE_SPACE:
+        if native.encode(f"a{character}b").tolist() not in (as_space, as_nothing):
+            raise TokenizerError(
+                f"{where} cannot be used as a tokenizer: it removes extra spaces but keeps "
+                f"{character!r}, which would be lost at the ends of a text"
+            )
 
 
 class PieceVocabulary:
@@ -104,7 +128,9 @@ class PieceVocabulary:
         pre_tokenizer = document.get("pre_tokenizer")
         if pre_tokenizer is not None and pre_tokenizer["type"] != "Metaspace":
             self._refuse(f"its pre-tokenizer {pre_tokenizer['type']!r} is not supported")
+        self.trim_spaces = bool(document.get("trim_spaces"))
         self._document: dict[str, Any] = {
+            "trim_spaces": self.trim_spaces,
             "added_tokens": [],
             "normalizer": document.get("normalizer"),
             "pre_tokenizer": pre_tokenizer,
@@ -151,6 +177,8 @@ class PieceTokenizer:
         """The ids of all texts, each followed by the end-of-text id; see `encode_terminated`."""
         if self._native is None:
             self._native = self._vocabulary.native()
+        if self._vocabulary.trim_spaces:
+            texts = [text.strip(b" ") for text in texts]
         return gather([self._native.encode(text) for text in texts], self.eot_id)
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:

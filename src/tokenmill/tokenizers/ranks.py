@@ -149,6 +149,7 @@ class RankVocabulary:
 
 def _parse(data: bytes, name: str) -> list[bytes]:
     ranks: dict[int, bytes] = {}
+    read = 0
     for number, line in enumerate(data.splitlines(), start=1):
         if not line:
             continue
@@ -160,7 +161,8 @@ def _parse(data: bytes, name: str) -> list[bytes]:
             raise TokenizerError(
                 f"{name} is no rank file: line {number} is not a token in base64 and a rank: {shown!r}"
             ) from None
-        if len(ranks) != number:
+        read += 1
+        if len(ranks) != read:
             raise TokenizerError(
                 f"{name} is no rank file: line {number} repeats the rank {int(rank)}"
             )

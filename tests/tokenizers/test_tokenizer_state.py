@@ -1,0 +1,190 @@
+"""States: complete, offline, the same in another process, and refused where damaged."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocabularies import CONFIGURATIONS, TRICKY, make_document, unflatten, write_document
+
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers import Tokenizer, encode_terminated, from_state, load_tokenizer
+
+BATCH = [text.encode() for text in TRICKY]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bytes", *CONFIGURATIONS])
+def test_a_state_makes_the_same_tokenizer(name: str, tmp_path: Path) -> None:
+    if name in ("gpt2", "bytes"):
+        tokenizer = load_tokenizer(name)
+    else:
+        path = write_document(tmp_path, make_document(**CONFIGURATIONS[name]))
+        tokenizer = load_tokenizer(path)
+        path.unlink()
+    again = from_state(json.loads(json.dumps(tokenizer.state())))
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.state() == tokenizer.state()
+    for attribute in ("name", "vocab_size", "special_ids", "eot_id", "cuttable"):
+        assert getattr(again, attribute) == getattr(tokenizer, attribute)
+    ids, offsets = tokenizer.encode_batch(BATCH)
+    assert unflatten(*again.encode_batch(BATCH)) == unflatten(ids, offsets)
+    assert again.decode(ids) == tokenizer.decode(ids)
+
+
+def test_golden_fingerprints(gpt2: Tokenizer) -> None:
+    # Datasets carry these; a change of them makes every dataset foreign to its own tokenizer.
+    assert gpt2.fingerprint == "15e64fd0e899018b3955a4686c9343e5"
+    assert load_tokenizer("bytes").fingerprint == "e705aee7da076c63956ee1837759816e"
+
+
+def test_another_process_rebuilds_it_from_a_file(gpt2: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer_state.json"
+    path.write_text(json.dumps(gpt2.state()))
+    code = (
+        "import hashlib, json, pathlib, sys; from tokenmill.tokenizers import from_state\n"
+        "t = from_state(json.loads(pathlib.Path(sys.argv[1]).read_text()))\n"
+        "print(t.fingerprint, hashlib.sha256(t.encode_batch([b'Hello world'] * 9)[0]).hexdigest())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    ids = hashlib.sha256(gpt2.encode_batch([b"Hello world"] * 9)[0]).hexdigest()
+    assert done.stdout.split() == [gpt2.fingerprint, ids]
+
+
+def test_rebuilding_gpt2_is_quick(gpt2: Tokenizer) -> None:
+    state = gpt2.state()
+    best = 9.0
+    for _ in range(3):
+        start = time.process_time()
+        from_state(state)
+        best = min(best, time.process_time() - start)
+    assert best < 0.3
+
+
+def test_pickling_goes_by_the_state(gpt2: Tokenizer) -> None:
+    again = pickle.loads(pickle.dumps(gpt2))
+    assert again.fingerprint == gpt2.fingerprint
+
+
+def test_a_tokenizer_of_ones_own_gets_terminators() -> None:
+    class Doubling:
+        eot_id = 9
+
+        def encode_batch(self, texts: list[bytes]) -> tuple[Any, Any]:
+            lengths = [2 * len(text) for text in texts]
+            return np.ones(sum(lengths), np.uint32), np.cumsum([0, *lengths])
+
+    ids, offsets = encode_terminated(Doubling(), [b"a", b"", b"bc"])  # type: ignore[arg-type]
+    assert ids.tolist() == [1, 1, 9, 9, 1, 1, 1, 1, 9]
+    assert offsets.tolist() == [0, 3, 4, 9]
+    ids, offsets = encode_terminated(Doubling(), [])  # type: ignore[arg-type]
+    assert (ids.tolist(), offsets.tolist()) == ([], [0])
+
+
+def small_states() -> dict[str, dict[str, Any]]:
+    """States with few merges, so that damaging them a hundred times is quick."""
+    whole = load_tokenizer("gpt2").state()
+    model = whole["tokenizer"]["model"]
+    vocabulary = {token: number for token, number in model["vocab"].items() if number < 300}
+    bpe = copy.deepcopy({**whole, "tokenizer": {**whole["tokenizer"], "model": {}}})
+    bpe["tokenizer"]["model"] = {**model, "vocab": vocabulary, "merges": model["merges"][:44]}
+    tokens = load_ranks()
+    tiktoken = {"kind": "tiktoken", "name": "x", "eot_id": None, "special_ids": {}}
+    tiktoken |= {"scheme": "cl100k", "tokens": tokens}
+    bytes_pieces = {f"<0x{value:02X}>": value + 3 for value in range(256)}
+    pieces = {"<unk>": 0, "<s>": 1, "</s>": 2, **bytes_pieces, "a": 259, "▁": 260, "▁a": 261}
+    sentencepiece = {
+        "kind": "sentencepiece",
+        "name": "x",
+        "eot_id": 2,
+        "special_ids": {"<s>": 1, "</s>": 2},
+        "tokenizer": {
+            "trim_spaces": False,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": None,
+            "model": {
+                "type": "BPE",
+                "unk_token": "<unk>",
+                "fuse_unk": True,
+                "byte_fallback": True,
+                "ignore_merges": False,
+                "vocab": pieces,
+                "merges": [["▁", "a"]],
+            },
+        },
+    }
+    plain = {"kind": "bytes", "eot_id": 256}
+    return {"bpe": bpe, "tiktoken": tiktoken, "sentencepiece": sentencepiece, "bytes": plain}
+
+
+def load_ranks() -> list[str]:
+    import base64
+
+    return [base64.b64encode(bytes([value])).decode() for value in range(256)]
+
+
+STATES = small_states()
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_small_states_are_whole(kind: str) -> None:
+    assert from_state(STATES[kind]).encode_batch([b"a"])[1].tolist() == [0, 1]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something in a state may be damaged; of long lists and dicts, a few places."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key in list(value)[:12]:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for key in range(min(3, len(value))):
+            yield from places(value[key], (*path, key))
+
+
+PLACES = [(kind, path) for kind, state in STATES.items() for path in places(state)]
+JUNK = [None, 3, -1, 2**40, 1.5, True, "x", "", "a b", [], [3], [None], {}, {"type": "x"}, {"a": 1}]
+
+
+@given(st.sampled_from(PLACES), st.sampled_from(JUNK), st.booleans())
+@settings(deadline=None, max_examples=400)
+def test_a_damaged_state_is_refused_or_harmless(
+    place: tuple[str, tuple[Any, ...]], junk: Any, remove: bool
+) -> None:
+    kind, path = place
+    state = copy.deepcopy(STATES[kind])
+    parent = state
+    for key in path[:-1]:
+        parent = parent[key]
+    if remove:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = junk
+    try:
+        tokenizer = from_state(state)
+    except TokenizerError:
+        return
+    ids, _ = tokenizer.encode_batch([b"a b\n", b"x"])
+    assert ids.max(initial=0) < tokenizer.vocab_size
+    assert len(tokenizer.fingerprint) == 32
+
+
+@pytest.mark.parametrize("state", [None, [], "gpt2", {}, {"kind": None}, {"kind": "os.system"}])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(TokenizerError):
+        from_state(state)
