@@ -51,8 +51,7 @@ def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False)
     pieces = []
     start = 0
     while start < len(block):
-        found = _CUT.search(block, start + _PIECE)
-        stop = found.start() if found else len(block)
+        stop = _cut(block, start)
         # Two bytes on each side say what lies beyond: the border of a document, or something
         # visible, for which the full stop stands because no mark composes with it.
         before = b".." if continues or start else b".\0"
@@ -61,6 +60,14 @@ def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False)
         pieces.append(memoryview(padded)[2:-2])
         start = stop
     return b"".join(pieces)
+
+
+def _cut(block: bytes, start: int) -> int:
+    """A place to cut, some `_PIECE` after `start`. Not every byte is tried: that would be slow."""
+    for target in range(start + _PIECE, len(block), _PIECE):
+        if found := _CUT.search(block, target, target + _PIECE // 64):
+            return found.start()
+    return len(block)
 
 
 def _clean_padded(text: bytes) -> bytes:

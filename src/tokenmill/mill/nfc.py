@@ -31,21 +31,12 @@ class _Tables(NamedTuple):
     classes_by_code: Bytes
 
 
-def _key(array: Bytes, starts: Positions) -> Positions:
-    """18 bits of the first three bytes: all of a character's below U+10000."""
-    key = array[starts].astype(np.intp)
-    for place in (1, 2):
-        key <<= 6
-        key |= array[starts + place] & 0x3F
-    return key & 0x3FFFF
-
-
 @functools.cache
 def _tables() -> _Tables:
     """Made in 60 ms from what `unicodedata` says of each character."""
     characters = [chr(code) for code in range(_TABLED)]
     classes_by_code = np.array([*map(unicodedata.combining, characters), 0], np.uint8)
-    moved = set(range(_TABLED, 0x110000, 64))
+    moved: set[int] = set()
     for code, character in enumerate(characters):
         parts = unicodedata.normalize("NFD", character)
         if parts != character:
@@ -58,12 +49,20 @@ def _tables() -> _Tables:
     for code in moved.union(np.flatnonzero(classes_by_code).tolist()):
         encoded = chr(code).encode()
         leads[encoded[0]] = 1
-        key = _key(np.frombuffer(encoded + b"\x80", np.uint8), np.zeros(1, np.intp))[0]
-        keys = slice(key, key + 64) if code < 0x800 else slice(key, key + 1)
-        # Characters beyond U+FFFF share a key in groups of 64: all of them are looked at.
-        unsure[keys] = code in moved or code > 0xFFFF
-        classes[keys] = 0 if code > 0xFFFF else classes_by_code[code]
+        key = _key(encoded)
+        keys = slice(key, key + 64 if len(encoded) == 2 else key + 1)
+        # Characters of four bytes share a key in groups of 64: all of them are looked at.
+        unsure[keys] = code in moved or len(encoded) == 4
+        classes[keys] = 0 if len(encoded) == 4 else classes_by_code[code]
+    leads[0xF0:0xF5] = b"\1" * 5
+    unsure[_key(chr(_TABLED).encode()) :] = True
     return _Tables(bytes(leads), classes, unsure, classes_by_code)
+
+
+def _key(encoded: bytes) -> int:
+    """18 bits of a character's first three bytes; 64 keys in a row if it has only two."""
+    first, second, third, *_ = encoded + b"\x80"
+    return (first & 0x3F) << 12 | (second & 0x3F) << 6 | (third & 0x3F)
 
 
 def compose(text: bytes) -> bytes:
@@ -74,7 +73,10 @@ def compose(text: bytes) -> bytes:
     if np.count_nonzero(high) * 16 > len(array):
         high = np.frombuffer(text.translate(tables.leads), np.bool_)
     starts = np.flatnonzero(high)
-    keys = _key(array, starts)
+    keys = array[starts].astype(np.intp) & 0x3F
+    for place in (1, 2):
+        keys <<= 6
+        keys |= array[starts + place] & 0x3F
     unsure, classes = tables.unsure[keys], tables.classes[keys]
     touched = np.flatnonzero(unsure | (classes > 0))
     if not len(touched):
