@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -39,6 +43,25 @@ def test_a_file_and_its_folder_are_the_same(tmp_path: Path) -> None:
     assert load_tokenizer(other).name == "other"
 
 
+class QuietHandler(SimpleHTTPRequestHandler):
+    """The hub as far as one file goes: with the commit and the tag that its cache goes by."""
+
+    def end_headers(self) -> None:
+        self.send_header("X-Repo-Commit", "0123456789" * 4)
+        self.send_header("ETag", '"' + hashlib.sha1(self.path.encode()).hexdigest() + '"')
+        super().end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+WITHOUT_END = {
+    "vocab": {
+        token: number
+        for token, number in make_document()["model"]["vocab"].items()
+        if token != "<|endoftext|>"
+    }
+}
 ENDS = [added(END + number, token) for number, token in enumerate(("<|im_end|>", "</s>", "<pad>"))]
 
 
@@ -59,8 +82,7 @@ ENDS = [added(END + number, token) for number, token in enumerate(("<|im_end|>",
 def test_which_token_ends_a_text(
     config: dict[str, Any] | None, eot: str | int | None, expected: int, tmp_path: Path
 ) -> None:
-    document = make_document(added_tokens=ENDS)
-    del document["model"]["vocab"]["<|endoftext|>"]
+    document = make_document(added_tokens=ENDS, model=WITHOUT_END)
     write_document(tmp_path, document)
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -70,8 +92,7 @@ def test_which_token_ends_a_text(
 
 
 def test_a_tokenizer_without_an_end_has_none(tmp_path: Path) -> None:
-    document = make_document(added_tokens=[added(END, "<pad>")])
-    del document["model"]["vocab"]["<|endoftext|>"]
+    document = make_document(added_tokens=[added(END, "<pad>")], model=WITHOUT_END)
     tokenizer = load_tokenizer(write_document(tmp_path, document))
     assert tokenizer.eot_id is None
     ids, offsets = tokenmill.tokenizers.encode_terminated(tokenizer, [b"a", b""])
@@ -115,6 +136,23 @@ def test_wrong_names_say_what_is_understood(name: str, reason: str) -> None:
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - start < 5
+
+
+def test_a_name_on_the_hub_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site" / "some-lab" / "small" / "resolve" / "main"
+    folder.mkdir(parents=True)
+    write_document(folder, make_document(added_tokens=ENDS[:2], model=WITHOUT_END))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    handler = partial(QuietHandler, directory=str(tmp_path / "site"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        tokenizer = load_tokenizer("some-lab/small")
+        with pytest.raises(TokenizerError, match=r"has no tokenizer\.json in 'some-lab/other'"):
+            load_tokenizer("some-lab/other")
+        server.shutdown()
+    assert (tokenizer.name, tokenizer.eot_id) == ("some-lab/small", END)
+    assert load_tokenizer("some-lab/small").fingerprint == tokenizer.fingerprint
 
 
 def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:

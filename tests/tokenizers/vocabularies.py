@@ -87,6 +87,9 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
             added(END + 2, "    ", special=False, normalized=True),
         ],
     },
+    "a word with NUL added": {
+        "added_tokens": [END_OF_TEXT, added(END + 1, "a\0b", special=False)],
+    },
     "words added": {
         "added_tokens": [
             END_OF_TEXT,

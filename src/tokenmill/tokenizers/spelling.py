@@ -1,6 +1,6 @@
 """From ids back to text, by a table of what each id spells.
 
-Used for looking at tokens, so it is exact rather than fast: about ten million ids a second. An id
+Used for looking at tokens, so it is exact rather than fast: about three million ids a second. An id
 that the vocabulary does not have is an error that names it, never a silent gap.
 """
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
 
-__all__ = ["drop_terminators", "encode_terminated", "gather"]
+__all__ = ["concatenate", "drop_terminators", "encode_terminated", "gather"]
 
 
 def encode_terminated(tokenizer: Tokenizer, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
@@ -52,6 +52,19 @@ def drop_terminators(ids: Ids, offsets: Offsets) -> tuple[Ids, Offsets]:
     is_text = np.ones(len(ids), dtype=bool)
     is_text[offsets[1:] - 1] = False
     return ids[is_text], offsets - np.arange(len(offsets), dtype=np.int64)
+
+
+def concatenate(runs: Sequence[tuple[Ids, Offsets]]) -> tuple[Ids, Offsets]:
+    """Several batches as one.
+
+    >>> one = np.array([5, 0], np.uint32), np.array([0, 2])
+    >>> ids, offsets = concatenate([one, one])
+    >>> ids.tolist(), offsets.tolist()
+    ([5, 0, 5, 0], [0, 2, 4])
+    """
+    ids = np.concatenate([np.zeros(0, np.uint32), *(ids for ids, _ in runs)])
+    lengths = [np.diff(offsets) for _, offsets in runs]
+    return ids, np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
 
 
 def gather(pieces: Sequence[Ids], eot_id: int | None) -> tuple[Ids, Offsets]:

@@ -75,14 +75,13 @@ class JsonVocabulary:
         return {"special_ids": self.special_ids, "tokenizer": self._document}
 
     def _read(self, document: Mapping[str, Any]) -> None:
-        vocabulary, merges, ignore_merges = self._read_model(document["model"])
+        vocabulary, merges, made = self._read_model(document["model"])
         nfc = self._read_normalizer(document.get("normalizer"))
         pre_tokenizer, pattern, prefix_space = self._read_pre_tokenizer(document["pre_tokenizer"])
         specials, kept = self._read_added(document.get("added_tokens") or [], vocabulary, nfc=nfc)
 
         # A special token that merges can make, such as a "!" declared as padding, is also an
         # ordinary token: text may become it, so it is not special here.
-        made = {"".join(merge.split(" ", 1)) for merge in merges}
         self.special_ids = {
             token: number
             for token, number in specials.items()
@@ -111,11 +110,12 @@ class JsonVocabulary:
                 "type": "BPE",
                 "vocab": vocabulary,
                 "merges": merges,
-                "ignore_merges": ignore_merges,
+                "ignore_merges": bool(document["model"].get("ignore_merges")),
             },
         }
 
-    def _read_model(self, model: Mapping[str, Any]) -> tuple[dict[str, int], list[str], bool]:
+    def _read_model(self, model: Mapping[str, Any]) -> tuple[dict[str, int], list[str], set[str]]:
+        """The vocabulary, the merges as `left right`, and what the merges make."""
         if model.get("type", "BPE") != "BPE":
             self._refuse(f"its model is {model['type']!r}; only BPE is supported")
         for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -129,11 +129,13 @@ class JsonVocabulary:
         if len(set(vocabulary.values())) != len(vocabulary):
             self._refuse("its vocabulary gives one id to two tokens")
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        made = set()
         for merge in merges:
             left, _, right = merge.partition(" ")
             if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
                 self._refuse(f"its merge {merge!r} is not of tokens in its vocabulary")
-        return vocabulary, merges, bool(model.get("ignore_merges"))
+            made.add(left + right)
+        return vocabulary, merges, made
 
     def _read_normalizer(self, normalizer: Mapping[str, Any] | None) -> bool:
         """Whether texts are brought to NFC, the one normalizer that byte-level BPE supports."""

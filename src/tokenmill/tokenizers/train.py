@@ -1,13 +1,14 @@
 """Training a byte-level BPE tokenizer on text of one's own.
 
-Guarantees: the same files give the same bytes of tokenizer.json, whatever their order; the result
-has `<|endoftext|>` as id 256, the 256 bytes before it, and gives the same ids here and in the
-`tokenizers` library. Text is split as GPT-2 splits it. The file is complete or not there.
+Guarantees: the same files give the same bytes of tokenizer.json, whatever their order; the merges
+are those that the `tokenizers` library learns from the same texts, and the ids are the same here
+and there. `<|endoftext|>` is id 256, behind the 256 bytes. Text is split as GPT-2 splits it. The
+file is complete or not there.
 
-Cost: about a second for 100 MB on two cores, and memory for every *different* word in the text
-(roughly 100 bytes each) and for the files being read. Nothing spills to disk, so train on a
-sample of a few GB: more text changes a vocabulary very little. It runs in a process of its own,
-whose end gives all of its memory back, and whose death is an error here and no more.
+Cost: 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with
+the number of *different* words, about 60 bytes each, and nothing spills to disk; so train on a
+sample of a few GB, for more text changes a vocabulary very little. It runs in a process of its
+own, whose end gives all of its memory back, and whose death is an error here and no more.
 """
 
 from __future__ import annotations
