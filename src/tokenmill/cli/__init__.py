@@ -18,16 +18,14 @@ __all__ = ["app", "main"]
 
 HELP = """Turn text into tokens on disk, and look at them.
 
-`tokenmill prepare` makes a dataset out of text. A folder that holds one is complete, checked and
-needs no network. The same command goes on after any interruption.
+`tokenmill prepare my_texts/ --out data/corpus` makes a dataset out of text. A folder that holds
+one is complete, checked, and needs no network. After any interruption, the same command goes on.
+
+`tokenmill info data/corpus` tells what is in it; `tokenmill prepare --help` tells what can be
+chosen.
 """
 
-EPILOGUE = """Start here:  tokenmill prepare my_texts/ --out data/corpus
-Then:        tokenmill info data/corpus
-Help on one: tokenmill prepare --help
-"""
-
-app = App(name="tokenmill", help=HELP, help_epilogue=EPILOGUE, help_format="markdown")
+app = App(name="tokenmill", help=HELP, help_format="markdown")
 
 app.command(
     "tokenmill.cli.prepare:prepare", name="prepare", help="Make a dataset out of text files."

@@ -11,7 +11,9 @@ import re
 
 from rich.console import Console
 
-__all__ = ["count", "harmless", "size", "stderr", "stdout"]
+from tokenmill.errors import UsageError
+
+__all__ = ["count", "duration", "harmless", "parse_size", "size", "stderr", "stdout"]
 
 stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
@@ -49,3 +51,30 @@ def size(number: float) -> str:
             return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     raise AssertionError("unreachable")
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes as people write it.
+
+    >>> parse_size("2GB"), parse_size("1.5 GiB"), parse_size("4096")
+    (2000000000, 1610612736, 4096)
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*", text)
+    if not match:
+        raise UsageError(f"{text!r} is not a size; write it like 2GB or 512MiB.")
+    power = " kmgt".index(match[2].lower() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(4.2), duration(75), duration(8000)
+    ('4 s', '1 min 15 s', '2 h 13 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -30,7 +30,7 @@ def train(
     Parameters
     ----------
     inputs
-        Text files, folders with *.txt files, or patterns such as 'texts/*.md'.
+        Text files, folders with `*.txt` files, or patterns such as `'texts/*.md'`.
     vocab_size
         How many ids, the 256 bytes and <|endoftext|> included, such as 32000.
     out

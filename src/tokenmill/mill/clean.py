@@ -11,6 +11,7 @@ byte that UTF-8 never has, and all such bytes are then deleted by one `bytes.rep
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ from tokenmill.mill.nfc import compose
 
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint64]
 
-_PIECE = 1 << 17
+_PIECE = 1 << 18
 # Before a blank that follows a character which stays: ASCII, or U+00C0 to U+EFFF.
 _CUT = re.compile(
     rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
@@ -29,7 +31,6 @@ _CUT = re.compile(
 _TAB, _NEWLINE, _RETURN, _SPACE = b"\t\n\r "
 _CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\r")) + b"\x7f"
 _GONE = b"\xff"
-_NO = np.zeros(1, np.bool_)
 
 
 def clean(text: str) -> str:
@@ -96,7 +97,7 @@ def _without_c1(text: bytes) -> bytes:
     found += 1
     surplus[found] = array[found] != 0x85
     array[found] = _NEWLINE
-    return _without(array, surplus)
+    return _without(array, _bits(surplus))
 
 
 def _without_returns(text: bytes) -> bytes:
@@ -114,67 +115,71 @@ def _without_returns(text: bytes) -> bytes:
 def _without_blanks(text: bytes) -> bytes:
     """Without superfluous spaces, tabs and newlines."""
     array = np.frombuffer(text, np.uint8)
-    newline, nul, space = array == _NEWLINE, array == 0, array == _SPACE
+    newline, nul, space = _bits(array == _NEWLINE), _bits(array == 0), _bits(array == _SPACE)
+    blank = space | _bits(array == _TAB)
     end = newline | nul
-    blank = array == _TAB
-    blank |= space
     white = end | blank
-    strange = array <= _SPACE
-    strange ^= white
-    if strange.any() or b"\x7f" in text:
+    if (_bits(array <= _SPACE) ^ white).any() or b"\x7f" in text:
         # Removing a control may join a letter and its accent, so all begins again without them.
         return _clean_padded(text.translate(None, _CONTROLS))
 
-    surplus: Mask | None = None
-    doubled = (space[1:-1] & space[2:]) > white[:-2]
-    trailing = blank[:-1] & end[1:]
-    if doubled.any():
-        surplus = _spread(np.concatenate([_NO, _NO, doubled]), space, forwards=True)
+    doubled = space & _later(space, 1) & ~_later(white, 2)
+    surplus = _spread(doubled, space, _later)
+    trailing = blank & _earlier(end, 1)
     if trailing.any():
-        before_end = _spread(np.concatenate([trailing, _NO]), blank, forwards=False)
-        text = _without(array, before_end if surplus is None else surplus | before_end)
-        surplus = None
+        text = _without(array, surplus | _spread(trailing, blank, _earlier))
         array = np.frombuffer(text, np.uint8)
-        newline, nul = array == _NEWLINE, array == 0
+        newline, nul = _bits(array == _NEWLINE), _bits(array == 0)
         end = newline | nul
-
-    borders = np.flatnonzero(nul)
-    leading = newline[borders + 1].any()
-    twice = end[:-1] & end[1:]
-    if leading or newline[borders - 1].any() or (twice[:-1] & twice[1:]).any():
-        # Of newlines in a row the last two stay, or none if the document ends there.
-        surplus = np.zeros(len(array), np.bool_) if surplus is None else surplus
-        surplus[:-2] |= newline[:-2] & ((newline[1:-1] & end[2:]) | nul[1:-1])
-        if leading:
-            first = nul[:-1] & newline[1:]
-            surplus |= _spread(np.concatenate([_NO, first]), newline, forwards=True)
-    if surplus is not None:
-        text = _without(array, surplus)
-    return text
+        surplus = np.zeros_like(end)
+    # Of newlines in a row the last two stay, but none next to a document's border.
+    surplus |= newline & ((_earlier(newline, 1) & _earlier(end, 2)) | _earlier(nul, 1))
+    surplus |= _spread(newline & _later(nul, 1), newline, _later)
+    return _without(array, surplus) if surplus.any() else text
 
 
-def _spread(seeds: Mask, mask: Mask, *, forwards: bool) -> Mask:
-    """The seeds, and all of `mask` that follows (or precedes) one without interruption.
+def _bits(mask: Mask) -> Bits:
+    """A bit for each byte of the text, in as few words as hold them."""
+    packed = np.zeros(-(-len(mask) // 64) * 8, np.uint8)
+    packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
+    return packed.view("<u8")
 
-    Each round doubles what is reached: a run of a million takes 20 rounds.
+
+def _later(bits: Bits, count: int) -> Bits:
+    """Each bit moved `count` places towards the end."""
+    words, rest = divmod(count, 64)
+    moved = np.zeros_like(bits)
+    np.left_shift(bits[: len(bits) - words], rest, out=moved[words:])
+    if rest:
+        moved[words + 1 :] |= bits[: len(bits) - words - 1] >> (64 - rest)
+    return moved
+
+
+def _earlier(bits: Bits, count: int) -> Bits:
+    """Each bit moved `count` places towards the start."""
+    words, rest = divmod(count, 64)
+    moved = np.zeros_like(bits)
+    np.right_shift(bits[words:], rest, out=moved[: len(bits) - words])
+    if rest:
+        moved[: len(bits) - words - 1] |= bits[words + 1 :] << (64 - rest)
+    return moved
+
+
+def _spread(seeds: Bits, allowed: Bits, move: Callable[[Bits, int], Bits]) -> Bits:
+    """The seeds, and what is allowed from each of them on without interruption.
+
+    Each round doubles the distance: a run of a million takes 20 rounds.
     """
-    result, size, step = seeds, len(mask), 1
-    runs = mask  # runs[i]: all of mask[i : i + step]
-    while step < size:
-        grown = result[:-step] & runs[1:] if forwards else result[step:] & runs[:-1]
-        if not grown.any():
-            break
-        if forwards:
-            result[step:] |= grown
-        else:
-            result[:-step] |= grown
-        runs = runs[:-step] & runs[step:]
+    reached, runs, step = seeds, allowed, 1
+    while step < 64 * len(seeds) and (grown := move(reached, step) & runs).any():
+        reached = reached | grown
+        runs = runs & move(runs, step)
         step *= 2
-    return result
+    return reached
 
 
-def _without(array: Bytes, surplus: Mask) -> bytes:
-    marked = array | np.negative(surplus.view(np.uint8))
-    if np.count_nonzero(surplus) * 16 > len(array):
-        return marked.tobytes().translate(None, _GONE)
-    return marked.tobytes().replace(_GONE, b"")
+def _without(array: Bytes, surplus: Bits) -> bytes:
+    chosen = np.unpackbits(surplus.view(np.uint8), count=len(array), bitorder="little")
+    text = (array | np.negative(chosen)).tobytes()
+    many = int(np.bitwise_count(surplus).sum()) * 16 > len(array)
+    return text.translate(None, _GONE) if many else text.replace(_GONE, b"")

@@ -30,7 +30,17 @@ from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, read_piece
 from tokenmill.tokenizers import Tokenizer, encode_terminated
 
-__all__ = ["BAD_TEXT", "CONTINUES", "GOES_ON", "RECORD", "REPAIRED", "Job", "grind", "scan_lines"]
+__all__ = [
+    "BAD_TEXT",
+    "CONTINUES",
+    "GOES_ON",
+    "RECORD",
+    "REPAIRED",
+    "Job",
+    "grind",
+    "prepare_chunk",
+    "scan_lines",
+]
 
 RECORD = np.dtype(
     [
@@ -133,7 +143,7 @@ def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
             if piece.source in aside:
                 continue
             for chunk in job.read(piece):
-                prepared = _prepare(chunk, job.settings, job.sources[piece.source])
+                prepared = prepare_chunk(chunk, job.settings, job.sources[piece.source])
                 keys = line_keys(
                     prepared.texts,
                     job.settings.min_line,
@@ -157,7 +167,7 @@ def _grind(job: Job, tokenizer: Tokenizer, progress: Progress, aside: Aside) -> 
 
 
 @dataclass(slots=True)
-class _Prepared:
+class Prepared:
     """The documents of a chunk that are fit to be tokenized, cleaned."""
 
     texts: list[bytes]
@@ -166,7 +176,7 @@ class _Prepared:
     flags: list[int]
 
 
-def _prepare(chunk: Chunk, settings: Settings, source: SourceFile) -> _Prepared:
+def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepared:
     """Decode and clean a chunk. Documents with bad text leave it if they are to be dropped;
     of a document in pieces, the piece stays and is flagged."""
     texts, offsets = chunk.texts, chunk.offsets
@@ -192,7 +202,7 @@ def _prepare(chunk: Chunk, settings: Settings, source: SourceFile) -> _Prepared:
             joined = b"\0".join([text.replace(b"\0", b"") for text in texts])
         joined = clean_block(joined, continues=chunk.continues, goes_on=chunk.goes_on)
         texts = joined.split(b"\0")
-    return _Prepared(texts, offsets, sizes, flags)
+    return Prepared(texts, offsets, sizes, flags)
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -270,7 +280,7 @@ class _Segment:
         starting = len(chunk.texts) - chunk.continues
         self.counts.documents += starting
         self.counts.bytes += sum(map(len, chunk.texts))
-        prepared = _prepare(chunk, self.job.settings, source)
+        prepared = prepare_chunk(chunk, self.job.settings, source)
         self._reject(chunk, piece)
         texts = prepared.texts
         if self.remover is not None and texts:
@@ -311,7 +321,7 @@ class _Segment:
         self,
         texts: list[bytes],
         keep: list[int],
-        prepared: _Prepared,
+        prepared: Prepared,
         chunk: Chunk,
         piece: Piece,
     ) -> None:

@@ -502,10 +502,8 @@ def _said(path: Path) -> dict[str, Any] | None:
 def _is_there(root: Path, said: dict[str, Any], dtype: str) -> bool:
     """Whether a shard and its table are in place; they were flushed before their receipt."""
     try:
-        size = (root / said["path"]).stat().st_size
-        return (
-            size == said["tokens"] * np.dtype(dtype).itemsize
-            and (root / said["documents_path"]).is_file()
-        )
+        size: int = (root / said["path"]).stat().st_size
+        whole: bool = size == said["tokens"] * np.dtype(dtype).itemsize
+        return whole and (root / said["documents_path"]).is_file()
     except (OSError, KeyError, TypeError):
         return False

@@ -7,20 +7,13 @@ How the work is done (workers, memory) never changes a byte and is not in here.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 from tokenmill.errors import UsageError
 
 __all__ = ["EOT_TEXT", "Settings"]
 
 EOT_TEXT = "<|endoftext|>"
-
-_CHOICES = {
-    "dedup": ("documents", "lines", "none"),
-    "eot": ("after", "before", "none"),
-    "dtype": ("auto", "uint16", "uint32"),
-    "on_bad_text": ("repair", "drop", "refuse"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +24,50 @@ class Settings:
     Traceback (most recent call last):
     ...
     tokenmill.errors.UsageError: val_fraction is 2; it must be at least 0 and below 1.
+
+    Parameters
+    ----------
+    documents
+        What a document is in plain text: auto (split at <|endoftext|> where a file has it),
+        file, line, blank-line, or a separator of your own.
+    text_field
+        The field, or column, that holds the text.
+    normalize
+        Clean the text: Unicode NFC, line ends, control characters, white space.
+    dedup
+        Remove repeated documents, or repeated lines; the first one stays.
+    min_line
+        Shorter lines (in characters) are never removed as repeated.
+    val_fraction
+        The share of documents for validation.
+    tokens_per_shard
+        The tokens in each file but the last.
+    eot
+        Where the end-of-text token stands: after each document, before it, or nowhere.
+    dtype
+        How ids are stored; auto takes uint16 where the vocabulary allows.
+    on_bad_text
+        What to do about invalid UTF-8: repair it with U+FFFD, drop the document, or refuse.
+    skip_bad_files
+        Leave out files that cannot be read to their end, instead of stopping there.
     """
 
     documents: str = "auto"
     text_field: str = "text"
     normalize: bool = True
-    dedup: str = "documents"
+    dedup: Literal["documents", "lines", "none"] = "documents"
     min_line: int = 20
     val_fraction: float = 0.01
     tokens_per_shard: int = 100_000_000
-    eot: str = "after"
-    dtype: str = "auto"
-    on_bad_text: str = "repair"
+    eot: Literal["after", "before", "none"] = "after"
+    dtype: Literal["auto", "uint16", "uint32"] = "auto"
+    on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
+        for name, kind in get_type_hints(type(self)).items():
+            allowed = get_args(kind)
+            if allowed and getattr(self, name) not in allowed:
                 raise UsageError(
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}."
                 )

@@ -1,0 +1,176 @@
+"""`tokenmill prepare`: make a dataset out of text files."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
+from tokenmill.cli.progress import Display, stoppable, tell_stopped
+from tokenmill.errors import UsageError
+from tokenmill.mill.folder import REJECTED_NAME
+from tokenmill.mill.run import Mill, Report
+from tokenmill.mill.run import prepare as prepare_dataset
+from tokenmill.mill.settings import Settings
+from tokenmill.tokenizers import load_tokenizer
+
+__all__ = ["prepare", "prepare_and_show", "show_report"]
+
+_CONTENT = Group("What the dataset contains", sort_key=1)
+_WORK = Group("How the work is done", sort_key=2)
+
+
+def prepare(
+    *inputs: Annotated[str, Parameter(name="INPUT", required=True)],
+    out: Annotated[Path | None, Parameter(group=_WORK)] = None,
+    tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
+    scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
+    settings: Annotated[Settings | None, Parameter(name="*", group=_CONTENT)] = None,
+    workers: Annotated[int | None, Parameter(group=_WORK)] = None,
+    memory: Annotated[str | None, Parameter(group=_WORK)] = None,
+    restart: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
+    dry_run: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
+) -> int:
+    """Make a dataset out of text: clean, deduplicate, tokenize, split, and write shards.
+
+    The same command goes on after any interruption. The result depends on neither the number of
+    workers nor on interruptions.
+
+    Parameters
+    ----------
+    inputs
+        Files, folders and globs: text, source code, JSON lines, Parquet; .gz .zst .bz2 .xz too.
+    out
+        The folder to make. It must be new, empty, or left by this same command.
+    tokenizer
+        gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
+    scheme
+        How a .tiktoken file's text is split, where its name does not tell.
+    workers
+        Worker processes; as many as there are cores by default.
+    memory
+        The cap for all processes together, such as 2GB; 512MiB a worker by default.
+    restart
+        Discard what an earlier run made in the folder, and begin again.
+    dry_run
+        Print the plan and what it would take, measured on a sample, and stop.
+    """
+    if out is None and not dry_run:
+        raise UsageError("Say where the dataset goes: --out DIR.")
+    folder = out or Path("dataset")
+    chosen = (settings or Settings()).to_json()
+    limit = parse_size(memory) if memory else None
+    loaded = load_tokenizer(tokenizer, scheme=scheme)
+    if dry_run:
+        mill = Mill(inputs, folder, tokenizer=loaded, workers=workers, memory=limit, **chosen)
+        _show_estimate(mill)
+        return 0
+    return prepare_and_show(
+        inputs,
+        folder,
+        tokenizer=loaded,
+        workers=workers,
+        memory=limit,
+        restart=restart,
+        **chosen,
+    )
+
+
+def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) -> int:
+    """Run `tokenmill.prepare` with progress and a closing table; returns the exit status."""
+    started = time.monotonic()
+    try:
+        with stoppable(), Display() as display:
+            report = prepare_dataset(inputs, folder, watcher=display, **options)
+    except KeyboardInterrupt:
+        return tell_stopped(f"in {folder}")
+    show_report(report, time.monotonic() - started)
+    return 0
+
+
+def show_report(report: Report, seconds: float) -> None:
+    """The closing table, and what to type next."""
+    here = shlex.quote(str(report.path))
+    manifest, ledger = report.manifest, report.manifest.ledger
+    if report.was_finished:
+        _line(f"{report.path} was finished before; nothing was changed.")
+    width = 2 if manifest.dtype == "uint16" else 4
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("split", "tokens", "documents", "shards", "size"):
+        table.add_column(name, justify="left" if name == "split" else "right")
+    for name, split in manifest.splits.items():
+        table.add_row(
+            name,
+            count(split.tokens),
+            count(split.documents),
+            count(len(split.shards)),
+            size(split.tokens * width),
+        )
+    stdout.print(table)
+    _line(
+        f"Documents: {count(ledger['documents_in'])} in, {count(ledger['documents_kept'])} kept"
+        + "".join(
+            f", {count(entry['documents'])} dropped ({reason})"
+            for reason, entry in ledger["dropped"].items()
+        )
+        + "."
+    )
+    if ledger["duplicate_lines"]:
+        _line(f"Lines: {count(ledger['duplicate_lines'])} repeated lines removed.")
+    if ledger["repaired_documents"]:
+        _line(f"Repaired: {count(ledger['repaired_documents'])} documents had invalid UTF-8.")
+    for entry in ledger["set_aside"]:
+        _line(f"Set aside: {entry['source']}: {entry['reason']}.")
+    if (report.path / REJECTED_NAME).exists():
+        _line(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
+    per_token = ledger["characters"] / max(1, ledger["tokens"])
+    rate = ledger["bytes_in"] / max(1e-9, seconds)
+    told = f"{per_token:.2f} characters a token; {size(_disk(report))} on disk"
+    _line(told + ("." if report.was_finished else f"; {duration(seconds)}, {size(rate)}/s."))
+    if not manifest.splits["val"].tokens and manifest.settings["val_fraction"]:
+        _line(
+            "The validation split is empty, because there are too few documents. "
+            "See --documents and --val-fraction."
+        )
+    _line(f"\nNext:  tokenmill info {here}")
+    _line(f"       tokenmill peek {here}")
+
+
+def _disk(report: Report) -> int:
+    return sum(path.stat().st_size for path in report.path.rglob("*") if path.is_file())
+
+
+def _show_estimate(mill: Mill) -> None:
+    from tokenmill.mill.estimate import estimate
+
+    told = estimate(mill)
+    rows = {
+        "files": count(told.files)
+        + (
+            f" ({count(told.passed_over)} that are no text passed over)" if told.passed_over else ""
+        ),
+        "input": size(told.bytes),
+        "parts": count(told.parts),
+        "tokens": f"about {count(told.tokens)}",
+        "documents": f"about {count(told.documents)}, before deduplication",
+        "disk": f"about {size(told.disk)}, and {size(told.disk_while_working)} more while working",
+        "memory": f"at most {size(told.memory)}",
+        "time": f"about {duration(told.seconds)} with {told.workers} workers",
+    }
+    for name, text in rows.items():
+        _line(f"{name:<10} {text}")
+    for problem in told.unreadable:
+        _line(f"cannot be read: {problem}")
+    _line(f"\nMeasured on {size(told.sampled)} of it. Leave out --dry-run to begin.")
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))

@@ -1,0 +1,78 @@
+"""`tokenmill pretokenize`: one .npy file beside each text file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
+from tokenmill.cli.progress import Display, stoppable, tell_stopped
+from tokenmill.mill.pretokenize import pretokenize as pretokenize_file
+from tokenmill.tokenizers import load_tokenizer
+
+__all__ = ["pretokenize"]
+
+
+def pretokenize(
+    *files: Annotated[Path, Parameter(name="FILE", required=True)],
+    tokenizer: str = "gpt2",
+    dtype: Literal["auto", "uint16", "uint32", "int32", "int64"] = "auto",
+    workers: int | None = None,
+    memory: str | None = None,
+    restart: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Make one X.npy beside each X.txt: its ids, as they are, for a memory map.
+
+    The text is neither cleaned nor deduplicated. The same command goes on after an interruption.
+
+    Parameters
+    ----------
+    files
+        The text files; .jsonl and compressed ones too.
+    tokenizer
+        gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
+    dtype
+        How ids are stored; auto takes uint16 where the vocabulary allows.
+    workers
+        Worker processes; as many as there are cores by default.
+    memory
+        The cap for all processes together, such as 2GB; 512MiB a worker by default.
+    restart
+        Make it anew, even if it is there or half done.
+    """
+    limit = parse_size(memory) if memory else None
+    loaded = load_tokenizer(tokenizer)
+    for text in files:
+        started = time.monotonic()
+        try:
+            with stoppable(), Display() as display:
+                made = pretokenize_file(
+                    text,
+                    tokenizer=loaded,
+                    dtype=dtype,
+                    workers=workers,
+                    memory=limit,
+                    restart=restart,
+                    watcher=display,
+                )
+        except KeyboardInterrupt:
+            return tell_stopped(f"beside {text}")
+        if made.was_there:
+            _line(f"{made.path} was there before: {count(made.tokens)} tokens of {made.dtype}.")
+            continue
+        ratio = (made.characters or 0) / max(1, made.tokens)
+        _line(
+            f"{made.path}: {count(made.tokens)} tokens of {made.dtype}, "
+            f"{size(made.path.stat().st_size)}; {ratio:.2f} characters a token; "
+            f"{duration(time.monotonic() - started)}."
+        )
+    _line("\nNext, in Python:  tokens = numpy.load(PATH, mmap_mode='r')")
+    return 0
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))
