@@ -22,6 +22,7 @@ CUTTABLE = {
     "gpt2 as a split": True,
     "cl100k": True,
     "cl100k by removal": True,
+    "qwen2": True,
     "qwen2 with nfc": False,
     "o200k": True,
     "o200k with nfc": True,
@@ -43,7 +44,7 @@ def make_sharp_document(**changes: Any) -> dict[str, Any]:
     document = make_document(**changes)
     model = document["model"]
     bytes_alone = [token for token in model["vocab"] if len(token) == 1]
-    pairs = [(byte, space) for byte in bytes_alone for space in "ĠĊ" if byte not in "ĠĊ"]
+    pairs = [(byte, space) for byte in bytes_alone for space in "ĠĊč" if byte not in "ĠĊč"]
     joined = {left + right: 60_000 + number for number, (left, right) in enumerate(pairs)}
     model["vocab"] = joined | model["vocab"]
     made = [merge for merge in model["merges"] if "".join(merge.split(" ")) not in joined]
@@ -76,7 +77,7 @@ def tokenizer(
 
 
 def find_cuts(text: str) -> list[int]:
-    return [match.end() for match in re.finditer(r"[^\W\d_](?=[ \n])", text)]
+    return [match.end() for match in re.finditer(r"[^\W\d_](?=[ \n]|\r\n)", text)]
 
 
 def encode_pieces(tokenizer: Tokenizer, text: str, cuts: list[int]) -> list[int]:
@@ -144,7 +145,7 @@ def test_random_text_in_pieces(tokenizer: Tokenizer, text: str) -> None:
 LETTERS = [chr(number) for number in range(sys.maxunicode + 1) if chr(number).isalpha()]
 
 
-@pytest.mark.parametrize("space", [" ", "\n"])
+@pytest.mark.parametrize("space", [" ", "\n", "\r\n"])
 def test_every_letter_of_unicode_is_a_place_to_cut(tokenizer: Tokenizer, space: str) -> None:
     assert len(LETTERS) > 130_000
     behind = f"{space}{space}x"

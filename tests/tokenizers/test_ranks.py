@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import CL100K, O200K, TRICKY, unflatten
+from vocabularies import CL100K, O200K, QWEN2, TRICKY, unflatten
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers import Tokenizer, from_state, load_tokenizer
 
 Ranks = dict[bytes, int]
-PATTERNS = {"gpt2": None, "cl100k": CL100K, "o200k": O200K}
+PATTERNS = {"gpt2": None, "cl100k": CL100K, "o200k": O200K, "qwen2": QWEN2}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,17 @@ def test_ids_of_any_texts_are_tiktokens(
     tokenizer, reference = pair
     expected = [reference.encode_ordinary(text) for text in batch]
     assert unflatten(*tokenizer.encode_batch([text.encode() for text in batch])) == expected
+
+
+def test_cut_text_has_the_same_ids(
+    pair: tuple[Tokenizer, tiktoken.Encoding], texts: list[str]
+) -> None:
+    tokenizer, _ = pair
+    assert tokenizer.cuttable
+    for text in texts[::7]:
+        pieces = [piece.encode() for piece in re.split(r"(?<=[^\W\d_])(?=[ \n])", text)]
+        whole = tokenizer.encode_batch([text.encode()])[0]
+        assert np.array_equal(tokenizer.encode_batch(pieces)[0], whole)
 
 
 def test_it_knows_itself(pair: tuple[Tokenizer, tiktoken.Encoding]) -> None:

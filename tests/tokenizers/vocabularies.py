@@ -70,6 +70,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gpt2 as a split": {"pre_tokenizer": split(GPT2)},
     "cl100k": {"pre_tokenizer": split(CL100K)},
     "cl100k by removal": {"pre_tokenizer": split(CL100K, "Removed", invert=True)},
+    "qwen2": {"pre_tokenizer": split(QWEN2)},
     "qwen2 with nfc": {"pre_tokenizer": split(QWEN2), "normalizer": {"type": "NFC"}},
     "o200k": {"pre_tokenizer": split(O200K)},
     "o200k with nfc": {"pre_tokenizer": split(O200K), "normalizer": {"type": "NFC"}},

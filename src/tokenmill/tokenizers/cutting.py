@@ -1,11 +1,11 @@
 r"""Where a text may be cut so that its pieces, encoded one by one, give the ids of the whole.
 
-The place is between a letter and a following space or newline. There the ids of the two sides are
-independent if (1) no alternative of the pre-tokenizer's pattern can match a letter followed by a
-space or newline, so that a match ends there; (2) no alternative looks behind its start, so that
-the second piece reads as if it were alone; (3) the only look ahead, `\s+(?!\S)`, is about the end
-of a run of white space, and the first piece ends with a letter; (4) a normalizer neither joins
-nor changes the two sides.
+The place is between a letter and a following space or line end (`\n`, `\r\n`). There the ids of
+the two sides are independent if (1) no alternative of the pre-tokenizer's pattern can match a
+letter followed by a space or line end, so that a match ends there; (2) no alternative looks
+behind its start, so that the second piece reads as if it were alone; (3) the only look ahead,
+`\s+(?!\S)`, is about the end of a run of white space, and the first piece ends with a letter;
+(4) a normalizer neither joins nor changes the two sides.
 
 For (4): NFC never composes across a space or newline, but it turns some letters (such as U+0958)
 into a letter and a mark. Patterns whose punctuation takes newlines along then join the mark with

@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
     def cuttable(self) -> bool:
         """Whether a text may be encoded in pieces.
 
-        The cuts are between a letter (`str.isalpha`) and a following space or newline.
+        The cuts are between a letter (`str.isalpha`) and a following space or line end.
         """
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
