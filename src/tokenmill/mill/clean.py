@@ -148,7 +148,7 @@ def _bits(mask: Mask) -> Bits:
 def _later(bits: Bits, count: int) -> Bits:
     """Each bit moved `count` places towards the end."""
     words, rest = divmod(count, 64)
-    moved = np.zeros_like(bits)
+    moved = np.zeros(len(bits), bits.dtype)
     np.left_shift(bits[: len(bits) - words], rest, out=moved[words:])
     if rest:
         moved[words + 1 :] |= bits[: len(bits) - words - 1] >> (64 - rest)
@@ -158,7 +158,7 @@ def _later(bits: Bits, count: int) -> Bits:
 def _earlier(bits: Bits, count: int) -> Bits:
     """Each bit moved `count` places towards the start."""
     words, rest = divmod(count, 64)
-    moved = np.zeros_like(bits)
+    moved = np.zeros(len(bits), bits.dtype)
     np.right_shift(bits[words:], rest, out=moved[: len(bits) - words])
     if rest:
         moved[: len(bits) - words - 1] |= bits[words + 1 :] << (64 - rest)
