@@ -151,6 +151,13 @@ def test_damaged_files_are_refused_by_line(lines: list[bytes], reason: str, tmp_
         load_tokenizer(path, scheme="cl100k")
 
 
+def test_a_token_that_no_merge_can_make_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tiktoken"
+    path.write_bytes(b"\n".join([*BYTES, base64.b64encode(b"abc") + b" 256"]))
+    with pytest.raises(TokenizerError, match=r"^mine\.tiktoken .* vocabulary inconsistent"):
+        load_tokenizer(path, scheme="cl100k")
+
+
 def test_a_blank_line_is_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "mine.tiktoken"
     path.write_bytes(b"\r\n".join([*BYTES, b"", b"YWI= 256", b"", b""]))

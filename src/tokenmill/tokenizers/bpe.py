@@ -12,7 +12,7 @@ texts of a few hundred bytes one by one would take four times as long. awkward, 
 gigatoken's own batches return and which takes half a second to import, stays out.
 
 gigatoken remembers every word it has met and never forgets one: after text without repetitions
-this is several times the text's size. `forget` gives that memory back, for a rebuild of 0.1 s.
+this is more than the text's size. `forget` gives that memory back, for a rebuild of 0.1 s.
 """
 
 from __future__ import annotations
@@ -167,4 +167,6 @@ def build_native(build: Any, *arguments: Any, where: str) -> Any:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error).partition("\n")[0]
+        if not isinstance(error, Exception):
+            reason = f"gigatoken finds its vocabulary inconsistent ({reason})"
         raise TokenizerError(f"{where} cannot be used as a tokenizer: {reason}") from error

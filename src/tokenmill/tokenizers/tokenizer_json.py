@@ -6,7 +6,7 @@ it does not know, and ids would be silently wrong, so everything that it reads p
 here: dropout, prefixes and suffixes of words, the kind of splits, merges that make no token.
 
 Added tokens that are not special are part of the text's encoding and stay. Special ones leave the
-vocabulary, so that no text becomes one. Checking costs about 30 ms for 50,000 tokens.
+vocabulary, so that no text becomes one. Checking takes 0.08 s for 50,000 tokens.
 """
 
 from __future__ import annotations
