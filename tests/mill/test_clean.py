@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tokenmill.mill import clean as module
 from tokenmill.mill.clean import clean, clean_block
 
 
@@ -77,7 +78,7 @@ def test_rules_meet() -> None:
         assert clean(dirty) == expected
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(DOCUMENTS)
 @example(["", "\n", "a ", "", " ", "\n"])
 def test_block_equals_the_rules_document_by_document(documents: list[str]) -> None:
@@ -122,6 +123,31 @@ def test_pieces_make_the_whole(before: str, after: str) -> None:
     assert b"".join(parts).decode() == whole
 
 
+@settings(max_examples=500, deadline=None)
+@given(DOCUMENTS, st.integers(1, 9))
+def test_cutting_inside_changes_nothing(documents: list[str], size: int) -> None:
+    block = "\0".join(documents).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE", size)
+        assert clean_block(block).decode().split("\0") == [reference(d) for d in documents]
+
+
+def test_every_character_alone_and_after_others() -> None:
+    codes = [*range(0xA0, 0xD800), *range(0xE000, 0x30000), *range(0x30000, 0x110000, 97)]
+    everything = [chr(code) for code in codes if code != 0xFEFF]
+    for before in ("a", "a\u0301", "\u0915\u094d", "\uac00", "\U0001d157", "\U000e0100"):
+        text = "\n".join(f"{before}{character}." for character in everything)
+        assert clean(text) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.parametrize(
+    "marks", ["\u0301\u0323", "\u0f73\u0f71", "\u0344\u0327", "\U0001d165\u0f74"]
+)
+def test_long_runs_of_marks_are_put_in_order(marks: str) -> None:
+    text = f"e{marks * 700}x{marks[::-1] * 40}\u1161"
+    assert clean(text) == reference(text)
+
+
 def test_flags_reach_only_the_first_and_last_document() -> None:
     block = b"\n\n\n  one \0 \n two \0  x"
     assert clean_block(block, continues=True) == b"\n\n  one\0 two\0  x"
@@ -159,6 +185,7 @@ MILLION = 1_000_000
         ("\x01" * MILLION, ""),
         ("\u6f22" * MILLION, "\u6f22" * MILLION),
         ("e\u0301" * MILLION, "\u00e9" * MILLION),
+        ("e" + "\u0301\u0323" * MILLION, "\u1eb9" + "\u0323" * (MILLION - 1) + "\u0301" * MILLION),
     ],
     ids=lambda text: ascii(text[:4]),
 )
