@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
     from tokenmill.mill.pretokenize import pretokenize
     from tokenmill.mill.run import Report, prepare
-    from tokenmill.store.dataset import Dataset, open  # noqa: A004
+    from tokenmill.store.dataset import Dataset, open
     from tokenmill.store.verify import verify
     from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 

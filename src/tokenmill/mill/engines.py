@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from tokenmill.errors import TokenmillError, WorkError
 from tokenmill.mill.sources import BadFileError
-from tokenmill.mill.worker import Crash, Done, Task
+from tokenmill.mill.worker import Crash, Done, Rest, Task
 from tokenmill.tokenizers import Tokenizer
 
 __all__ = ["LocalEngine", "available_cores", "disk_error"]
@@ -33,7 +33,7 @@ Outcome = tuple[int, Any]  # the number of a task, and its result or its BadFile
 class LocalEngine:
     """Worker processes on this machine, for one stretch of work."""
 
-    def __init__(self, workers: int, tokenizer: Callable[[], Tokenizer], budget: int) -> None:
+    def __init__(self, workers: int) -> None:
         self._workers: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
         path = os.pathsep.join(entry for entry in sys.path if entry)
         for _ in range(workers):
@@ -47,7 +47,6 @@ class LocalEngine:
             )
             theirs.close()
             self._workers[ours] = process
-            ours.send((tokenizer, budget))
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -63,6 +62,18 @@ class LocalEngine:
             pipe.close()
         for process in self._workers.values():
             process.wait()
+
+    def set_up(self, tokenizer: Tokenizer, budget: int) -> None:
+        """Give each worker its tokenizer and its share of the memory, in bytes."""
+        for pipe in self._workers:
+            pipe.send((tokenizer, budget))
+
+    def rest(self) -> None:
+        """Have all workers give back what memory they can."""
+        for pipe in self._workers:
+            pipe.send(Rest())
+        for pipe in self._workers:
+            self._receive(pipe)
 
     def run(
         self, tasks: Iterable[Task], progress: Callable[[tuple[int, ...]], None]
@@ -85,10 +96,7 @@ class LocalEngine:
         while busy:
             for ready in wait(list(busy)):
                 pipe = cast("Connection[Any, Any]", ready)
-                try:
-                    message = pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    raise self._death(pipe) from None
+                message = self._receive(pipe)
                 if isinstance(message, tuple):
                     progress(message)
                     continue
@@ -100,6 +108,12 @@ class LocalEngine:
                     yield number, message
                 else:
                     raise _foreseen(message)
+
+    def _receive(self, pipe: Connection[Any, Any]) -> Any:
+        try:
+            return pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._death(pipe) from None
 
     def _death(self, pipe: Connection[Any, Any]) -> WorkError:
         status = self._workers[pipe].wait()

@@ -25,7 +25,7 @@ from tokenmill.mill.bundle import Bundle
 from tokenmill.mill.clean import clean_block
 from tokenmill.mill.lines import LineRemover, line_keys
 from tokenmill.mill.plan import Piece, SourceFile
-from tokenmill.mill.records import Chunk, Cutter, Rejection
+from tokenmill.mill.records import Chunk, Cutter, Rejection, count_byte
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, read_piece
 from tokenmill.tokenizers import Tokenizer, encode_terminated
@@ -198,7 +198,7 @@ def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepa
         flags = [flags[i] for i in keep]
         joined = b"\0".join(texts)
     if settings.normalize and texts:
-        if joined.count(b"\0") != len(texts) - 1:
+        if count_byte(joined, 0) != len(texts) - 1:
             joined = b"\0".join([text.replace(b"\0", b"") for text in texts])
         joined = clean_block(joined, continues=chunk.continues, goes_on=chunk.goes_on)
         texts = joined.split(b"\0")

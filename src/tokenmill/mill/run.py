@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -179,8 +178,9 @@ class Mill:
 
     def engine(self) -> LocalEngine:
         """The workers, each with its share of the memory."""
-        tokenizer: Callable[[], Tokenizer] = partial(_itself, self.tokenizer)
-        return LocalEngine(self.workers, tokenizer, self.memory // self.workers)
+        engine = LocalEngine(min(self.workers, len(self.plan.parts)))
+        engine.set_up(self.tokenizer, self.memory // self.workers)
+        return engine
 
     def job(self, part: Part, folder: Path, **more: Any) -> Job:
         """What a worker needs to grind a part."""
@@ -195,10 +195,6 @@ class Mill:
             folder=folder,
             cuttable=self.tokenizer.cuttable,
         )
-
-
-def _itself(tokenizer: Tokenizer) -> Tokenizer:
-    return tokenizer
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -236,9 +232,8 @@ class _Run:
         """Do the stages; returns the manifest and how many parts were done before."""
         with self.mill.engine() as engine:
             receipts, done_before = self._grind(engine)
-        segments = [self.folder.segments / receipt["name"] for receipt in receipts]
-        # New workers: those that ground hold a tokenizer's memory, which sifting may use now.
-        with self.mill.engine() as engine:
+            segments = [self.folder.segments / receipt["name"] for receipt in receipts]
+            engine.rest()  # sifting may need the memory that the tokenizers have taken
             self.watcher.begin("sift", 0, 0)
             sifted = sift(
                 segments, receipts, self.settings, self.folder.work, self.mill.memory // 2

@@ -23,7 +23,7 @@ from tokenmill.mill.grind import Job, grind, scan_lines
 from tokenmill.mill.pack import ShardJob, pack_shard
 from tokenmill.tokenizers import Tokenizer
 
-__all__ = ["Check", "Crash", "Done", "Grind", "Pack", "Scan", "Task", "Worker", "memory_in_use"]
+__all__ = ["Check", "Crash", "Done", "Grind", "Pack", "Rest", "Scan", "Task", "Worker"]
 
 _TELL = 0.1  # seconds between two messages about progress
 _LEAST_GROWTH = 64 << 20  # a rebuild must free at least this much to be worth it
@@ -58,7 +58,12 @@ class Pack:
     job: ShardJob
 
 
-Task = Grind | Scan | Check | Pack
+@dataclass(frozen=True)
+class Rest:
+    """Give back memory; other work follows."""
+
+
+Task = Grind | Scan | Check | Pack | Rest
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,10 @@ class Worker:
     """Does tasks, one at a time, in whatever process it is made."""
 
     def __init__(
-        self,
-        tokenizer: Callable[[], Tokenizer],
-        budget: int,
-        tell: Callable[[tuple[int, ...]], None],
+        self, tokenizer: Tokenizer, budget: int, tell: Callable[[tuple[int, ...]], None]
     ) -> None:
-        self._make_tokenizer = tokenizer
-        self._tokenizer: Tokenizer | None = None
-        self._budget = budget
+        self._tokenizer = tokenizer
+        self._budget = self._limit = budget
         self._tell = tell
         self._progress = [0, 0, 0, 0]
         self._told = 0.0
@@ -95,14 +96,14 @@ class Worker:
     def do(self, task: Task) -> Any:
         """Do one task; returns its receipt, or whatever else the task is there to find out."""
         if isinstance(task, Grind):
-            if self._tokenizer is None:
-                self._tokenizer = self._make_tokenizer()
-                self._limit = max(self._budget, memory_in_use() + _LEAST_GROWTH)
             result: Any = grind(task.job, self._tokenizer, self._advance)
         elif isinstance(task, Scan):
             result = scan_lines(task.job, self._advance)
         elif isinstance(task, Check):
             result = is_sound(task.folder, task.name)
+        elif isinstance(task, Rest):
+            self._forget()
+            result = None
         else:
             result = pack_shard(task.job, lambda tokens: self._advance(0, tokens, 0, 0))
         self._flush()
@@ -113,12 +114,16 @@ class Worker:
             self._progress[i] += number
         if time.monotonic() - self._told > _TELL:
             self._flush()
-        if self._tokenizer is not None and memory_in_use() > self._limit:
-            forget = getattr(self._tokenizer, "forget", None)
-            if forget is not None:
-                forget()
-                _trim_memory()
-                self._limit = max(self._budget, memory_in_use() + _LEAST_GROWTH)
+        if memory_in_use() > self._limit:
+            self._forget()
+
+    def _forget(self) -> None:
+        forget = getattr(self._tokenizer, "forget", None)
+        if forget is not None:
+            forget()
+        _trim_memory()
+        # If little was freed, to forget again soon would cost time and free nothing.
+        self._limit = max(self._budget, memory_in_use() + _LEAST_GROWTH)
 
     def _flush(self) -> None:
         if any(self._progress):

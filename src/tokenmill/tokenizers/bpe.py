@@ -58,13 +58,16 @@ class Vocabulary(Protocol):
 class BytePairTokenizer:
     """A byte-level BPE vocabulary at work."""
 
-    def __init__(self, vocabulary: Vocabulary, *, name: str, eot_id: int | None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, name: str, eot_id: int | None, trusted: bool = False
+    ) -> None:
         self.name = name
         self.eot_id = eot_id
         self._vocabulary = vocabulary
         self._joining: Any = None  # with the terminator as a token
         self._plain: Any = None  # without; only texts that contain NUL need it
-        self._joiner()  # a vocabulary that gigatoken refuses is refused now
+        if not trusted:
+            self._joiner()  # a vocabulary that gigatoken refuses is refused now
 
     @property
     def vocab_size(self) -> int:
@@ -86,7 +89,9 @@ class BytePairTokenizer:
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         """The ids of all texts, each followed by the end-of-text id; see `encode_terminated`."""
         joined = b"\0".join([*texts, b""])
-        if self._vocabulary.joinable and joined.count(b"\0") == len(texts):
+        # NumPy, because bytes.count takes ten times as long.
+        terminators = np.count_nonzero(np.frombuffer(joined, np.uint8) == 0)
+        if self._vocabulary.joinable and terminators == len(texts):
             return self._encode_joined(joined, len(texts))
         runs = []
         for alone, run in groupby(texts, self._must_be_alone):

@@ -178,7 +178,8 @@ def _finish(
     eot_id = choose_eot(vocabulary.special_ids, vocabulary.vocab_size, eot, configured, where=name)
     if isinstance(vocabulary, PieceVocabulary):
         return PieceTokenizer(vocabulary, name=name, eot_id=eot_id)
-    return BytePairTokenizer(vocabulary, name=name, eot_id=eot_id)
+    # GPT-2's vocabulary is known to the byte; to build its tables can wait for the first text.
+    return BytePairTokenizer(vocabulary, name=name, eot_id=eot_id, trusted=name == "gpt2")
 
 
 def _read_configured_eot(config: Path) -> str | None:

@@ -1,0 +1,81 @@
+"""Text for the measurements, made on the spot: nothing is downloaded.
+
+First all the real text that the Python installation carries (source code and its documentation,
+each file a document), then prose: words drawn with the frequencies that they have in that text,
+and now and then a word that was never seen before, as in any large corpus. The same size and seed
+give the same bytes on the same installation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+EOT = b"<|endoftext|>"
+FILE_BYTES = 128 << 20
+_SUFFIXES = (".py", ".pyi", ".h", ".txt", ".md", ".rst", ".html", ".pyx", ".c", ".cpp")
+_NEW_WORDS = 0.004  # the share of words that occur for the first time
+
+
+def make_corpus(folder: Path, size: int, *, real: bool = True, seed: int = 0) -> list[Path]:
+    """Write about `size` bytes of text into files of 128 MB; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stream = _documents(size, real=real, seed=seed)
+    paths: list[Path] = []
+    written = 0
+    while written < size:
+        path = folder / f"text_{len(paths):03}.txt"
+        paths.append(path)
+        with path.open("wb") as file:
+            for document in stream:
+                file.write(document + EOT)
+                written += len(document) + len(EOT)
+                if file.tell() >= FILE_BYTES or written >= size:
+                    break
+    return paths
+
+
+def real_documents() -> Iterator[bytes]:
+    """The text files of the Python installation, in a fixed order."""
+    paths = sysconfig.get_paths()
+    for root in (paths["stdlib"], paths["purelib"]):
+        for here, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "site-packages")
+            for name in sorted(files):
+                if name.endswith(_SUFFIXES):
+                    text = (Path(here) / name).read_bytes()
+                    if EOT not in text and b"\0" not in text:
+                        yield text
+
+
+def _documents(size: int, *, real: bool, seed: int) -> Iterator[bytes]:
+    sample: list[bytes] = []
+    held = 0
+    for text in real_documents():
+        if real:
+            yield text
+        if held < 16 << 20:
+            sample.append(text)
+            held += len(text)
+    counts = Counter(re.findall(rb"[A-Za-z]{1,16}", b" ".join(sample)))
+    words = [b" " + word for word, _ in counts.most_common(60_000)]
+    weights = np.array([count for _, count in counts.most_common(60_000)], float)
+    marks = [b",", b".", b".\n", b".\n\n", EOT]
+    shares = np.array([0.05, 0.05, 0.006, 0.003, 0.0016])
+    weights = np.concatenate([weights / weights.sum() * (1 - shares.sum()), shares])
+    table = words + marks
+    cumulative = np.cumsum(weights)
+    rng = np.random.default_rng(seed)
+    while True:
+        drawn = np.searchsorted(cumulative, rng.random(400_000) * cumulative[-1])
+        pieces = [table[i] for i in np.minimum(drawn, len(table) - 1).tolist()]
+        for place in np.flatnonzero(rng.random(len(pieces)) < _NEW_WORDS).tolist():
+            letters = rng.integers(97, 123, rng.integers(5, 12), dtype=np.uint8)
+            pieces[place] = b" " + letters.tobytes()
+        yield from b"".join(pieces).split(EOT)

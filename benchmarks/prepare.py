@@ -1,0 +1,126 @@
+"""How fast text becomes shards, against tokenizing alone and against other tokenizers.
+
+One run on the same files, each contestant in a process of its own that starts with an empty
+tokenizer cache, the best of several rounds. `prepare` does everything that the command does by
+default: cleaning, deduplication, split, checksums, document tables, flushing to the disk, and
+starting its workers. The others only turn text into ids in memory.
+
+    python benchmarks/prepare.py [--size 512] [--rounds 3]     sizes in MB
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from corpus import EOT, make_corpus
+from results import record
+
+SAMPLE = 16 << 20  # bytes that the slow ones get
+CONTESTANTS = {
+    "gigatoken, bare `encode_files`": ["gigatoken"],
+    "tokenmill prepare": ["prepare", "documents"],
+    "tokenmill prepare --dedup lines": ["prepare", "lines"],
+    "tokenizers, `encode_batch`": ["tokenizers"],
+}
+
+
+def _gpt2() -> str:
+    """GPT-2's tokenizer.json, without special tokens."""
+    from tokenmill.tokenizers.gpt2 import read_gpt2
+
+    return json.dumps({**read_gpt2(), "added_tokens": []})
+
+
+def run_gigatoken(files: list[Path]) -> tuple[float, int]:
+    """All files by gigatoken's own fastest way, on all cores."""
+    import gigatoken
+
+    tokenizer = gigatoken.Tokenizer.from_json(_gpt2())
+    source = gigatoken.TextFileSource([str(path) for path in files], separator=EOT)
+    started = time.perf_counter()
+    tokenizer.encode_files(source)
+    return time.perf_counter() - started, sum(path.stat().st_size for path in files)
+
+
+def run_prepare(files: list[Path], dedup: str) -> tuple[float, int]:
+    """The whole of `tokenmill.prepare`."""
+    import tokenmill
+
+    out = files[0].parent.parent / "dataset"
+    shutil.rmtree(out, ignore_errors=True)
+    started = time.perf_counter()
+    tokenmill.prepare([str(path) for path in files], out, dedup=dedup)
+    spent = time.perf_counter() - started
+    shutil.rmtree(out)
+    return spent, sum(path.stat().st_size for path in files)
+
+
+def _sample(files: list[Path]) -> list[str]:
+    """Some of the documents, spread over the files."""
+    texts = []
+    for path in files:
+        with path.open("rb") as file:
+            file.seek(path.stat().st_size // 2)
+            block = file.read(SAMPLE // len(files))
+        texts += [text.decode("utf-8", "ignore") for text in block.split(EOT)[1:-1]]
+    return texts
+
+
+def run_tokenizers(files: list[Path]) -> tuple[float, int]:
+    """A sample by Hugging Face's tokenizers, on all cores."""
+    from tokenizers import Tokenizer
+
+    texts = _sample(files)
+    tokenizer = Tokenizer.from_str(_gpt2())
+    started = time.perf_counter()
+    tokenizer.encode_batch(texts)
+    return time.perf_counter() - started, sum(len(text.encode()) for text in texts)
+
+
+def measure(words: list[str], files: list[Path], rounds: int) -> float:
+    """MB/s, the best of several rounds, each in a fresh process."""
+    best = 0.0
+    for _ in range(rounds):
+        command = [sys.executable, __file__, "--contestant", *words, "--files", *map(str, files)]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        best = max(best, told["bytes"] / told["seconds"] / 1e6)
+    return best
+
+
+def main() -> None:
+    """Measure all contestants and record the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--size", type=int, default=512, help="MB of text")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contestant", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--files", nargs="+", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.contestant:
+        name, *rest = args.contestant
+        seconds, size = globals()[f"run_{name}"](args.files, *rest)
+        print(json.dumps({"seconds": seconds, "bytes": size}))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        files = make_corpus(Path(folder) / "text", args.size * 1_000_000)
+        rates = {}
+        for name, words in CONTESTANTS.items():
+            rates[name] = measure(words, files, args.rounds)
+            print(f"{name:<36} {rates[name]:8.1f} MB/s", flush=True)
+    bare = rates["gigatoken, bare `encode_files`"]
+    rows: list[dict[str, Any]] = [
+        {"what": name, "MB/s": round(rate, 1), "of bare gigatoken": round(rate / bare, 2)}
+        for name, rate in rates.items()
+    ]
+    record("prepare", {"text": f"{args.size} MB", "rounds": args.rounds}, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Where measurements go: `results.json`, and from there into the tables of the README.
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+README = HERE.parent / "README.md"
+
+
+def record(name: str, conditions: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Keep the rows of one measurement, print them, and put them into the README."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    results[name] = {"conditions": {**conditions, **machine}, "rows": rows}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    table = as_table(rows)
+    print(f"\n{table}")
+    text = README.read_text()
+    marked = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    README.write_text(marked.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text))
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Rows as a Markdown table.
+
+    >>> print(as_table([{"what": "a", "MB/s": 1.5}]))
+    | what | MB/s |
+    |---|---:|
+    | a | 1.5 |
+    """
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |"]
+    lines.append("|---|" + "---:|" * (len(names) - 1))
+    lines += ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows]
+    return "\n".join(lines)
