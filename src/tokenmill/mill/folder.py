@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from tokenmill.store.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, wr
 __all__ = ["REJECTED_NAME", "WORK_NAME", "OutputFolder"]
 
 WORK_NAME = ".work"
+_LOCK_NAME = "lock"
 REJECTED_NAME = "rejected.jsonl"
-_OURS = (*SPLITS, MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME, WORK_NAME)
+# The manifest first: without the rest, a folder with a manifest would pass for a dataset.
+_OURS = (MANIFEST_NAME, *SPLITS, TOKENIZER_NAME, REJECTED_NAME, WORK_NAME)
 _CHOICE = (
     "Go back to how it was, choose another --out, or add --restart to discard what is done and "
     "begin again."
@@ -48,6 +51,7 @@ class OutputFolder:
         try:
             if restart:
                 self._discard()
+            self.remove_temporaries()
             for folder in (self.segments, self.shards):
                 folder.mkdir(exist_ok=True)
         except BaseException:
@@ -68,7 +72,7 @@ class OutputFolder:
 
     def _take_lock(self) -> int:
         self.work.mkdir(parents=True, exist_ok=True)
-        path = self.work / "lock"
+        path = self.work / _LOCK_NAME
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,10 +102,19 @@ class OutputFolder:
             target = self.path / name
             if name == WORK_NAME:
                 for entry in target.iterdir():
-                    if entry.name != "lock":
+                    if entry.name != _LOCK_NAME:
                         _remove(entry)
             else:
                 _remove(target)
+
+    def remove_temporaries(self) -> None:
+        """Remove what a run left half-written, of whichever process."""
+        for folder in (self.segments, self.shards, *(self.path / split for split in SPLITS)):
+            for stale in folder.glob("*.tmp"):
+                stale.unlink(missing_ok=True)
+        for name in (MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME):
+            for stale in self.path.glob(f"{name}.*tmp"):
+                stale.unlink(missing_ok=True)
 
     def finished(self, plan: Plan, settings: Settings, fingerprint: str) -> Manifest | None:
         """The manifest, if this very dataset is finished; an error if another one is."""
@@ -169,8 +182,13 @@ class OutputFolder:
         write_atomically(self.work / "failed.json", orjson.dumps(sorted(set(paths))))
 
     def clean_up(self) -> None:
-        """Remove the scaffolding of a finished run."""
-        _remove(self.work)
+        """Remove the scaffolding of a finished run, the lock last."""
+        for entry in self.work.iterdir():
+            if entry.name != _LOCK_NAME:
+                _remove(entry)
+        (self.work / _LOCK_NAME).unlink()
+        with suppress(OSError):  # the next run may have come in already
+            self.work.rmdir()
         self.close()
 
 
