@@ -2,13 +2,14 @@
 
 A bundle is `NAME.tokens`, `NAME.docs`, … and a receipt `NAME.json` that is written last. Where
 the receipt is, the files are complete. They are not flushed to the disk one by one, which would
-cost more than making them: the receipt holds their checksums, and a run that goes on after a
+cost more than making them: the receipt holds their checksums and its own, and a run that goes on after a
 crash checks what it finds. A file that the crash damaged is made again.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -41,7 +42,8 @@ class Bundle:
         trace: TracebackType | None,
     ) -> None:
         for name, file in self._files.items():
-            file.close()
+            with suppress(OSError):  # what could not be written to a full disk is not missed
+                file.close()
             self._temporary(name).unlink(missing_ok=True)
 
     def _temporary(self, file: str) -> Path:
@@ -73,8 +75,9 @@ class Bundle:
             temporary.replace(self._folder / f"{self._name}.{name}")
         self._files.clear()
         receipt = {"name": self._name, "files": written, "facts": facts}
+        told = orjson.dumps(receipt)
         temporary = self._temporary("json")
-        temporary.write_bytes(orjson.dumps(receipt))
+        temporary.write_bytes(xxhash.xxh3_64_hexdigest(told).encode() + b"\n" + told)
         temporary.replace(self._folder / f"{self._name}.json")
         return receipt
 
@@ -82,13 +85,15 @@ class Bundle:
 def read_receipt(folder: Path, name: str) -> dict[str, Any] | None:
     """The receipt of a bundle, or None if there is no complete one."""
     try:
-        receipt = orjson.loads((folder / f"{name}.json").read_bytes())
+        digest, _, told = (folder / f"{name}.json").read_bytes().partition(b"\n")
+        if digest != xxhash.xxh3_64_hexdigest(told).encode():
+            return None
+        receipt: dict[str, Any] = orjson.loads(told)
         sizes = {file: entry[0] for file, entry in receipt["files"].items()}
-        facts = receipt["facts"]
         whole = all((folder / f"{name}.{file}").stat().st_size == n for file, n in sizes.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
-    return receipt if whole and isinstance(facts, dict) else None
+    return receipt if whole else None
 
 
 def is_sound(folder: Path, name: str) -> bool:

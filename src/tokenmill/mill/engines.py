@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -36,17 +37,23 @@ class LocalEngine:
     def __init__(self, workers: int) -> None:
         self._workers: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        for _ in range(workers):
-            ours, theirs = Pipe()
-            process = subprocess.Popen(
-                # -P: a file in the working folder must not stand in for a library's module
-                [sys.executable, "-P", "-c", _SERVE, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-            theirs.close()
-            self._workers[ours] = process
+        # Workers inherit this: to end them at Ctrl-C, or when a batch system ends the whole group,
+        # is left to this process, which does so in order.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            for _ in range(workers):
+                ours, theirs = Pipe()
+                process = subprocess.Popen(
+                    # -P: a file in the working folder must not stand in for a library's module
+                    [sys.executable, "-P", "-c", _SERVE, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+                theirs.close()
+                self._workers[ours] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -66,12 +73,12 @@ class LocalEngine:
     def set_up(self, tokenizer: Tokenizer, budget: int) -> None:
         """Give each worker its tokenizer and its share of the memory, in bytes."""
         for pipe in self._workers:
-            pipe.send((tokenizer, budget))
+            self._send(pipe, (tokenizer, budget))
 
     def rest(self) -> None:
         """Have all workers give back what memory they can."""
         for pipe in self._workers:
-            pipe.send(Rest())
+            self._send(pipe, Rest())
         for pipe in self._workers:
             self._receive(pipe)
 
@@ -89,7 +96,7 @@ class LocalEngine:
             number, task = next(waiting, (None, None))
             if number is not None:
                 busy[pipe] = number
-                pipe.send(task)
+                self._send(pipe, task)
 
         for pipe in self._workers:
             hand_out(pipe)
@@ -108,6 +115,12 @@ class LocalEngine:
                     yield number, message
                 else:
                     raise _foreseen(message)
+
+    def _send(self, pipe: Connection[Any, Any], message: Any) -> None:
+        try:
+            pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._death(pipe) from None
 
     def _receive(self, pipe: Connection[Any, Any]) -> Any:
         try:

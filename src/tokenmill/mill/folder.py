@@ -15,6 +15,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import orjson
@@ -90,9 +91,22 @@ class OutputFolder:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         return handle
 
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Let go of the lock."""
+        """Remove what is half-written, and let go of the lock."""
         if self._lock >= 0:
+            with suppress(OSError):
+                self.remove_temporaries()
             os.close(self._lock)
             self._lock = -1
 
@@ -130,6 +144,7 @@ class OutputFolder:
         if was != now:
             differences.append(f"the input was {_files(was)}, is {_files(now)}")
         if differences:
+            self.clean_up()
             raise FolderError(
                 f"{self.path} holds a finished dataset that was made differently:\n  "
                 + "\n  ".join(differences)

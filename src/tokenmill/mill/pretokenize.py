@@ -18,7 +18,7 @@ import numpy as np
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.mill.engines import disk_error
 from tokenmill.mill.run import Watcher, prepare
-from tokenmill.store.manifest import Manifest
+from tokenmill.store.manifest import Manifest, sync_folder
 from tokenmill.store.writer import NpyFile
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
@@ -83,9 +83,11 @@ def pretokenize(
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
     kind = _kind(dtype, tokenizer)
-    if target.exists() and not restart:
-        return _found(source, target, kind)
     folder = target.with_name(f".{target.name}.work")
+    if target.exists() and not restart:
+        found = _found(source, target, kind)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed at its very end
+        return found
     report = prepare(
         source,
         folder,
@@ -100,7 +102,9 @@ def pretokenize(
         tokens_per_shard=_WHOLE,
     )
     try:
-        _copy(report.manifest, folder, target, kind)
+        _copy(report.manifest, folder, folder / target.name, kind)
+        (folder / target.name).replace(target)
+        sync_folder(target.parent)
         shutil.rmtree(folder)
     except OSError as error:
         raise disk_error(error) from error

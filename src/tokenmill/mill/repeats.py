@@ -10,8 +10,10 @@ it spills.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,7 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
     """
     limit = max(1 << 16, memory // _SORT_BYTES)
     with marks.open("wb") as empty:
-        empty.truncate(total)
+        _reserve(empty, total)
     if total == 0:
         return 0
     if total <= limit:
@@ -61,6 +63,16 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
         repeats += _mark_file(file, bits, limit, marks)
         file.unlink()
     return repeats
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Fill a new file with zeros that have their place on the disk. In a file with holes, a full
+    disk would end the process at the first write into a map of it, without a word."""
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    for start in range(0, size, _TABLE):
+        file.write(bytes(min(_TABLE, size - start)))
 
 
 def _deal(tables: Iterable[Keys], bits: int, spill: Path) -> None:
@@ -114,16 +126,13 @@ def _mark(high: Keys, low: Keys, places: Keys, marks: Path) -> int:
     """Mark the repeats among some keys; `places` ascend, and so does every group of equals."""
     order = np.argsort(high, kind="stable")
     ordered = high[order]
-    equal = ordered[1:] == ordered[:-1]
-    suspects = np.zeros(len(order), np.bool_)  # share their high half with another
-    suspects[1:] |= equal
-    suspects[:-1] |= equal
-    order = order[suspects]
-    high, low, places = high[order], low[order], places[order]
-    order = np.lexsort((low, high))  # stable, so equals stay in the order of their places
-    high, low, places = high[order], low[order], places[order]
-    repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-    found = np.sort(places[1:][repeated])
+    equal = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if not (low[order[equal]] == low[order[equal + 1]]).all():
+        # Two keys share their high half alone, which chance brings once in billions of keys.
+        order = np.lexsort((low, high))  # stable too
+        same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
+        equal = np.flatnonzero(same)
+    found = np.sort(places[order[equal + 1]])
     for start in range(0, len(found), _PAGES):
         window = np.memmap(marks, np.uint8, "r+")
         window[found[start : start + _PAGES]] = 1

@@ -111,13 +111,11 @@ def prepare(
     (2, 43)
     """
     mill = Mill(inputs, out, tokenizer=tokenizer, workers=workers, memory=memory, **settings)
-    folder = OutputFolder(Path(out), restart=restart)
     try:
-        return mill.run(folder, watcher or Nobody())
+        with OutputFolder(Path(out), restart=restart) as folder:
+            return mill.run(folder, watcher or Nobody())
     except OSError as error:
         raise disk_error(error) from error
-    finally:
-        folder.close()
 
 
 class Mill:
@@ -317,8 +315,6 @@ class _Run:
         """The bundles of earlier runs that can be used, checked to the byte."""
         folder = self.folder.segments
         found: dict[str, Receipt] = {}
-        for stale in folder.glob("*.tmp"):
-            stale.unlink(missing_ok=True)
         for name in names:
             receipt = read_receipt(folder, name)
             if receipt is None:
@@ -364,7 +360,8 @@ class _Run:
             [
                 f"No document was kept out of {sifted.ledger['documents_in']:,}:",
                 *told,
-                f"If the text is in another field than {field!r}, name it with --text-field.",
+                f"If the text is in another field than {field!r}, name it with --text-field and "
+                "add --restart.",
             ]
         )
 

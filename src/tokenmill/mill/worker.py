@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -141,6 +142,16 @@ def memory_in_use() -> int:
         return 0
 
 
+def _end_with_parent() -> None:
+    """Have the system end this process when the parent ends, in the midst of whatever it does.
+
+    Without that, it would notice only when it has something to say (where there is no `prctl`).
+    """
+    set_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
 def _trim_memory() -> None:
     """Give what was freed back to the system (glibc keeps it otherwise)."""
     try:
@@ -151,7 +162,7 @@ def _trim_memory() -> None:
 
 def main(descriptor: int) -> None:
     """Serve the pipe until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _end_with_parent()
     pipe: Connection[Any, Any] = Connection(descriptor)
     try:
         tokenizer, budget = pipe.recv()

@@ -8,6 +8,7 @@ bytes are made.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ class AtomicFile:
         self._file = self._temporary.open("wb")
         self._hash = xxhash.xxh3_128()
         self._unflushed = 0
+        self._finished = False
         self.size = 0
 
     def __enter__(self) -> AtomicFile:
@@ -42,8 +44,9 @@ class AtomicFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._file.closed:
-            self._file.close()
+        if not self._finished:
+            with suppress(OSError):  # what could not be written to a full disk is not missed
+                self._file.close()
             self._temporary.unlink(missing_ok=True)
 
     def write(self, data: Any) -> None:
@@ -64,6 +67,7 @@ class AtomicFile:
         os.fsync(self._file.fileno())
         self._file.close()
         self._temporary.replace(self.path)
+        self._finished = True
         sync_folder(self.path.parent)
         return self._hash.hexdigest()
 
