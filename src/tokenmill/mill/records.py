@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import BinaryIO
+from unicodedata import normalize
 
 import numpy as np
 
@@ -121,9 +122,11 @@ def _is_letter_before(data: bytes, place: int) -> bool:
     while start > max(0, place - 4) and data[start] & 0xC0 == 0x80:
         start -= 1
     try:
-        return data[start:place].decode("utf-8").isalpha()
+        letter = data[start:place].decode("utf-8")
     except UnicodeDecodeError:
         return False
+    # Cleaning makes a letter and a mark of some, such as U+0958, and a mark is no place to cut.
+    return letter.isalpha() and normalize("NFC", letter).isalpha()
 
 
 def overlaps_itself(separator: bytes) -> bool:
@@ -221,12 +224,20 @@ def read_records(
     if rest or continues or to_be_continued:
         chunk = _one_piece(rest, start, continues)
         chunk.goes_on = to_be_continued
+        if separator == b"" and not to_be_continued:
+            chunk.texts = [_without_blank_end(rest)]
         yield chunk
 
 
 def count_byte(data: bytes, byte: int) -> int:
     """How often a byte occurs. `bytes.count` is ten times slower where that is often."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
+
+
+def _without_blank_end(data: bytes) -> bytes:
+    """Without blank lines at the end, as if more text came behind them."""
+    text = len(data.rstrip(b" \t\r\n"))
+    return data[: data.find(b"\n", text)] if data.count(b"\n", text) > 1 else data
 
 
 def _one_piece(text: bytes, start: int, continues: bool) -> Chunk:
