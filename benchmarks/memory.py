@@ -1,0 +1,77 @@
+"""Peak memory of the whole process tree while preparing inputs of growing size.
+
+python benchmarks/memory.py [--sizes 256 1000 4000] [--workers 2]     sizes in MB
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from corpus import make_corpus
+from results import record
+
+
+def tree_memory(root: int) -> int:
+    """Resident bytes of a process and all its descendants."""
+    parents: dict[int, int] = {}
+    pages: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
+                pages[int(name)] = int(Path(f"/proc/{name}/statm").read_text().split()[1])
+                parents[int(name)] = int(fields[1])
+            except (OSError, IndexError):
+                continue
+    tree = {root}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(pages.get(pid, 0) for pid in tree) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(files: list[Path], out: Path, dedup: str, workers: int) -> tuple[float, float]:
+    """Peak memory in MB and seconds of one `tokenmill prepare`."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "tokenmill.cli", "prepare", *map(str, files)]
+    command += ["--out", str(out), "--dedup", dedup, "--workers", str(workers)]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, tree_memory(process.pid))
+        time.sleep(0.02)
+    if process.returncode:
+        raise SystemExit(f"prepare failed: {' '.join(command)}")
+    return peak / 1e6, time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure each size with each kind of deduplication."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1000, 4000], help="MB")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for size in args.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            files = make_corpus(Path(folder) / "text", size * 1_000_000)
+            row: dict[str, Any] = {"input": f"{size} MB"}
+            for dedup in ("documents", "lines"):
+                peak, seconds = measure(files, Path(folder) / "out", dedup, args.workers)
+                row[f"--dedup {dedup}"] = f"{peak:.0f} MB"
+                row[f"{dedup}: MB/s"] = round(size / seconds, 1)
+                print(row, flush=True)
+            rows.append(row)
+    record("memory", {"workers": args.workers}, rows)
+
+
+if __name__ == "__main__":
+    main()
