@@ -216,14 +216,15 @@ def make_expected(
 def remove_lines(text: str, seen: set[str], min_line: int, *, tidy: bool) -> tuple[str, int]:
     """A document without the lines seen before, and how many they were."""
     kept, removed = [], 0
-    for line in text.split("\n"):
+    for whole in text.split("\n"):
+        line = whole.removesuffix("\r")  # that belongs to the line's end
         counts = len(line) >= min_line and line.encode().strip(b" \t\n\r\v\f")
         if counts and line in seen:
             removed += 1
             continue
         if counts:
             seen.add(line)
-        kept.append(line)
+        kept.append(whole)
     result = "\n".join(kept)
     if tidy and removed:
         while "\n\n\n" in result:

@@ -32,13 +32,18 @@ def _counting(lines: list[bytes], min_line: int, plain: bool) -> list[int]:
     ]
 
 
+def _bare(lines: list[bytes], text: bytes) -> list[bytes]:
+    """The lines of a text without the `\\r` of their ends, before which it may be cut."""
+    return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
+
+
 def _lines_of(
     text: bytes, min_line: int, *, continues: bool, mid_line: bool
 ) -> tuple[list[bytes], list[int]]:
     """The lines of a text and which of them count. Half a line never does: only one of more
     than a block is ever cut."""
     lines = text.split(b"\n")
-    counting = _counting(lines, min_line, text.isascii())
+    counting = _counting(_bare(lines, text), min_line, text.isascii())
     if continues and counting and counting[0] == 0:
         counting = counting[1:]
     if mid_line and counting and counting[-1] == len(lines) - 1:
@@ -57,6 +62,7 @@ def line_keys(texts: list[bytes], min_line: int, *, continues: bool, mid_line: b
             continues=continues and i == 0,
             mid_line=mid_line and i == len(texts) - 1,
         )
+        lines = _bare(lines, text)
         keys.extend([digest(lines[j]) for j in counting])
     return b"".join(keys)
 
@@ -75,7 +81,10 @@ class LineRemover:
         self._tidy = tidy
         self._next = 0
         self._held = b""
-        self._started = False  # whether anything of the document at hand is kept so far
+        self._end_gone = False  # whether the line that the last piece ends with was removed
+        # Whether anything of the document at hand is kept so far. One that goes on from another
+        # part has a line there that is too short to be removed.
+        self._started = True
         self.removed = 0
 
     def remove(
@@ -98,10 +107,13 @@ class LineRemover:
         flags = self._repeated[self._next : self._next + len(counting)]
         self._next += len(counting)
         started = self._started and continues
+        if continues and self._end_gone and lines[0] == b"\r":
+            text, lines[0] = text[1:], b""
         if continues and not started and lines[0] == b"":
             lines = lines[1:]  # the line end behind a line that was removed
             counting = [j - 1 for j in counting]
         elif not flags.any() and not self._held:
+            self._end_gone = False
             self._started = started or bool(text if self._tidy else lines)
             return text
         gone = {j for j, flag in zip(counting, flags.tolist(), strict=True) if flag}
@@ -112,7 +124,8 @@ class LineRemover:
         if self._tidy:
             result = _tidied(result, begins=not started, ends=not goes_on)
         self._started = started or bool(result if self._tidy else kept)
-        if goes_on and len(lines) - 1 in gone:
+        self._end_gone = goes_on and len(lines) - 1 in gone
+        if self._end_gone:
             cut = max(0, _ANY_LINE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
         return result

@@ -1,0 +1,192 @@
+"""lines.py against a removal that sees the whole document at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive import remove_lines
+
+from tokenmill.mill import records
+from tokenmill.mill.clean import clean_block
+from tokenmill.mill.lines import LineRemover, line_keys
+from tokenmill.mill.records import Cutter, read_records
+
+LINES = [
+    "", "a", "b c", "the same line", "another line", "a line of words", "12345", "1234567890",
+    "ends with 1", "    indented code", "        ", "\t\t\t\t\t", "日本語", "日本語日本語", "ééééé", "éé",
+]  # fmt: skip
+DOCUMENTS = st.lists(
+    st.lists(st.sampled_from(LINES), max_size=25).map("\n".join).filter(bool), max_size=6
+)
+
+
+def handed_in_pieces(
+    text: bytes, block: int, part_steps: list[int], min_line: int
+) -> list[list[tuple[bytes, bool, bool, bool]]]:
+    """A document as parts and pieces hand it on: for each part the pieces with their flags."""
+    border_cutter, parts, start, continues = Cutter(short_line=min_line), [], 0, False
+    borders = []
+    for step in part_steps:
+        cut = border_cutter.first(text, start + step, len(text))
+        if cut >= 0:
+            borders.append(cut)
+            start = cut
+    start = 0
+    for border in [*borders, len(text)]:
+        part = text[start:border]
+        blocks = [part[i : i + block] for i in range(0, len(part), block)]
+        goes_on = border < len(text)
+        chunks = read_records(
+            iter(blocks), start, None, Cutter(), continues=continues, to_be_continued=goes_on
+        )
+        parts.append(
+            [(chunk.texts[0], chunk.continues, chunk.goes_on, chunk.mid_line) for chunk in chunks]
+        )
+        start, continues = border, goes_on
+    return parts
+
+
+def remove_everywhere(
+    parts: list[list[tuple[bytes, bool, bool, bool]]], min_line: int, tidy: bool
+) -> tuple[list[bytes], int]:
+    """The texts of all pieces without repeated lines, marked by a set of their keys."""
+    seen: set[bytes] = set()
+    results, removed = [], 0
+    for part in parts:
+        keys = b"".join(
+            line_keys([text], min_line, continues=continues, mid_line=mid_line)
+            for text, continues, _, mid_line in part
+        )
+        flags = []
+        for i in range(0, len(keys), 16):
+            flags.append(keys[i : i + 16] in seen)
+            seen.add(keys[i : i + 16])
+        remover = LineRemover(np.array(flags, np.uint8), min_line, tidy=tidy)
+        for text, continues, goes_on, mid_line in part:
+            (result,) = remover.remove(
+                [text], continues=continues, goes_on=goes_on, mid_line=mid_line
+            )
+            if not continues:
+                results.append([])
+            results[-1].append(result)
+        removed += remover.removed
+    return results, removed
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    documents=DOCUMENTS,
+    block=st.integers(4, 80),
+    steps=st.lists(st.integers(1, 60), max_size=3),
+    min_line=st.integers(2, 12),
+    tidy=st.booleans(),
+    crlf=st.booleans(),
+)
+def test_documents_in_pieces_lose_the_lines_that_whole_ones_lose(
+    documents, block, steps, min_line, tidy, crlf
+):
+    before, records.BLOCK = records.BLOCK, block
+    seen: set[str] = set()
+    expected, expected_removed, parts = [], 0, []
+    try:
+        for document in documents:
+            raw = document.replace("\n", "\r\n") if crlf else document
+            pieces = handed_in_pieces(raw.encode(), block, steps, min_line)
+            halves = any(piece[3] for part in pieces for piece in part)
+            if halves:
+                continue  # a line longer than a block was cut, which is another test's
+            if tidy:
+                pieces = [
+                    [(clean_block(p[0], continues=p[1], goes_on=p[2]), *p[1:]) for p in part]
+                    for part in pieces
+                ]
+                raw = clean_block(raw.encode()).decode()
+            text, count = remove_lines(raw, seen, min_line, tidy=tidy)
+            expected.append(text.encode())
+            expected_removed += count
+            for i, part in enumerate(pieces):
+                if i or not parts:
+                    parts.append([])
+                parts[-1] += part
+    finally:
+        records.BLOCK = before
+    results, removed = remove_everywhere(parts, min_line, tidy)
+    assert [b"".join(result) for result in results] == expected
+    assert removed == expected_removed
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    document=st.lists(st.sampled_from(LINES), max_size=30).map("\n".join), block=st.integers(8, 60)
+)
+def test_pieces_leave_cut_after_a_letter(document, block):
+    before, records.BLOCK = records.BLOCK, block
+    try:
+        parts = handed_in_pieces(document.encode(), block, [], 4)
+    finally:
+        records.BLOCK = before
+    (results, _) = remove_everywhere(parts, 4, True)
+    for pieces in results:
+        text = b""
+        for piece in pieces[:-1]:
+            text += piece
+            rest = b"".join(pieces)[len(text) :]
+            if text and rest:
+                assert text.decode()[-1].isalpha()
+                assert rest[:1] in (b"\n", b" ")
+
+
+def mark(texts: list[str], min_line: int) -> list[bool]:
+    keys = line_keys([text.encode() for text in texts], min_line, continues=False, mid_line=False)
+    flags, seen = [], set()
+    for i in range(0, len(keys), 16):
+        flags.append(keys[i : i + 16] in seen)
+        seen.add(keys[i : i + 16])
+    return flags
+
+
+@pytest.mark.parametrize(
+    ("line", "min_line", "counts"),
+    [
+        ("ééééé", 5, True),
+        ("ééééé", 6, False),
+        ("日本", 3, False),
+        ("🙂🙂🙂", 3, True),
+        ("🙂🙂", 3, False),
+        ("abcde", 5, True),
+        ("abcd", 5, False),
+        ("        ", 2, False),
+        ("", 1, False),
+        ("\t \t \t", 1, False),
+    ],
+)
+def test_a_line_counts_from_so_many_characters_on_if_it_is_not_blank(line, min_line, counts):
+    assert len(mark([line], min_line)) == counts
+    assert len(mark([f"é\n{line}\nx"], min_line)) - len(mark(["é\nx"], min_line)) == counts
+
+
+def test_the_first_of_equal_lines_stays():
+    texts = ["one line here\nshort\nanother one", "short\none line here\nthe third\none line here"]
+    flags = mark(texts, 6)
+    remover = LineRemover(np.array(flags, np.uint8), 6, tidy=True)
+    left = remover.remove(
+        [text.encode() for text in texts], continues=False, goes_on=False, mid_line=False
+    )
+    assert left == [b"one line here\nshort\nanother one", b"short\nthe third"]
+    assert remover.removed == 2
+
+
+def test_half_a_line_never_counts():
+    text = b"a line that is longer than a block"
+    assert len(line_keys([text], 3, continues=False, mid_line=False)) == 16
+    assert line_keys([text], 3, continues=False, mid_line=True) == b""
+    assert line_keys([b" rest of it"], 3, continues=True, mid_line=False) == b""
+    assert len(line_keys([b" rest\nnext line"], 3, continues=True, mid_line=False)) == 16
+
+
+def test_the_line_end_at_the_border_of_a_part_is_kept():
+    remover = LineRemover(np.zeros(1, np.uint8), 3, tidy=True)
+    text = b"\nnext line"
+    assert remover.remove([text], continues=True, goes_on=False, mid_line=False) == [text]
