@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
-import tokenmill
 from corpus import EOT, make_corpus, real_documents
+
+import tokenmill
 from tokenmill.mill.clean import clean
 from tokenmill.tokenizers.gpt2 import read_gpt2
 
@@ -44,8 +45,8 @@ def compare_documents(folder: Path) -> None:
     encoding = tiktoken_gpt2()
     sources = folder / "text"
     sources.mkdir()
-    for number, text in enumerate(real_documents()):
-        (sources / f"{number:06}.txt").write_bytes(text)
+    for number, file in enumerate(real_documents()):
+        (sources / f"{number:06}.txt").write_bytes(file)
     tokenmill.prepare(sources, folder / "data", documents="file")
     dataset = tokenmill.open(folder / "data")
     compared = size = 0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.mill.grind import prepare_chunk
 from tokenmill.mill.run import Mill
 from tokenmill.mill.sources import BadFileError
+from tokenmill.mill.texts import prepare_chunk
 from tokenmill.tokenizers import encode_terminated
 
 __all__ = ["Estimate", "estimate"]

@@ -22,25 +22,15 @@ import xxhash
 
 from tokenmill.errors import TokenizerError
 from tokenmill.mill.bundle import Bundle
-from tokenmill.mill.clean import clean_block
 from tokenmill.mill.lines import LineRemover, line_keys
 from tokenmill.mill.plan import Piece, SourceFile
-from tokenmill.mill.records import Chunk, Cutter, Rejection, count_byte
+from tokenmill.mill.records import Chunk, Cutter
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, read_piece
+from tokenmill.mill.texts import Prepared, prepare_chunk
 from tokenmill.tokenizers import Tokenizer, encode_terminated
 
-__all__ = [
-    "BAD_TEXT",
-    "CONTINUES",
-    "GOES_ON",
-    "RECORD",
-    "REPAIRED",
-    "Job",
-    "grind",
-    "prepare_chunk",
-    "scan_lines",
-]
+__all__ = ["CONTINUES", "GOES_ON", "RECORD", "Job", "grind", "scan_lines"]
 
 RECORD = np.dtype(
     [
@@ -54,7 +44,7 @@ RECORD = np.dtype(
         ("flags", "<u8"),
     ]
 )
-CONTINUES, GOES_ON, BAD_TEXT, REPAIRED = 1, 2, 4, 8
+CONTINUES, GOES_ON = 1, 2  # flags of a record, beside those of the text
 
 Progress = Callable[[int, int, int, int], None]  # bytes read, tokens, documents, dropped
 
@@ -164,77 +154,6 @@ def _grind(job: Job, tokenizer: Tokenizer, progress: Progress, aside: Aside) -> 
                 segment.add_piece(piece, progress)
         facts = segment.facts() | {"set_aside": _aside_facts(aside)}
         return bundle.finish(facts)
-
-
-@dataclass(slots=True)
-class Prepared:
-    """The documents of a chunk that are fit to be tokenized, cleaned."""
-
-    texts: list[bytes]
-    offsets: list[int]
-    sizes: list[int]
-    flags: list[int]
-
-
-def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepared:
-    """Decode and clean a chunk. Documents with bad text leave it if they are to be dropped;
-    of a document in pieces, the piece stays and is flagged."""
-    texts, offsets = chunk.texts, chunk.offsets
-    sizes = list(map(len, texts))
-    flags = [0] * len(texts)
-    joined = b"\0".join(texts)
-    if not joined.isascii() and not _is_utf8(joined):
-        _judge_bad_text(chunk, settings, source, texts := list(texts), flags)
-        keep = [
-            i
-            for i, flag in enumerate(flags)
-            if flag != BAD_TEXT
-            or (i == 0 and chunk.continues)
-            or (i == len(texts) - 1 and chunk.goes_on)
-        ]
-        texts = [texts[i] for i in keep]
-        offsets = [offsets[i] for i in keep]
-        sizes = [sizes[i] for i in keep]
-        flags = [flags[i] for i in keep]
-        joined = b"\0".join(texts)
-    if settings.normalize and texts:
-        if count_byte(joined, 0) != len(texts) - 1:
-            joined = b"\0".join([text.replace(b"\0", b"") for text in texts])
-        joined = clean_block(joined, continues=chunk.continues, goes_on=chunk.goes_on)
-        texts = joined.split(b"\0")
-    return Prepared(texts, offsets, sizes, flags)
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _judge_bad_text(
-    chunk: Chunk, settings: Settings, source: SourceFile, texts: list[bytes], flags: list[int]
-) -> None:
-    """Find the texts that are no UTF-8, and repair, flag or refuse them."""
-    for i, text in enumerate(texts):
-        try:
-            text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            offset = chunk.offsets[i]
-            place = offset + error.start if source.kind == "text" else offset
-            if settings.on_bad_text == "refuse":
-                raise BadFileError(
-                    source.path,
-                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); repair it, or see "
-                    "--on-bad-text",
-                ) from error
-            texts[i] = text.decode("utf-8", "replace").encode()
-            flags[i] = REPAIRED if settings.on_bad_text == "repair" else BAD_TEXT
-            if flags[i] == BAD_TEXT:
-                reason = f"invalid UTF-8 at {source.unit} {place}: {error.reason}"
-                line = chunk.line_of(place)
-                chunk.rejections.append(Rejection(line, offset, "invalid UTF-8", reason, len(text)))
 
 
 class _Segment:

@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.mill.grind import BAD_TEXT, CONTINUES, GOES_ON, RECORD, REPAIRED
+from tokenmill.mill.grind import CONTINUES, GOES_ON, RECORD
 from tokenmill.mill.repeats import mark_repeats
 from tokenmill.mill.settings import Settings
+from tokenmill.mill.texts import BAD_TEXT, REPAIRED
 
 __all__ = ["DROPPED", "SPLITS", "Sifted", "Stitched", "belongs_to_val", "sift"]
 

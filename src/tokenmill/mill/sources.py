@@ -18,7 +18,7 @@ import orjson
 from tokenmill.errors import InputError
 from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, find_border, read_records
 
-__all__ = ["BadFileError", "Origin", "count_row_groups", "read_piece"]
+__all__ = ["BadFileError", "Origin", "count_row_groups", "is_utf8", "read_piece"]
 
 _ROWS = 256  # rows of a Parquet file decoded at once
 
@@ -199,7 +199,7 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> No
     if not line.strip():
         return
     # Bytes that are no UTF-8 pass through as they are, for the rule on bad text to judge.
-    errors = "strict" if _is_utf8(line) else "surrogateescape"
+    errors = "strict" if is_utf8(line) else "surrogateescape"
     kind = reason = ""
     try:
         # The standard library reads what Python's own writers write: NaN, huge numbers.
@@ -224,7 +224,8 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> No
         chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, len(line)))
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
+    """Whether some bytes are valid UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
