@@ -1,0 +1,350 @@
+"""The stages of a run after planning: scan, grind, sift, pack, and the manifest.
+
+What is done is found by name and checked, whatever is missing is made; a stage that was
+interrupted half-way is half done. All that can be done is done before a bad file ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import orjson
+import xxhash
+
+from tokenmill.errors import InputError
+from tokenmill.mill.bundle import read_receipt
+from tokenmill.mill.engines import LocalEngine
+from tokenmill.mill.folder import REJECTED_NAME, OutputFolder
+from tokenmill.mill.pack import ShardJob, plan_shards
+from tokenmill.mill.plan import Plan
+from tokenmill.mill.repeats import mark_repeats, read_keys
+from tokenmill.mill.sift import SPLITS, Sifted, sift
+from tokenmill.mill.sources import BadFileError
+from tokenmill.mill.worker import Check, Grind, Pack, Scan, Task
+from tokenmill.store.manifest import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    Shard,
+    Source,
+    Split,
+    write_atomically,
+)
+from tokenmill.store.writer import AtomicFile
+
+if TYPE_CHECKING:
+    from tokenmill.mill.run import Mill
+
+__all__ = ["Nobody", "Stages", "Watcher"]
+
+Receipt = dict[str, Any]
+
+
+class Watcher(Protocol):
+    """Who is told how the work goes."""
+
+    def begin(self, stage: str, total: int, done: int) -> None:
+        """A stage begins that has `total` units of work, of which `done` were done before."""
+
+    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
+        """Work was done in this stage."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+
+
+class Nobody:
+    """A watcher who does not listen."""
+
+    def begin(self, stage: str, total: int, done: int) -> None: ...
+    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Stages:
+    """The stages after planning, in a folder whose lock is held."""
+
+    def __init__(self, mill: Mill, folder: OutputFolder, watcher: Watcher) -> None:
+        self.mill = mill
+        self.plan: Plan = mill.plan
+        self.settings = mill.settings
+        self.folder = folder
+        self.watcher = watcher
+
+    def finish(self) -> tuple[Manifest, int]:
+        """Do the stages; returns the manifest and how many parts were done before."""
+        with self.mill.engine() as engine:
+            receipts, done_before = self._grind(engine)
+            segments = [self.folder.segments / receipt["name"] for receipt in receipts]
+            engine.rest()  # sifting may need the memory that the tokenizers have taken
+            self.watcher.begin("sift", 0, 0)
+            sifted = sift(
+                segments, receipts, self.settings, self.folder.work, self.mill.memory // 2
+            )
+            if not sifted.ledger["documents_kept"]:
+                raise InputError(self._nothing_kept(receipts, sifted))
+            sifted.ledger["set_aside"] = self._set_aside(receipts)
+            shards = self._pack(engine, sifted, segments)
+        return self._complete(receipts, sifted, shards), done_before
+
+    def _run(self, engine: LocalEngine, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
+        return engine.run(tasks, lambda numbers: self.watcher.advance(*numbers))
+
+    def _grind(self, engine: LocalEngine) -> tuple[list[Receipt], int]:
+        """The receipts of all segments, made now or before, in input order."""
+        parts, folder = self.plan.parts, self.folder.segments
+        marks: dict[str, tuple[Path, int, int]] = {}
+        names = [part.name for part in parts]
+        if self.settings.dedup == "lines":
+            marks = self._mark_lines(engine)
+            # What a segment holds depends on the lines of all parts.
+            names = [_combined(self.plan.name, name) for name in names]
+        return self._make(
+            engine,
+            "grind",
+            names,
+            lambda i: Grind(
+                self.mill.job(
+                    parts[i], folder, name=names[i], repeated_lines=marks.get(parts[i].name)
+                )
+            ),
+        )
+
+    def _mark_lines(self, engine: LocalEngine) -> dict[str, tuple[Path, int, int]]:
+        """Find the repeated lines of the whole input: for each part, where its marks stand."""
+        parts, folder = self.plan.parts, self.folder.segments
+        names = [_combined("lines", part.name) for part in parts]
+        receipts, _ = self._make(
+            engine, "scan", names, lambda i: Scan(self.mill.job(parts[i], folder, name=names[i]))
+        )
+        counts = [receipt["facts"]["lines"] for receipt in receipts]
+        self.watcher.begin("sort", 0, 0)
+        marks = self.folder.work / "repeated_lines"
+        key = np.dtype("V16")
+        tables = chain.from_iterable(
+            read_keys(folder / f"{name}.lines", key, None) for name in names
+        )
+        spill = self.folder.work / "spill"
+        mark_repeats(tables, sum(counts), marks, spill, self.mill.memory // 2)
+        ranges: dict[str, tuple[Path, int, int]] = {}
+        start = 0
+        for part, count in zip(parts, counts, strict=True):
+            ranges[part.name] = (marks, start, start + count)
+            start += count
+        return ranges
+
+    def _make(
+        self, engine: LocalEngine, stage: str, names: list[str], task: Callable[[int], Task]
+    ) -> tuple[list[Receipt], int]:
+        """The receipts of some bundles: found, or made where they are missing.
+
+        All that can be made is made before a bad file ends the run.
+        """
+        parts = self.plan.parts
+        receipts = self._found(engine, names)
+        missing = [i for i, name in enumerate(names) if name not in receipts]
+        total = self.plan.size
+        left = sum(parts[i].size for i in missing)
+        self.watcher.begin(stage, total, total - left)
+        failures: list[BadFileError] = []
+        for number, result in self._run(engine, [task(i) for i in missing]):
+            if isinstance(result, BadFileError):
+                failures.append(result)
+            else:
+                receipts[names[missing[number]]] = result
+        if failures:
+            raise self._failed(failures)
+        return [receipts[name] for name in names], len(names) - len(missing)
+
+    def _found(self, engine: LocalEngine, names: list[str]) -> dict[str, Receipt]:
+        """The bundles of earlier runs that can be used, checked to the byte."""
+        folder = self.folder.segments
+        found: dict[str, Receipt] = {}
+        for name in names:
+            receipt = read_receipt(folder, name)
+            if receipt is None:
+                continue
+            if receipt["facts"]["set_aside"] and not self.settings.skip_bad_files:
+                continue
+            found[name] = receipt
+        suspects = list(found)
+        checks = [Check(folder, name) for name in suspects]
+        for number, sound in self._run(engine, checks):
+            if not sound:
+                del found[suspects[number]]
+        return found
+
+    def _failed(self, failures: list[BadFileError]) -> InputError:
+        unique = {failure.source: failure.reason for failure in failures}
+        self.folder.note_failures(list(unique))
+        shown = [f"  {source}: {reason}" for source, reason in sorted(unique.items())[:20]]
+        more = [f"  … and {len(unique) - 20} more"] if len(unique) > 20 else []
+        files = "1 file" if len(unique) == 1 else f"{len(unique)} files"
+        return InputError(
+            "\n".join(
+                [
+                    f"{files} could not be read; everything else is done and kept:",
+                    *shown,
+                    *more,
+                    "Repair or replace them and run the same command again, which goes on from "
+                    "here;",
+                    "or add --skip-bad-files to leave them out.",
+                ]
+            )
+        )
+
+    def _nothing_kept(self, receipts: list[Receipt], sifted: Sifted) -> str:
+        dropped = sifted.ledger["dropped"]
+        told = [f"  {reason}: {entry['documents']:,}" for reason, entry in dropped.items()]
+        for entry in self._rejections(receipts):
+            place = f"line {entry['line']}" if entry.get("line") else f"row {entry.get('row')}"
+            told.append(f"The first: {entry['source']}, {place}: {entry['reason']}")
+            break
+        field = self.settings.text_field
+        return "\n".join(
+            [
+                f"No document was kept out of {sifted.ledger['documents_in']:,}:",
+                *told,
+                f"If the text is in another field than {field!r}, name it with --text-field and "
+                "add --restart.",
+            ]
+        )
+
+    def _set_aside(self, receipts: list[Receipt]) -> list[dict[str, Any]]:
+        found = {
+            entry["source"]: entry["reason"]
+            for receipt in receipts
+            for entry in receipt["facts"]["set_aside"]
+        }
+        return [
+            {"source": self.plan.sources[number].path, "reason": reason}
+            for number, reason in sorted(found.items())
+        ]
+
+    def _pack(
+        self, engine: LocalEngine, sifted: Sifted, segments: list[Path]
+    ) -> dict[str, list[Shard]]:
+        """The shards of each split, made now or before."""
+        for split in SPLITS:
+            (self.folder.path / split).mkdir(exist_ok=True)
+        jobs = list(
+            plan_shards(
+                sifted, segments, self.settings.tokens_per_shard, self.mill.dtype, self.folder.path
+            )
+        )
+        context = _combined(self.plan.name, str(sifted.ledger["tokens"]))
+        done: dict[str, dict[str, Any]] = {}
+        for job in jobs:
+            said = _said(self.folder.shards / _receipt_name(context, job))
+            if said is not None and _is_there(self.folder.path, said, self.mill.dtype):
+                done[job.path] = said
+        self._remove_strays(done.values())
+        missing = [job for job in jobs if job.path not in done]
+        tokens = sum(job.end - job.start for job in missing)
+        total = sifted.ledger["tokens"]
+        self.watcher.begin("pack", total, total - tokens)
+        for number, said in self._run(engine, [Pack(job) for job in missing]):
+            if isinstance(said, BadFileError):
+                raise said
+            job = missing[number]
+            name = _receipt_name(context, job)
+            write_atomically(self.folder.shards / name, orjson.dumps(said))
+            done[job.path] = said
+        shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+        for job in jobs:
+            shards[job.split].append(Shard(**done[job.path]))
+        return shards
+
+    def _remove_strays(self, keep: Iterable[dict[str, Any]]) -> None:
+        """Remove what an interrupted run left half-way among the shards."""
+        wanted = {said[name] for said in keep for name in ("path", "documents_path")}
+        for split in SPLITS:
+            for path in (self.folder.path / split).iterdir():
+                if f"{split}/{path.name}" not in wanted:
+                    path.unlink()
+
+    def _rejections(self, receipts: list[Receipt]) -> Iterator[dict[str, Any]]:
+        """The rejected records of all segments, with the place of each in its file."""
+        lines_before: dict[int, int] = {}
+        for part, receipt in zip(self.plan.parts, receipts, strict=True):
+            path = self.folder.segments / f"{receipt['name']}.rejected"
+            if "rejected" in receipt["files"]:
+                with path.open("rb") as file:
+                    for line in file:
+                        yield self._rejection(orjson.loads(line), lines_before)
+            facts = receipt["facts"]
+            aside = {entry["source"] for entry in facts["set_aside"]}
+            ground = [piece for piece in part.pieces if piece.source not in aside]
+            for piece, count in zip(ground, facts["lines"], strict=True):
+                lines_before[piece.source] = lines_before.get(piece.source, 0) + count
+
+    def _rejection(self, entry: list[Any], lines_before: dict[int, int]) -> dict[str, Any]:
+        number, line, offset, reason = entry
+        source = self.plan.sources[number]
+        if source.unit == "row":
+            return {"source": source.path, "row": offset, "reason": reason}
+        if line is not None:
+            line += 1 + lines_before.get(number, 0)
+        return {"source": source.path, "line": line, "offset": offset, "reason": reason}
+
+    def _complete(
+        self, receipts: list[Receipt], sifted: Sifted, shards: dict[str, list[Shard]]
+    ) -> Manifest:
+        """Write what goes beside the shards, and the manifest last."""
+        root = self.folder.path
+        if any("rejected" in receipt["files"] for receipt in receipts):
+            with AtomicFile(root / REJECTED_NAME) as file:
+                for entry in self._rejections(receipts):
+                    file.write(orjson.dumps(entry) + b"\n")
+                file.finish()
+        else:
+            (root / REJECTED_NAME).unlink(missing_ok=True)
+        state = orjson.dumps(self.mill.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
+        write_atomically(root / TOKENIZER_NAME, state + b"\n")
+        manifest = Manifest(
+            dtype=self.mill.dtype,
+            vocab_size=self.mill.tokenizer.vocab_size,
+            tokenizer=self.mill.tokenizer.name,
+            tokenizer_fingerprint=self.mill.tokenizer.fingerprint,
+            eot=self.settings.eot,
+            eot_id=self.mill.tokenizer.eot_id,
+            splits={split: Split(shards=tuple(shards[split])) for split in SPLITS},
+            sources=tuple(
+                Source(path=source.path, bytes=source.size, unit=source.unit)
+                for source in self.plan.sources
+            ),
+            settings=self.settings.to_json(),
+            ledger=sifted.ledger,
+        )
+        write_atomically(root / MANIFEST_NAME, manifest.to_json())
+        return manifest
+
+
+def _combined(*names: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\n".join(names).encode())
+
+
+def _receipt_name(context: str, job: ShardJob) -> str:
+    return f"{context}-{job.split}-{job.number:05}.json"
+
+
+def _said(path: Path) -> dict[str, Any] | None:
+    try:
+        said = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _is_there(root: Path, said: dict[str, Any], dtype: str) -> bool:
+    """Whether a shard and its table are in place; they were flushed before their receipt."""
+    try:
+        size: int = (root / said["path"]).stat().st_size
+        whole: bool = size == said["tokens"] * np.dtype(dtype).itemsize
+        return whole and (root / said["documents_path"]).is_file()
+    except (OSError, KeyError, TypeError):
+        return False
