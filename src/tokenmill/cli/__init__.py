@@ -7,8 +7,11 @@ answers at once. A command's file parses, calls one function of the library, and
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cyclopts import App
 
@@ -48,12 +51,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     1
     """
     try:
-        return int(app(arguments, result_action="return_value") or 0)
+        with _stoppable():
+            return int(app(arguments, result_action="return_value") or 0)
     except TokenmillError as error:
-        print(f"tokenmill: {error}", file=sys.stderr)
+        _complain(str(error))
         return error.exit_status
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # `tokenmill peek … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except SystemExit as leave:  # wrong usage: the message is out already
         return leave.code if isinstance(leave.code, int) else 2
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let a polite request to end (SIGTERM, as batch systems send it) act like Ctrl-C."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _complain(text: str) -> None:
+    from tokenmill.cli.console import harmless
+
+    print(f"tokenmill: {harmless(text)}", file=sys.stderr)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
-from tokenmill.cli.progress import Display, stoppable, tell_stopped
+from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.mill.folder import REJECTED_NAME
 from tokenmill.mill.run import Mill, Report
@@ -88,7 +88,7 @@ def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) 
     """Run `tokenmill.prepare` with progress and a closing table; returns the exit status."""
     started = time.monotonic()
     try:
-        with stoppable(), Display() as display:
+        with Display() as display:
             report = prepare_dataset(inputs, folder, watcher=display, **options)
     except KeyboardInterrupt:
         return tell_stopped(f"in {folder}")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
-from tokenmill.cli.progress import Display, stoppable, tell_stopped
+from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.mill.pretokenize import pretokenize as pretokenize_file
 from tokenmill.tokenizers import load_tokenizer
 
@@ -49,7 +49,7 @@ def pretokenize(
     for text in files:
         started = time.monotonic()
         try:
-            with stoppable(), Display() as display:
+            with Display() as display:
                 made = pretokenize_file(
                     text,
                     tokenizer=loaded,

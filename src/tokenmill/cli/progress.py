@@ -5,10 +5,7 @@ Both tell what is done, the rate, tokens, documents kept and dropped, and the ti
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -17,7 +14,7 @@ from rich.text import Text
 
 from tokenmill.cli.console import count, duration, harmless, size, stderr
 
-__all__ = ["Display", "stoppable", "tell_stopped"]
+__all__ = ["Display", "tell_stopped"]
 
 _STAGES = {
     "scan": "reading lines",
@@ -108,20 +105,6 @@ class Display:
         if rate:
             words.append(f"{duration(left)} left")
         return ", ".join(words)
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Let a polite request to end (SIGTERM, as batch systems send it) act like Ctrl-C."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def tell_stopped(where: str) -> int:

@@ -1,0 +1,129 @@
+"""Ctrl-C and polite requests to end: prompt, with a sentence on how to go on, and without loss."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from runs import (
+    contents,
+    kill_all,
+    make_corpus,
+    members,
+    run,
+    start,
+    temporaries,
+    wait_until,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("stopped") / "texts")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert run(*command(corpus, out)).returncode == 0
+    return contents(out)
+
+
+def command(corpus: Path, out: Path) -> list[str | Path]:
+    return ["prepare", corpus, "--out", out, "--tokenizer", "bytes", "--workers", "2"]
+
+
+def stop(process: subprocess.Popen[str], number: int, whole_group: bool) -> tuple[str, str]:
+    """Send a signal; the process must end within two seconds."""
+    if whole_group:
+        kill_all(process, number)
+    else:
+        os.kill(process.pid, number)
+    began = time.monotonic()
+    told = process.communicate(timeout=30)
+    assert time.monotonic() - began < 2
+    return told
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)],
+)
+def test_stopped_run_says_how_to_go_on_and_goes_on(
+    corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path, number: int, whole_group: bool
+) -> None:
+    out = tmp_path / "out"
+    process = start(*command(corpus, out))
+    assert wait_until(lambda: any(out.glob(".work/segments/*.json")))
+    _, told = stop(process, number, whole_group)
+    assert process.returncode == 130, told
+    assert told.strip() == (
+        f"Stopped. What is done is kept in {out}; the same command goes on from there."
+    )
+    assert not members(process.pid)
+    assert not temporaries(out)
+    ended = run(*command(corpus, out))
+    assert "were done before and are skipped" in ended.stderr
+    assert (ended.returncode, contents(out)) == (0, undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", [".work", ".work/plan.json", "train"])
+def test_stopped_at_any_stage_is_quiet_and_prompt(
+    corpus: Path, tmp_path: Path, number: int, moment: str
+) -> None:
+    out = tmp_path / "out"
+    process = start(*command(corpus, out))
+    assert wait_until(lambda: any(out.glob(moment)))
+    _, told = stop(process, number, True)
+    assert process.returncode == 130, told
+    assert told.startswith("Stopped. ")
+    assert "Traceback" not in told
+    assert not members(process.pid)
+    assert not temporaries(out)
+
+
+def test_stopped_while_workers_start_is_quiet(corpus: Path, tmp_path: Path) -> None:
+    """Workers are in the terminal's group too, and must not answer Ctrl-C with a traceback."""
+    process = start(*command(corpus, tmp_path / "out"))
+    assert wait_until(lambda: len(members(process.pid)) >= 3)
+    _, told = stop(process, signal.SIGINT, True)
+    assert process.returncode == 130
+    assert told.startswith("Stopped. ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("what", ["load", "plan"])
+def test_stopped_before_the_work_begins(tmp_path: Path, number: int, what: str) -> None:
+    """Also while a tokenizer is loaded, or thousands of files are looked at."""
+    for i in range(3_000):
+        (tmp_path / f"{i}.json").write_text('{"text": "some"}')
+    out = tmp_path / "out"
+    process = start("prepare", tmp_path, "--out", out)
+    maps = Path(f"/proc/{process.pid}/maps")
+    library = "orjson" if what == "load" else "_multiarray_umath"
+    assert wait_until(lambda: library in maps.read_text())
+    time.sleep(0.1)
+    _, told = stop(process, number, True)
+    assert process.returncode == 130
+    assert told.startswith("Stopped")
+    assert told.count("\n") == 1
+
+
+def test_stopped_pretokenize_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("some words of text\n" * 2_000_000)
+    arguments = ("pretokenize", text, "--tokenizer", "bytes")
+    process = start(*arguments)
+    assert wait_until(lambda: any(tmp_path.glob(".x.npy.work/.work/segments/*")))
+    _, told = stop(process, signal.SIGINT, True)
+    assert process.returncode == 130
+    assert told.strip().endswith("the same command goes on from there.")
+    assert not temporaries(tmp_path)
+    assert run(*arguments).returncode == 0
+    assert set(contents(tmp_path)) == {"x.txt", "x.npy"}
