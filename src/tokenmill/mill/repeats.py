@@ -21,6 +21,7 @@ import numpy.typing as npt
 __all__ = ["mark_repeats", "read_keys"]
 
 _SORT_BYTES = 64  # memory that sorting takes for each key, generously
+_LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
 _TABLE = 1 << 20  # keys taken from a table at once
 _PAGES = 1 << 15  # writes into the map before its pages are given back
 _ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<u8")])
@@ -44,7 +45,7 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
     `spill` is a folder for what does not fit in `memory` bytes; what an earlier run left in it
     is removed.
     """
-    limit = max(1 << 16, memory // _SORT_BYTES)
+    limit = max(_LEAST_KEYS, memory // _SORT_BYTES)
     with marks.open("wb") as empty:
         _reserve(empty, total)
     if total == 0:
@@ -109,6 +110,10 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
                 if rounds > 1:
                     share = (entries["high"] << np.uint64(bits)) % np.uint64(rounds)
                     entries = entries[share == number]
+                    # One key may be most of the file: only its first in a table matters on.
+                    again = _find(entries["high"], entries["low"])
+                    repeats += _write(entries["place"][again], marks)
+                    entries = np.delete(entries, again)
                 chosen.append(entries)
         if chosen:
             taken = np.concatenate(chosen)
@@ -123,7 +128,12 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(high: Keys, low: Keys, places: Keys, marks: Path) -> int:
-    """Mark the repeats among some keys; `places` ascend, and so does every group of equals."""
+    """Mark the repeats among some keys; `places` ascend."""
+    return _write(places[_find(high, low)], marks)
+
+
+def _find(high: Keys, low: Keys) -> npt.NDArray[np.int64]:
+    """Where in a list the keys stand that stand there before."""
     order = np.argsort(high, kind="stable")
     ordered = high[order]
     equal = np.flatnonzero(ordered[1:] == ordered[:-1])
@@ -132,7 +142,11 @@ def _mark(high: Keys, low: Keys, places: Keys, marks: Path) -> int:
         order = np.lexsort((low, high))  # stable too
         same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
         equal = np.flatnonzero(same)
-    found = np.sort(places[order[equal + 1]])
+    return order[equal + 1]
+
+
+def _write(places: Keys, marks: Path) -> int:
+    found = np.sort(places)
     for start in range(0, len(found), _PAGES):
         window = np.memmap(marks, np.uint8, "r+")
         window[found[start : start + _PAGES]] = 1

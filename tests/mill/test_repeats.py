@@ -1,0 +1,117 @@
+"""repeats.py against a set, in memory and spilled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.mill import repeats
+from tokenmill.mill.repeats import mark_repeats, read_keys
+
+
+def naive_marks(keys: np.ndarray) -> list[int]:
+    seen: set[tuple[int, int]] = set()
+    marks = []
+    for key in map(tuple, keys.tolist()):
+        marks.append(int(key in seen))
+        seen.add(key)
+    return marks
+
+
+def in_tables(keys: np.ndarray, size: int) -> list[np.ndarray]:
+    return [keys[i : i + size] for i in range(0, len(keys), size)]
+
+
+def run(keys: np.ndarray, folder: Path, *, table: int = 1000, memory: int = 1 << 30) -> list[int]:
+    marks = folder / "marks"
+    count = mark_repeats(in_tables(keys, table), len(keys), marks, folder / "spill", memory)
+    found = np.fromfile(marks, np.uint8).tolist()
+    assert count == sum(found)
+    assert not list((folder / "spill").glob("*"))
+    return found
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for 100 keys, so that a few thousand spill to many files and rounds."""
+    monkeypatch.setattr(repeats, "_LEAST_KEYS", 100)
+    monkeypatch.setattr(repeats, "_TABLE", 97)
+    monkeypatch.setattr(repeats, "_PAGES", 13)
+
+
+# Few values, so that keys share halves, and high bits of all kinds.
+HALVES = st.sampled_from([0, 1, 2, 3, 2**63, 2**63 + 1, 2**64 - 1, 2**62, 2**56, 2**32, 77, 2**40])
+KEYS = st.lists(st.tuples(HALVES, HALVES), max_size=60)
+
+
+@settings(max_examples=100, deadline=None)
+@given(keys=KEYS, table=st.integers(1, 20))
+def test_repeats_are_those_of_a_set(tmp_path_factory, keys, table):
+    array = np.array(keys, np.uint64).reshape(-1, 2)
+    assert run(array, tmp_path_factory.mktemp("repeats"), table=table) == naive_marks(array)
+
+
+@pytest.mark.parametrize("different", [1, 3, 50, 900, 10**6])
+@pytest.mark.parametrize("total", [101, 130, 3_000, 30_000])
+def test_spilled_repeats_are_those_of_a_set(tmp_path, small_limits, total, different):
+    chance = np.random.default_rng(different)
+    pool = chance.integers(0, 2**64, (different, 2), np.uint64, endpoint=False)
+    pool[::3, 0] = pool[0, 0]  # equal high halves, different low ones
+    pool[1::5, 1] = pool[0, 1]
+    keys = pool[chance.integers(0, different, total)]
+    assert run(keys, tmp_path, table=211, memory=0) == naive_marks(keys)
+
+
+def test_keys_that_lead_with_the_same_bits_take_several_rounds(tmp_path, small_limits):
+    chance = np.random.default_rng(1)
+    keys = chance.integers(0, 300, (2_000, 2), np.uint64)
+    assert run(keys, tmp_path, memory=0) == naive_marks(keys)
+
+
+def test_no_keys_give_an_empty_file(tmp_path):
+    assert run(np.zeros((0, 2), np.uint64), tmp_path) == []
+
+
+def test_what_an_earlier_run_spilled_does_no_harm(tmp_path, small_limits):
+    (tmp_path / "spill").mkdir()
+    for name in ("000", "255", "other"):
+        (tmp_path / "spill" / name).write_bytes(bytes(range(240)))
+    keys = np.random.default_rng(2).integers(0, 50, (500, 2), np.uint64)
+    assert run(keys, tmp_path, memory=0) == naive_marks(keys)
+
+
+def test_a_key_that_fills_the_list_is_not_held_in_memory_as_often_as_it_occurs(
+    tmp_path, small_limits, monkeypatch
+):
+    keys = np.full((20_000, 2), 2**63 + 5, np.uint64)
+    keys[::50] = np.random.default_rng(3).integers(0, 2**64, (400, 2), np.uint64, endpoint=False)
+    most = 0
+    mark = repeats._mark
+
+    def watch(high, low, places, marks):
+        nonlocal most
+        most = max(most, len(high))
+        return mark(high, low, places, marks)
+
+    monkeypatch.setattr(repeats, "_mark", watch)
+    assert run(keys, tmp_path, table=211, memory=0) == naive_marks(keys)
+    assert most < 1_000
+
+
+def test_keys_are_read_out_of_records_and_by_themselves(tmp_path, monkeypatch):
+    monkeypatch.setattr(repeats, "_TABLE", 7)
+    dtype = np.dtype([("length", "<u8"), ("key", "<u8", (2,))])
+    records = np.zeros(20, dtype)
+    records["key"] = np.arange(40).reshape(20, 2)
+    records["length"] = 99
+    records.tofile(tmp_path / "records")
+    assert np.concatenate(list(read_keys(tmp_path / "records", dtype, "key"))).tolist() == [
+        [2 * i, 2 * i + 1] for i in range(20)
+    ]
+    np.arange(40, dtype="<u8").tofile(tmp_path / "keys")
+    found = np.concatenate(list(read_keys(tmp_path / "keys", np.dtype("V16"), None)))
+    assert found.tolist() == [[2 * i, 2 * i + 1] for i in range(20)]
