@@ -123,7 +123,8 @@ class OutputFolder:
 
     def remove_temporaries(self) -> None:
         """Remove what a run left half-written, of whichever process."""
-        for folder in (self.segments, self.shards, *(self.path / split for split in SPLITS)):
+        splits = (self.path / split for split in SPLITS)
+        for folder in (self.work, self.segments, self.shards, *splits):
             for stale in folder.glob("*.tmp"):
                 stale.unlink(missing_ok=True)
         for name in (MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME):
