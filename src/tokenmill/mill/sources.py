@@ -7,11 +7,12 @@ used is a `Rejection` with its place; the records around it are kept.
 
 from __future__ import annotations
 
+import bz2
 import json
 import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import orjson
 
@@ -20,6 +21,7 @@ from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, find_border,
 
 __all__ = ["BadFileError", "Origin", "count_row_groups", "is_utf8", "read_piece"]
 
+_COMPRESSED = 1 << 16  # bytes given to a decompressor at once
 _ROWS = 256  # rows of a Parquet file decoded at once
 
 
@@ -145,12 +147,43 @@ def _read_compressed(
 
 
 def _decompressor(raw: BinaryIO, compression: str | None) -> Any:
-    if compression == "xz":
-        return lzma.LZMAFile(raw)
+    if compression in ("xz", "bz2"):
+        return _Members(raw, lzma.LZMADecompressor if compression == "xz" else bz2.BZ2Decompressor)
     import pyarrow as pa
 
     # Arrow checks the trailers, and that the last stream in the file is complete.
     return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
+
+
+class _Members:
+    """The streams of a bz2 or xz file, one after another.
+
+    Python's own readers take a damaged stream behind the first one for the end of the file; Arrow
+    fails where a stream of nothing comes before another.
+    """
+
+    def __init__(self, raw: BinaryIO, start: Callable[[], Any]) -> None:
+        self._raw = raw
+        self._start = start
+        self._decompressor = start()
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, at most `size`; none at the end of the last stream."""
+        while True:
+            if self._decompressor.eof:
+                more = self._decompressor.unused_data.lstrip(b"\0")  # xz files may be padded
+                while not more:
+                    if not (data := self._raw.read(_COMPRESSED)):
+                        return b""
+                    more = data.lstrip(b"\0")
+                self._decompressor = self._start()
+            elif self._decompressor.needs_input:
+                if not (more := self._raw.read(_COMPRESSED)):
+                    raise EOFError
+            else:
+                more = b""
+            if block := self._decompressor.decompress(more, size):
+                return cast("bytes", block)
 
 
 def _compressed_blocks(stream: Any, origin: Origin) -> Iterator[bytes]:
@@ -198,6 +231,9 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> No
     """A line that the fast path refused: keep it if it can be kept, say why otherwise."""
     if not line.strip():
         return
+    size = len(line)
+    if start == 0:
+        line = line.removeprefix(b"\xef\xbb\xbf")
     # Bytes that are no UTF-8 pass through as they are, for the rule on bad text to judge.
     errors = "strict" if is_utf8(line) else "surrogateescape"
     kind = reason = ""
@@ -221,7 +257,7 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> No
     except ValueError as error:
         kind, reason = "not JSON", f"not JSON: {error}"
     if reason:
-        chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, len(line)))
+        chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, size))
 
 
 def is_utf8(data: bytes) -> bool:
