@@ -62,6 +62,7 @@ class Job:
     folder: Path
     cuttable: bool
     repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
+    aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
     @property
     def border_cutter(self) -> Cutter | None:
@@ -71,8 +72,10 @@ class Job:
 
     def read(self, piece: Piece) -> Iterator[Chunk]:
         """The documents of one of the pieces."""
-        return read_piece(
-            self.sources[piece.source],
+        source = self.sources[piece.source]
+        _refuse_changed(source)
+        yield from read_piece(
+            source,
             piece.start,
             piece.end,
             self.step,
@@ -81,6 +84,17 @@ class Job:
             cutter=Cutter() if self.cuttable else None,
             border_cutter=self.border_cutter,
         )
+        _refuse_changed(source)
+
+
+def _refuse_changed(source: SourceFile) -> None:
+    """A file that changes while it is read would give half of this and half of that."""
+    try:
+        stat = Path(source.path).stat()
+    except OSError:
+        return  # reading says more about that
+    if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
+        raise BadFileError(source.path, "the file changed since the run began")
 
 
 @dataclass
@@ -109,14 +123,18 @@ Aside = dict[int, BadFileError]
 
 
 def _with_bad_files_aside(job: Job, work: Callable[[Aside], dict[str, Any]]) -> dict[str, Any]:
-    """Do the work; if asked to, begin again without each file that turns out to be bad."""
-    aside: Aside = {}
+    """Do the work; if asked to, begin again without each file that turns out to be bad.
+
+    A file whose lines were scanned must be read, or the marks would belong to other lines.
+    """
+    aside = {number: BadFileError(job.sources[number].path, why) for number, why in job.aside}
+    may_skip = job.settings.skip_bad_files and job.repeated_lines is None
     while True:
         try:
             return work(aside)
         except BadFileError as error:
             number = next(n for n in job.sources if job.sources[n].path == error.source)
-            if not job.settings.skip_bad_files or number in aside:
+            if not may_skip or number in aside:
                 raise
             aside[number] = error
 
@@ -137,6 +155,7 @@ def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
                 keys = line_keys(
                     prepared.texts,
                     job.settings.min_line,
+                    tidy=job.settings.normalize,
                     continues=chunk.continues,
                     mid_line=chunk.mid_line,
                 )

@@ -2,10 +2,13 @@
 
 A line counts if it has at least `min_line` characters and is not blank. Scanning and removing
 walk over the same lines in the same order, so the n-th key that a scan of a part gives belongs
-to the n-th line that removal asks about: a bit a line is all that passes between them.
+to the n-th line that removal asks about: a bit a line is all that passes between them. Lines are
+found with NumPy; Python touches only those that count.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,55 +18,61 @@ from tokenmill.mill.records import Cutter
 
 __all__ = ["LineRemover", "line_keys"]
 
+_NEWLINE = 10
+_MOST_BYTES = 4  # of a character in UTF-8
 _ANY_LINE = Cutter()
 
-
-def _counting(lines: list[bytes], min_line: int, plain: bool) -> list[int]:
-    """Which of the lines count; `plain` says that bytes are characters."""
-    if plain:
-        return [i for i, x in enumerate(lines) if len(x) >= min_line and not x.isspace()]
-    sure = 4 * min_line  # no character has more bytes than that
-    return [
-        i
-        for i, x in enumerate(lines)
-        if len(x) >= min_line
-        and (len(x) >= sure or len(x.decode()) >= min_line)
-        and not x.isspace()
-    ]
+Places = npt.NDArray[np.int64]
 
 
-def _bare(lines: list[bytes], text: bytes) -> list[bytes]:
-    """The lines of a text without the `\\r` of their ends, before which it may be cut."""
-    return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
+@dataclass(slots=True)
+class _Lines:
+    """Where the lines of a text start and end, and which of them count."""
+
+    starts: Places
+    ends: Places
+    counting: Places
 
 
-def _lines_of(
-    text: bytes, min_line: int, *, continues: bool, mid_line: bool
-) -> tuple[list[bytes], list[int]]:
-    """The lines of a text and which of them count. Half a line never does: only one of more
-    than a block is ever cut."""
-    lines = text.split(b"\n")
-    counting = _counting(_bare(lines, text), min_line, text.isascii())
-    if continues and counting and counting[0] == 0:
-        counting = counting[1:]
-    if mid_line and counting and counting[-1] == len(lines) - 1:
-        counting = counting[:-1]
-    return lines, counting
+def _find_lines(text: bytes, min_line: int, *, continues: bool, mid_line: bool) -> _Lines:
+    """The lines of a text. Half a line never counts: only one of more than a block is ever cut."""
+    newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    starts, ends = np.concatenate(([0], newlines + 1)), np.append(newlines, len(text))
+    sizes = ends - starts
+    enough = sizes >= min_line
+    if not text.isascii():
+        for i in np.flatnonzero(enough & (sizes < _MOST_BYTES * min_line)).tolist():
+            enough[i] = len(text[starts[i] : ends[i]].decode()) >= min_line
+    enough[0] &= not continues
+    enough[-1] &= not mid_line
+    return _Lines(starts, ends, np.flatnonzero(enough))
 
 
-def line_keys(texts: list[bytes], min_line: int, *, continues: bool, mid_line: bool) -> bytes:
-    """The 128-bit keys of the lines that count, one after another."""
+def _keep_visible(text: bytes, lines: _Lines) -> None:
+    """Let blank lines count no more; in clean text there are none that are long enough."""
+    spans = zip(
+        lines.starts[lines.counting].tolist(), lines.ends[lines.counting].tolist(), strict=True
+    )
+    visible = [not text[start:end].isspace() for start, end in spans]
+    lines.counting = lines.counting[np.array(visible, np.bool_)]
+
+
+def line_keys(
+    texts: list[bytes], min_line: int, *, tidy: bool = False, continues: bool, mid_line: bool
+) -> bytes:
+    """The 128-bit keys of the lines that count, one after another. `tidy`: the text is clean."""
     keys: list[bytes] = []
     digest = xxhash.xxh3_128_digest
+    last = len(texts) - 1
     for i, text in enumerate(texts):
-        lines, counting = _lines_of(
-            text,
-            min_line,
-            continues=continues and i == 0,
-            mid_line=mid_line and i == len(texts) - 1,
+        lines = _find_lines(
+            text, min_line, continues=continues and i == 0, mid_line=mid_line and i == last
         )
-        lines = _bare(lines, text)
-        keys.extend([digest(lines[j]) for j in counting])
+        if not tidy:
+            _keep_visible(text, lines)
+        starts, ends = lines.starts[lines.counting], lines.ends[lines.counting]
+        spans = zip(starts.tolist(), ends.tolist(), strict=True)
+        keys += [digest(text[start:end]) for start, end in spans]
     return b"".join(keys)
 
 
@@ -81,10 +90,7 @@ class LineRemover:
         self._tidy = tidy
         self._next = 0
         self._held = b""
-        self._end_gone = False  # whether the line that the last piece ends with was removed
-        # Whether anything of the document at hand is kept so far. One that goes on from another
-        # part has a line there that is too short to be removed.
-        self._started = True
+        self._started = False  # whether anything of the document at hand is kept so far
         self.removed = 0
 
     def remove(
@@ -103,32 +109,38 @@ class LineRemover:
         ]
 
     def _one(self, text: bytes, *, continues: bool, goes_on: bool, mid_line: bool) -> bytes:
-        lines, counting = _lines_of(text, self._min_line, continues=continues, mid_line=mid_line)
-        flags = self._repeated[self._next : self._next + len(counting)]
-        self._next += len(counting)
+        lines = _find_lines(text, self._min_line, continues=continues, mid_line=mid_line)
+        if not self._tidy:
+            _keep_visible(text, lines)
+        flags = self._repeated[self._next : self._next + len(lines.counting)] != 0
+        self._next += len(flags)
         started = self._started and continues
-        if continues and self._end_gone and lines[0] == b"\r":
-            text, lines[0] = text[1:], b""
-        if continues and not started and lines[0] == b"":
-            lines = lines[1:]  # the line end behind a line that was removed
-            counting = [j - 1 for j in counting]
+        kept = np.ones(len(lines.starts), np.bool_)
+        kept[lines.counting[flags]] = False
+        self.removed += int(np.count_nonzero(flags))
+        if continues and not started and lines.ends[0] == 0:
+            kept[0] = False  # the line end behind a line that was removed
         elif not flags.any() and not self._held:
-            self._end_gone = False
-            self._started = started or bool(text if self._tidy else lines)
+            self._started = started or bool(text) or not self._tidy
             return text
-        gone = {j for j, flag in zip(counting, flags.tolist(), strict=True) if flag}
-        self.removed += len(gone)
-        kept = [line for j, line in enumerate(lines) if j not in gone]
-        result = self._held + b"\n".join(kept)
+        result = self._held + _join_kept(text, lines, kept)
         self._held = b""
         if self._tidy:
             result = _tidied(result, begins=not started, ends=not goes_on)
-        self._started = started or bool(result if self._tidy else kept)
-        self._end_gone = goes_on and len(lines) - 1 in gone
-        if self._end_gone:
+        self._started = started or (bool(result) if self._tidy else bool(kept.any()))
+        if goes_on and not kept[-1]:
             cut = max(0, _ANY_LINE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
         return result
+
+
+def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes:
+    """The kept lines, copied in runs."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False]))))
+    starts, ends = lines.starts[edges[::2]], lines.ends[edges[1::2] - 1]
+    return b"\n".join(
+        [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    )
 
 
 def _tidied(text: bytes, *, begins: bool, ends: bool) -> bytes:
