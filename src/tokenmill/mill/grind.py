@@ -74,6 +74,8 @@ class Job:
         """The documents of one of the pieces."""
         source = self.sources[piece.source]
         _refuse_changed(source)
+        if source.kind == "array":
+            raise BadFileError(source.path, "it is one JSON array, not a record a line")
         yield from read_piece(
             source,
             piece.start,
@@ -155,7 +157,6 @@ def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
                 keys = line_keys(
                     prepared.texts,
                     job.settings.min_line,
-                    tidy=job.settings.normalize,
                     continues=chunk.continues,
                     mid_line=chunk.mid_line,
                 )

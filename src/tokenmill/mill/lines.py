@@ -18,8 +18,9 @@ from tokenmill.mill.records import Cutter
 
 __all__ = ["LineRemover", "line_keys"]
 
-_NEWLINE = 10
+_NEWLINE, _RETURN = 10, 13
 _MOST_BYTES = 4  # of a character in UTF-8
+_WHITE = np.isin(np.arange(256), list(b" \t\r\v\f"))
 _ANY_LINE = Cutter()
 
 Places = npt.NDArray[np.int64]
@@ -31,36 +32,40 @@ class _Lines:
 
     starts: Places
     ends: Places
+    bare: Places  # ends without a carriage return, before which a text may have been cut
     counting: Places
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where the lines that count start and end."""
+        starts, ends = self.starts[self.counting], self.bare[self.counting]
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def _find_lines(text: bytes, min_line: int, *, continues: bool, mid_line: bool) -> _Lines:
     """The lines of a text. Half a line never counts: only one of more than a block is ever cut."""
-    newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    array = np.frombuffer(text, np.uint8)
+    newlines = np.flatnonzero(array == _NEWLINE)
     starts, ends = np.concatenate(([0], newlines + 1)), np.append(newlines, len(text))
-    sizes = ends - starts
+    bare = ends
+    if b"\r" in text:
+        bare = ends - ((ends > starts) & (array[ends - 1] == _RETURN))
+    sizes = bare - starts
     enough = sizes >= min_line
     if not text.isascii():
         for i in np.flatnonzero(enough & (sizes < _MOST_BYTES * min_line)).tolist():
-            enough[i] = len(text[starts[i] : ends[i]].decode()) >= min_line
+            enough[i] = len(text[starts[i] : bare[i]].decode()) >= min_line
     enough[0] &= not continues
     enough[-1] &= not mid_line
-    return _Lines(starts, ends, np.flatnonzero(enough))
+    counting = np.flatnonzero(enough)
+    # A blank line begins and ends with white space, which hardly any other line does.
+    white = _WHITE[array[starts[counting]]] & _WHITE[array[bare[counting] - 1]]
+    for i in counting[white].tolist():
+        enough[i] = not text[starts[i] : bare[i]].isspace()
+    return _Lines(starts, ends, bare, np.flatnonzero(enough) if white.any() else counting)
 
 
-def _keep_visible(text: bytes, lines: _Lines) -> None:
-    """Let blank lines count no more; in clean text there are none that are long enough."""
-    spans = zip(
-        lines.starts[lines.counting].tolist(), lines.ends[lines.counting].tolist(), strict=True
-    )
-    visible = [not text[start:end].isspace() for start, end in spans]
-    lines.counting = lines.counting[np.array(visible, np.bool_)]
-
-
-def line_keys(
-    texts: list[bytes], min_line: int, *, tidy: bool = False, continues: bool, mid_line: bool
-) -> bytes:
-    """The 128-bit keys of the lines that count, one after another. `tidy`: the text is clean."""
+def line_keys(texts: list[bytes], min_line: int, *, continues: bool, mid_line: bool) -> bytes:
+    """The 128-bit keys of the lines that count, one after another."""
     keys: list[bytes] = []
     digest = xxhash.xxh3_128_digest
     last = len(texts) - 1
@@ -68,11 +73,7 @@ def line_keys(
         lines = _find_lines(
             text, min_line, continues=continues and i == 0, mid_line=mid_line and i == last
         )
-        if not tidy:
-            _keep_visible(text, lines)
-        starts, ends = lines.starts[lines.counting], lines.ends[lines.counting]
-        spans = zip(starts.tolist(), ends.tolist(), strict=True)
-        keys += [digest(text[start:end]) for start, end in spans]
+        keys += [digest(text[start:end]) for start, end in lines.spans()]
     return b"".join(keys)
 
 
@@ -90,7 +91,10 @@ class LineRemover:
         self._tidy = tidy
         self._next = 0
         self._held = b""
-        self._started = False  # whether anything of the document at hand is kept so far
+        self._end_gone = False  # whether the line that the last piece ends with was removed
+        # Whether anything of the document at hand is kept so far. One that goes on from another
+        # part has a line there that is too short to be removed.
+        self._started = True
         self.removed = 0
 
     def remove(
@@ -110,25 +114,27 @@ class LineRemover:
 
     def _one(self, text: bytes, *, continues: bool, goes_on: bool, mid_line: bool) -> bytes:
         lines = _find_lines(text, self._min_line, continues=continues, mid_line=mid_line)
-        if not self._tidy:
-            _keep_visible(text, lines)
         flags = self._repeated[self._next : self._next + len(lines.counting)] != 0
         self._next += len(flags)
         started = self._started and continues
         kept = np.ones(len(lines.starts), np.bool_)
         kept[lines.counting[flags]] = False
         self.removed += int(np.count_nonzero(flags))
-        if continues and not started and lines.ends[0] == 0:
-            kept[0] = False  # the line end behind a line that was removed
+        if continues and self._end_gone and text.startswith(b"\r\n"):
+            lines.starts[0] = 1  # the line end belongs to the line that was removed
+        if continues and not started and lines.starts[0] == lines.ends[0]:
+            kept[0] = False  # and so does the newline
         elif not flags.any() and not self._held:
+            self._end_gone = False
             self._started = started or bool(text) or not self._tidy
-            return text
+            return text[lines.starts[0] :]
         result = self._held + _join_kept(text, lines, kept)
         self._held = b""
         if self._tidy:
             result = _tidied(result, begins=not started, ends=not goes_on)
         self._started = started or (bool(result) if self._tidy else bool(kept.any()))
-        if goes_on and not kept[-1]:
+        self._end_gone = goes_on and not kept[-1]
+        if self._end_gone:
             cut = max(0, _ANY_LINE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
         return result
