@@ -27,7 +27,9 @@ demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh
 
 bench: $(STAMP)
+	$(BIN)/python benchmarks/clean.py
 	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf .venv build dist demo .mypy_cache .ruff_cache

@@ -13,6 +13,7 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ _NEW_WORDS = 0.004  # the share of words that occur for the first time
 def make_corpus(folder: Path, size: int, *, real: bool = True, seed: int = 0) -> list[Path]:
     """Write about `size` bytes of text into files of 128 MB; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    stream = _documents(size, real=real, seed=seed)
+    stream = chain(real_documents() if real else (), generated_documents(seed))
     paths: list[Path] = []
     written = 0
     while written < size:
@@ -54,15 +55,9 @@ def real_documents() -> Iterator[bytes]:
                         yield text
 
 
-def _documents(size: int, *, real: bool, seed: int) -> Iterator[bytes]:
-    sample: list[bytes] = []
-    held = 0
-    for text in real_documents():
-        if real:
-            yield text
-        if held < 16 << 20:
-            sample.append(text)
-            held += len(text)
+def generated_documents(seed: int) -> Iterator[bytes]:
+    """Prose without end: words with the frequencies that they have in the real text."""
+    sample = list(islice(real_documents(), 600))
     counts = Counter(re.findall(rb"[A-Za-z]{1,16}", b" ".join(sample)))
     words = [b" " + word for word, _ in counts.most_common(60_000)]
     weights = np.array([count for _, count in counts.most_common(60_000)], float)

@@ -1,4 +1,4 @@
-"""Where measurements go: `results.json`, and from there into the tables of the README.
+"""Where measurements go: `results.json`, and from there into the tables of README and docs.
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
@@ -14,20 +14,21 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-README = HERE.parent / "README.md"
+PAGES = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]
 
 
 def record(name: str, conditions: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Keep the rows of one measurement, print them, and put them into the README."""
+    """Keep the rows of one measurement, print them, and put them where they belong."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     results[name] = {"conditions": {**conditions, **machine}, "rows": rows}
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     table = as_table(rows)
     print(f"\n{table}")
-    text = README.read_text()
     marked = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    README.write_text(marked.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text))
+    for page in PAGES:
+        text = page.read_text()
+        page.write_text(marked.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text))
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
