@@ -29,7 +29,7 @@ def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProces
     )
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
+def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     """Start a command as the leader of a session of its own, so that all of it can be found."""
     return subprocess.Popen(
         [COMMAND, *map(str, arguments)],
@@ -37,6 +37,7 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        **options,  # type: ignore[call-overload]
     )
 
 

@@ -125,18 +125,18 @@ Aside = dict[int, BadFileError]
 
 
 def _with_bad_files_aside(job: Job, work: Callable[[Aside], dict[str, Any]]) -> dict[str, Any]:
-    """Do the work; if asked to, begin again without each file that turns out to be bad.
+    """Do the work, and begin again without each file that turns out to be bad.
 
-    A file whose lines were scanned must be read, or the marks would belong to other lines.
+    The receipt says which; whether the run may go on without them is not decided here. A file
+    whose lines were scanned must be read, or the marks would belong to other lines.
     """
     aside = {number: BadFileError(job.sources[number].path, why) for number, why in job.aside}
-    may_skip = job.settings.skip_bad_files and job.repeated_lines is None
     while True:
         try:
             return work(aside)
         except BadFileError as error:
             number = next(n for n in job.sources if job.sources[n].path == error.source)
-            if not may_skip or number in aside:
+            if job.repeated_lines is not None or number in aside:
                 raise
             aside[number] = error
 

@@ -46,7 +46,7 @@ class SourceFile:
     """One input file, and what tells whether it changed."""
 
     path: str
-    kind: str  # "text", "jsonl" or "parquet"
+    kind: str  # "text", "jsonl", "parquet", or "array": one JSON array, which cannot be read
     compression: str | None
     size: int
     modified: int
@@ -110,7 +110,13 @@ def find_files(
         real = os.path.realpath(path)
         if real in found:
             continue
-        source = _look_at(path)
+        try:
+            source = _look_at(path)
+            path.encode()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+        except UnicodeEncodeError:
+            raise InputError(f"The name {os.fsencode(path)!r} is no UTF-8. Rename it.") from None
         if not named and not _looks_like_text(source):
             passed_over.append(path)
             continue
@@ -138,7 +144,7 @@ def _expand(inputs: Iterable[str], leave_out: Path | None) -> Iterator[tuple[str
             for match in matches:
                 if Path(match).is_dir():
                     yield from ((found, False) for found in _walk(Path(match), leave_out))
-                else:
+                elif Path(match).is_file():
                     yield match, False
         elif path.exists():
             raise InputError(f"{item} is neither a file nor a folder.")
@@ -198,14 +204,14 @@ def _look_at(path: str) -> SourceFile:
 
 def _judge_json(source: SourceFile) -> SourceFile:
     """A `.json` file may be JSON lines, or one document of JSON over many lines."""
-    with Path(source.path).open("rb") as file:
-        head = file.read(1 << 16).lstrip()
+    try:
+        with Path(source.path).open("rb") as file:
+            head = file.read(1 << 16).lstrip()
+    except OSError:
+        return source  # let the run name it
     line, _, more = head.partition(b"\n")
     if head.startswith(b"[") and not _parses(line):
-        raise InputError(
-            f"{source.path} is one JSON array, not a record a line.\n"
-            f"Convert it first: jq -c '.[]' {source.path} > records.jsonl"
-        )
+        return SourceFile(**{**asdict(source), "kind": "array"})
     if head.startswith(b"{") and more and not _parses(line):
         return SourceFile(**{**asdict(source), "kind": "text"})
     return source
@@ -250,19 +256,19 @@ def make_plan(
     file is one part. Small plain files share a part.
     """
     total = sum(source.size for source in sources)
-    step = max(PART_BYTES, -(-total // MOST_PARTS))
-    step = -(-step // (1 << 20)) << 20
+    step = PART_BYTES * max(1, -(-total // (PART_BYTES * MOST_PARTS)))
     separator = settings.separator
     parts: list[Part] = []
     group: list[Piece] = []
     held = 0
-    # What decides a segment's bytes beside its pieces; the split is decided later.
+    # What decides a segment's bytes beside its pieces; the split is decided later, and a segment
+    # says itself which files it was made without.
     context = {
         "tokenizer": fingerprint,
         "settings": {
             name: value
             for name, value in settings.to_json().items()
-            if name not in ("val_fraction", "tokens_per_shard")
+            if name not in ("val_fraction", "tokens_per_shard", "skip_bad_files")
         },
     }
 

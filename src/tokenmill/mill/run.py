@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import InputError, UsageError
 from tokenmill.mill.engines import LocalEngine, available_cores, disk_error
 from tokenmill.mill.folder import OutputFolder
 from tokenmill.mill.grind import Job
@@ -111,6 +111,12 @@ class Mill:
                 f"tokenizer {self.tokenizer.name} has no end-of-text token; say --eot none."
             )
         sources, passed_over = find_files(inputs, leave_out=Path(out))
+        for source in sources:
+            if source.kind == "array" and not self.settings.skip_bad_files:
+                raise InputError(
+                    f"{source.path} is one JSON array, not a record a line.\n"
+                    f"Convert it first: jq -c '.[]' {source.path} > records.jsonl"
+                )
         self.plan = make_plan(sources, self.settings, self.tokenizer.fingerprint, passed_over)
 
     def run(self, folder: OutputFolder, watcher: Watcher) -> Report:

@@ -293,7 +293,7 @@ def _read_parquet(
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(origin.path, pre_buffer=False) as file:
+        with pq.ParquetFile(origin.path, pre_buffer=False, page_checksum_verification=True) as file:
             column = _text_column(file.schema_arrow, text_field, origin, pa)
             groups = list(range(start, min(end, file.num_row_groups)))
             row = sum(file.metadata.row_group(i).num_rows for i in range(start))

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Nobody", "Stages", "Watcher"]
 
 Receipt = dict[str, Any]
+Aside = dict[int, str]  # bad files by the number of their source, and what is wrong with each
+BadSources = tuple[tuple[int, str], ...]
 
 
 class Watcher(Protocol):
@@ -99,27 +101,40 @@ class Stages:
         parts, folder = self.plan.parts, self.folder.segments
         marks: dict[str, tuple[Path, int, int]] = {}
         names = [part.name for part in parts]
+        aside: Aside = {}
         if self.settings.dedup == "lines":
-            marks = self._mark_lines(engine)
+            marks, aside = self._mark_lines(engine)
             # What a segment holds depends on the lines of all parts.
-            names = [_combined(self.plan.name, name) for name in names]
+            names = [_combined(self.plan.name, str(sorted(aside)), name) for name in names]
         return self._make(
             engine,
             "grind",
             names,
-            lambda i: Grind(
+            lambda i, bad: Grind(
                 self.mill.job(
-                    parts[i], folder, name=names[i], repeated_lines=marks.get(parts[i].name)
+                    parts[i],
+                    folder,
+                    name=names[i],
+                    repeated_lines=marks.get(parts[i].name),
+                    aside=bad,
                 )
             ),
+            aside,
         )
 
-    def _mark_lines(self, engine: LocalEngine) -> dict[str, tuple[Path, int, int]]:
-        """Find the repeated lines of the whole input: for each part, where its marks stand."""
+    def _mark_lines(self, engine: LocalEngine) -> tuple[dict[str, tuple[Path, int, int]], Aside]:
+        """Find the repeated lines of the whole input: for each part, where its marks stand.
+
+        Returns that, and the files that are bad.
+        """
         parts, folder = self.plan.parts, self.folder.segments
-        names = [_combined("lines", part.name) for part in parts]
+        names = self._scan_names()
         receipts, _ = self._make(
-            engine, "scan", names, lambda i: Scan(self.mill.job(parts[i], folder, name=names[i]))
+            engine,
+            "scan",
+            names,
+            lambda i, bad: Scan(self.mill.job(parts[i], folder, name=names[i], aside=bad)),
+            {},
         )
         counts = [receipt["facts"]["lines"] for receipt in receipts]
         self.watcher.begin("sort", 0, 0)
@@ -135,30 +150,59 @@ class Stages:
         for part, count in zip(parts, counts, strict=True):
             ranges[part.name] = (marks, start, start + count)
             start += count
-        return ranges
+        return ranges, _bad_files(receipts)
+
+    def _scan_names(self) -> list[str]:
+        return [_combined("lines", part.name) for part in self.plan.parts]
 
     def _make(
-        self, engine: LocalEngine, stage: str, names: list[str], task: Callable[[int], Task]
+        self,
+        engine: LocalEngine,
+        stage: str,
+        names: list[str],
+        task: Callable[[int, BadSources], Task],
+        aside: Aside,
     ) -> tuple[list[Receipt], int]:
         """The receipts of some bundles: found, or made where they are missing.
 
-        All that can be made is made before a bad file ends the run.
+        All that can be made is made before a bad file ends the run. A file that is set aside in
+        one of its parts is set aside in all.
         """
         parts = self.plan.parts
         receipts = self._found(engine, names)
         missing = [i for i, name in enumerate(names) if name not in receipts]
+        done_before = len(names) - len(missing)
         total = self.plan.size
         left = sum(parts[i].size for i in missing)
         self.watcher.begin(stage, total, total - left)
-        failures: list[BadFileError] = []
-        for number, result in self._run(engine, [task(i) for i in missing]):
-            if isinstance(result, BadFileError):
-                failures.append(result)
-            else:
+        while True:
+            bad = [tuple(self._bad_in(i, aside).items()) for i in missing]
+            tasks = [task(i, sources) for i, sources in zip(missing, bad, strict=True)]
+            failures: list[BadFileError] = []
+            for number, result in self._run(engine, tasks):
+                if isinstance(result, BadFileError):
+                    failures.append(result)
+                    continue
                 receipts[names[missing[number]]] = result
-        if failures:
-            raise self._failed(failures)
-        return [receipts[name] for name in names], len(names) - len(missing)
+                if not self.settings.skip_bad_files:
+                    failures += [
+                        BadFileError(self.plan.sources[source].path, reason)
+                        for source, reason in _bad_files([result]).items()
+                    ]
+            if failures:
+                raise self._failed(failures)
+            aside = aside | _bad_files(receipts.values())
+            missing = [
+                i
+                for i, name in enumerate(names)
+                if self._bad_in(i, aside).keys() != _bad_files([receipts[name]]).keys()
+            ]
+            if not missing:
+                return [receipts[name] for name in names], done_before
+
+    def _bad_in(self, part: int, aside: Aside) -> Aside:
+        pieces = self.plan.parts[part].pieces
+        return {piece.source: aside[piece.source] for piece in pieces if piece.source in aside}
 
     def _found(self, engine: LocalEngine, names: list[str]) -> dict[str, Receipt]:
         """The bundles of earlier runs that can be used, checked to the byte."""
@@ -166,11 +210,9 @@ class Stages:
         found: dict[str, Receipt] = {}
         for name in names:
             receipt = read_receipt(folder, name)
-            if receipt is None:
-                continue
-            if receipt["facts"]["set_aside"] and not self.settings.skip_bad_files:
-                continue
-            found[name] = receipt
+            # What could not be read then may be readable now.
+            if receipt is not None and not receipt["facts"]["set_aside"]:
+                found[name] = receipt
         suspects = list(found)
         checks = [Check(folder, name) for name in suspects]
         for number, sound in self._run(engine, checks):
@@ -181,6 +223,10 @@ class Stages:
     def _failed(self, failures: list[BadFileError]) -> InputError:
         unique = {failure.source: failure.reason for failure in failures}
         self.folder.note_failures(list(unique))
+        for part, name in zip(self.plan.parts, self._scan_names(), strict=True):
+            # It may have been sound when its lines were scanned.
+            if any(self.plan.sources[piece.source].path in unique for piece in part.pieces):
+                (self.folder.segments / f"{name}.json").unlink(missing_ok=True)
         shown = [f"  {source}: {reason}" for source, reason in sorted(unique.items())[:20]]
         more = [f"  … and {len(unique) - 20} more"] if len(unique) > 20 else []
         files = "1 file" if len(unique) == 1 else f"{len(unique)} files"
@@ -215,14 +261,9 @@ class Stages:
         )
 
     def _set_aside(self, receipts: list[Receipt]) -> list[dict[str, Any]]:
-        found = {
-            entry["source"]: entry["reason"]
-            for receipt in receipts
-            for entry in receipt["facts"]["set_aside"]
-        }
         return [
             {"source": self.plan.sources[number].path, "reason": reason}
-            for number, reason in sorted(found.items())
+            for number, reason in sorted(_bad_files(receipts).items())
         ]
 
     def _pack(
@@ -322,6 +363,14 @@ class Stages:
         )
         write_atomically(root / MANIFEST_NAME, manifest.to_json())
         return manifest
+
+
+def _bad_files(receipts: Iterable[Receipt]) -> Aside:
+    return {
+        entry["source"]: entry["reason"]
+        for receipt in receipts
+        for entry in receipt["facts"]["set_aside"]
+    }
 
 
 def _combined(*names: str) -> str:
