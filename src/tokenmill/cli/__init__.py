@@ -6,6 +6,7 @@ answers at once. A command's file parses, calls one function of the library, and
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from tokenmill.errors import TokenmillError
 
@@ -50,19 +51,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["info", "no/such/folder"])
     1
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _stoppable():
-            return int(app(arguments, result_action="return_value") or 0)
+            returned = app(
+                arguments, result_action="return_value", exit_on_error=False, print_error=False
+            )
+            return int(returned or 0)
     except TokenmillError as error:
         _complain(str(error))
         return error.exit_status
+    except CycloptsError as error:
+        command = " ".join(["tokenmill", *(error.command_chain or ())])
+        _complain(f"{error}\nSee {command} --help.")
+        return 2
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `tokenmill peek … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except SystemExit as leave:  # wrong usage: the message is out already
+    except SystemExit as leave:  # rich's answer to a closed pipe
         return leave.code if isinstance(leave.code, int) else 2
 
 

@@ -8,12 +8,14 @@ in it.
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 from rich.console import Console
 
 from tokenmill.errors import UsageError
 
-__all__ = ["count", "duration", "harmless", "parse_size", "size", "stderr", "stdout"]
+__all__ = ["count", "duration", "harmless", "parse_size", "size", "stderr", "stdout", "typed"]
 
 stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
@@ -29,6 +31,16 @@ def harmless(text: str) -> str:
     'a\\x1b[31mb\tc'
     """
     return _BITES.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def typed(path: Path) -> str:
+    """A path as it must be typed in a command.
+
+    >>> typed(Path("a b")), typed(Path("-x"))
+    ("'a b'", './-x')
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def count(number: int) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
+import json as json_format
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 from cyclopts import Parameter
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import count, harmless, size, stdout
+from tokenmill.cli.console import count, harmless, size, stdout, typed
 from tokenmill.inspect.info import Info, describe
 
 __all__ = ["info"]
@@ -39,10 +38,11 @@ def info(
     """
     found = describe(folder)
     if json:
-        print(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2).decode())
+        # In ASCII, so that any terminal can show it and nothing in it can harm one.
+        print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
-    here = shlex.quote(str(folder))
+    here = typed(folder)
     _line(f"\nRead some of it:  tokenmill peek {here}")
     _line(f"Check all of it:  tokenmill verify {here}")
     return 0

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import count, harmless, stdout
+from tokenmill.cli.console import count, harmless, stdout, typed
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
 from tokenmill.store.dataset import open as open_dataset
@@ -84,7 +84,7 @@ def _show_ids(found: Peek) -> None:
 def _show_next(found: Peek, folder: Path) -> None:
     document = found.document
     split = f" --split {shlex.quote(document.split)}" if document.split != "train" else ""
-    command = f"tokenmill peek {shlex.quote(str(folder))}{split}"
+    command = f"tokenmill peek {typed(folder)}{split}"
     if len(found.ids) < document.length:
         whole = f"{command} --document {document.number} --length {document.length}"
         _line(f"The whole of it:    {whole}")

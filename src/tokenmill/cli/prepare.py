@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
+from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout, typed
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.mill.folder import REJECTED_NAME
@@ -29,7 +28,7 @@ _WORK = Group("How the work is done", sort_key=2)
 
 
 def prepare(
-    *inputs: Annotated[str, Parameter(name="INPUT", required=True)],
+    *inputs: Annotated[str, Parameter(name="INPUT", required=True, json_list=False)],
     out: Annotated[Path | None, Parameter(group=_WORK)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
@@ -98,7 +97,7 @@ def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) 
 
 def show_report(report: Report, seconds: float) -> None:
     """The closing table, and what to type next."""
-    here = shlex.quote(str(report.path))
+    here = typed(report.path)
     manifest, ledger = report.manifest, report.manifest.ledger
     if report.was_finished:
         _line(f"{report.path} was finished before; nothing was changed.")

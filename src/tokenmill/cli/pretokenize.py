@@ -11,6 +11,8 @@ from rich.text import Text
 
 from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
 from tokenmill.cli.progress import Display, tell_stopped
+from tokenmill.errors import UsageError
+from tokenmill.mill.pretokenize import npy_path
 from tokenmill.mill.pretokenize import pretokenize as pretokenize_file
 from tokenmill.tokenizers import load_tokenizer
 
@@ -18,7 +20,7 @@ __all__ = ["pretokenize"]
 
 
 def pretokenize(
-    *files: Annotated[Path, Parameter(name="FILE", required=True)],
+    *files: Annotated[Path, Parameter(name="FILE", required=True, json_list=False)],
     tokenizer: str = "gpt2",
     dtype: Literal["auto", "uint16", "uint32", "int32", "int64"] = "auto",
     workers: int | None = None,
@@ -45,6 +47,10 @@ def pretokenize(
         Make it anew, even if it is there or half done.
     """
     limit = parse_size(memory) if memory else None
+    targets = [npy_path(text) for text in files]
+    for text, target in zip(files, targets, strict=True):
+        if targets.count(target) > 1:
+            raise UsageError(f"{text} and another file would both become {target}.")
     loaded = load_tokenizer(tokenizer)
     for text in files:
         started = time.monotonic()

@@ -133,9 +133,9 @@ def _expand(inputs: Iterable[str], leave_out: Path | None) -> Iterator[tuple[str
     """Paths of files, and whether the user named that very file."""
     for item in inputs:
         path = Path(item)
-        if path.is_dir():
+        if os.path.isdir(item):  # noqa: PTH112  unlike Path's, no name is an error to it
             yield from ((found, False) for found in _walk(path, leave_out))
-        elif path.is_file():
+        elif os.path.isfile(item):  # noqa: PTH113
             yield item, True
         elif glob.has_magic(item):
             matches = sorted(glob.glob(item, recursive=True))
@@ -146,7 +146,7 @@ def _expand(inputs: Iterable[str], leave_out: Path | None) -> Iterator[tuple[str
                     yield from ((found, False) for found in _walk(Path(match), leave_out))
                 elif Path(match).is_file():
                     yield match, False
-        elif path.exists():
+        elif os.path.exists(item):  # noqa: PTH110
             raise InputError(f"{item} is neither a file nor a folder.")
         else:
             near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)

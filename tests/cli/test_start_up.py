@@ -1,0 +1,54 @@
+"""`tokenmill --help` and `import tokenmill` answer at once and load nothing heavy."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from shell import python, run
+
+HEAVY = (
+    "numpy pyarrow gigatoken torch jax jaxlib grain tensorflow lightning ray datasets pandas "
+    "tokenizers tiktoken sentencepiece huggingface_hub multiprocessing"
+).split()
+COMMANDS = ["prepare", "pretokenize", "info", "peek", "verify", "tokenizer", "tokenizer train"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tokenmill",
+        "import tokenmill.cli",
+        "from tokenmill.cli import main; main(['--help'])",
+        "from tokenmill.cli import main; main(['--version'])",
+    ],
+)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    told = python("-c", f"{code}; import sys; print('loaded', *sys.modules)")
+    loaded = told.stdout.rpartition("loaded ")[2].split()
+    assert "tokenmill" in loaded
+    assert sorted(set(HEAVY) & set(loaded)) == []
+
+
+def test_help_is_quick() -> None:
+    best = 60.0
+    for _ in range(3):
+        began = time.monotonic()
+        assert run("--help").returncode == 0
+        best = min(best, time.monotonic() - began)
+    assert best < 1.5  # 0.3 s on an idle machine
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_explained_line_for_each_option(command: str) -> None:
+    told = run(*command.split(), "--help")
+    assert told.returncode == 0
+    assert told.stderr == ""
+    assert f"Usage: tokenmill {command}" in told.stdout
+    assert "\x1b" not in told.stdout
+
+
+def test_every_command_is_covered_here() -> None:
+    told = run("--help").stdout
+    listed = [line.split()[1] for line in told.splitlines() if line.startswith("│ ")]
+    assert set(listed) - {"--help", "--version"} == {name.split()[0] for name in COMMANDS}

@@ -1,0 +1,123 @@
+"""What people see on a terminal while a run works, and what is left on the screen after it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+from shell import COMMAND
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def run_on_terminal(*arguments: str | Path, stop_after: str = "") -> tuple[int, str]:
+    """Run a command on a terminal of its own; returns its status and all that it wrote."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, COMMAND, *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160"},
+    )
+    os.close(theirs)
+    written = b""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([ours], [], [], 0.1)[0]:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # how Linux says that the other side has closed
+                break
+            written += data
+            if stop_after and stop_after.encode() in written:
+                stop_after = ""
+                os.killpg(process.pid, signal.SIGINT)
+        elif process.poll() is not None:
+            break
+    os.close(ours)
+    return process.wait(timeout=10), written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """The lines on a screen after all that was written: moves up, erasures and returns obeyed."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if token == "\r":
+            column = 0
+        elif token == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif token.startswith("\x1b"):
+            if token.endswith("A"):
+                row -= int(token[2:-1] or 1)
+            elif token.endswith("K"):
+                lines[row] = ""
+        else:
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + token + line[column + len(token) :]
+            column += len(token)
+    return lines
+
+
+def make_text(folder: Path) -> Path:
+    path = folder / "x.jsonl"
+    with path.open("w") as file:
+        for i in range(400_000):
+            file.write(f'{{"text": "document {i} of the corpus that is prepared"}}\n')
+        file.write("no JSON\n")
+    return path
+
+
+def test_progress_tells_all_and_leaves_a_clean_screen(tmp_path: Path) -> None:
+    text = make_text(tmp_path)
+    status, written = run_on_terminal(
+        "prepare", text, "--out", tmp_path / "data", "--tokenizer", "bytes", "--workers", "1"
+    )
+    assert status == 0, written
+    shown = ESCAPES.sub("", written)
+    assert re.search(
+        r"tokenizing .*\d+%, [\d.]+ MB of [\d.]+ MB, [\d.]+ MB/s, [\d,]+ tokens, "
+        r"[\d,]+ documents, \d+ dropped, \d+ s left",
+        shown,
+    ), shown
+    left = screen(written)
+    assert not [line for line in left if "tokenizing" in line or "%" in line]
+    assert [line for line in left if "Next:  tokenmill info" in line]
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_ctrl_c_on_a_terminal_leaves_a_clean_screen(tmp_path: Path) -> None:
+    text = make_text(tmp_path)
+    arguments = ("prepare", text, "--out", tmp_path / "data", "--tokenizer", "bytes")
+    status, written = run_on_terminal(*arguments, stop_after="tokenizing")
+    assert status == 130, written
+    left = [line for line in screen(written) if line.strip()]
+    assert left[-1].startswith("Stopped. What is done is kept in ")
+    assert not [line for line in left if "tokenizing" in line]
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+
+
+def test_wide_tables_and_hostile_names_stay_on_the_screen(tmp_path: Path) -> None:
+    text = tmp_path / "[red]x\x1b[2J.txt"
+    text.write_text("\x1b[31mred [bold]text[/]")
+    data = tmp_path / "data"
+    options = ("--tokenizer", "bytes", "--val-fraction", "0", "--no-normalize")
+    for command in (("prepare", text, "--out", data, *options), ("info", data), ("peek", data)):
+        status, written = run_on_terminal(*command)
+        assert status == 0, written
+        assert "\x1b[2J" not in written
+        assert "\x1b[31m" not in written
+    assert "[bold]text[/]" in written

@@ -1,0 +1,57 @@
+"""The public names: few, documented, and loaded only when used."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from tokenmill import errors
+
+
+def test_public_names_are_exactly_those_that_resolve() -> None:
+    assert sorted(tokenmill.__all__) == tokenmill.__all__ == sorted(tokenmill._WHERE)
+    assert set(tokenmill.__all__) <= set(dir(tokenmill))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        tokenmill.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", tokenmill.__all__)
+def test_every_public_name_is_documented_and_says_where_it_is_from(name: str) -> None:
+    thing = getattr(tokenmill, name)
+    assert inspect.getdoc(thing)
+    assert thing is getattr(importlib.import_module(tokenmill._WHERE[name]), name)
+    assert name in importlib.import_module(tokenmill._WHERE[name]).__all__
+
+
+def test_star_import_gives_the_public_names() -> None:
+    code = "from tokenmill import *; import tokenmill; print(set(tokenmill.__all__) <= set(dir()))"
+    told = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert told.stdout == b"True\n"
+
+
+def test_every_exception_is_in_the_tree() -> None:
+    for name in errors.__all__:
+        assert issubclass(getattr(errors, name), tokenmill.TokenmillError)
+        assert name in (errors.__doc__ or "")
+
+
+def _modules() -> list[str]:
+    found = pkgutil.walk_packages(tokenmill.__path__, "tokenmill.")
+    return [module.name for module in found if not module.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", _modules())
+def test_every_module_says_what_it_is_for(name: str) -> None:
+    if any(part in name for part in ("torch", "jax", "grain", "lightning", "tensorflow", "ray")):
+        pytest.skip("needs a framework")
+    module = importlib.import_module(name)
+    assert module.__doc__ or not Path(str(module.__file__)).read_text().strip()
+    for public in getattr(module, "__all__", []):
+        assert hasattr(module, public), public
