@@ -14,6 +14,7 @@ from tokenmill.errors import UsageError
 __all__ = ["EOT_TEXT", "Settings"]
 
 EOT_TEXT = "<|endoftext|>"
+_CALLED = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,12 @@ class Settings:
                 raise UsageError(
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}."
                 )
+            accepted = (int, float) if kind is float else kind
+            if not allowed and (
+                not isinstance(getattr(self, name), accepted)
+                or (kind is not bool and isinstance(getattr(self, name), bool))
+            ):
+                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be {_CALLED[kind]}.")
         if not 0 <= self.val_fraction < 1:
             raise UsageError(
                 f"val_fraction is {self.val_fraction}; it must be at least 0 and below 1."

@@ -216,10 +216,15 @@ def _all_keys(
         for start, records in read_records(segment):
             keys = np.array(records["key"], np.uint64)
             first = first_record[i] + start
+            bad = (records["flags"] & np.uint64(BAD_TEXT)) != 0
             for number in spanning.firsts(first, len(keys)):
-                keys[number - first] = spanning.wholes[number].said.key
+                whole = spanning.wholes[number]
+                keys[number - first] = whole.said.key
+                bad[number - first] = whole.flags & BAD_TEXT != 0
+            # What is no document, or no good one, gets a key of its own: it equals no other.
+            alone = np.flatnonzero(bad)
+            keys[alone, 0], keys[alone, 1] = 0, first + alone
             for number in spanning.later(first, len(keys)):
-                # No document, so it must not be equal to any: a key of its own.
                 keys[number - first] = (0, number)
             yield keys
 
@@ -325,17 +330,20 @@ def _fates(
         whole, record = spanning.wholes[number], records[number - first]
         record["key"], record["flags"] = whole.said.key, whole.flags & ~CONTINUES
         record["raw"], record["text"] = whole.raw, whole.text
-        record["characters"] = whole.characters
+        record["characters"], record["length"] = whole.characters, whole.said.length
     starts = np.ones(len(records), np.bool_)
     for number in spanning.later(first, len(records)):
         starts[number - first] = False
     bad = starts & ((records["flags"] & np.uint64(BAD_TEXT)) != 0)
     empty = starts & ~bad & (records["text"] == 0)
-    twice = starts & ~bad & ~empty & repeated
-    kept = starts & ~bad & ~empty & ~twice
+    # Some tokenizers remove characters, and may leave nothing of a text.
+    mute = starts & ~bad & ~empty & (records["length"] == 0)
+    twice = starts & ~bad & ~empty & ~mute & repeated
+    kept = starts & ~bad & ~empty & ~mute & ~twice
     for reason, mask in (
         ("invalid UTF-8", bad),
         ("only repeated lines", empty),
+        ("no tokens", mute),
         ("duplicate", twice),
     ):
         totals.drop(reason, int(np.count_nonzero(mask)), int(records["raw"][mask].sum()))
