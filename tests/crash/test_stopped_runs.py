@@ -72,7 +72,7 @@ def test_stopped_run_says_how_to_go_on_and_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", [".work", ".work/plan.json", "train"])
+@pytest.mark.parametrize("moment", [".work", "train"])
 def test_stopped_at_any_stage_is_quiet_and_prompt(
     corpus: Path, tmp_path: Path, number: int, moment: str
 ) -> None:

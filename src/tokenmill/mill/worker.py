@@ -89,7 +89,8 @@ class Worker:
         self, tokenizer: Tokenizer, budget: int, tell: Callable[[tuple[int, ...]], None]
     ) -> None:
         self._tokenizer = tokenizer
-        self._budget = self._limit = budget
+        self._budget = budget
+        self._limit = self._watch()
         self._tell = tell
         self._progress = [0, 0, 0, 0]
         self._told = 0.0
@@ -123,8 +124,14 @@ class Worker:
         if forget is not None:
             forget()
         _trim_memory()
+        self._limit = self._watch()
+
+    def _watch(self) -> int:
+        """The size at which to forget. A tokenizer's table of words doubles when it is full, and
+        for a moment the old one and the new one are there together: three times what it was."""
+        now = memory_in_use()
         # If little was freed, to forget again soon would cost time and free nothing.
-        self._limit = max(self._budget, memory_in_use() + _LEAST_GROWTH)
+        return now + max(_LEAST_GROWTH, (self._budget - now) // 3)
 
     def _flush(self) -> None:
         if any(self._progress):
