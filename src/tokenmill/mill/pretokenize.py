@@ -17,15 +17,22 @@ import numpy as np
 
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.mill.engines import disk_error
-from tokenmill.mill.run import Watcher, prepare
+from tokenmill.mill.run import Mill, Watcher, prepare
+from tokenmill.mill.texts import prepare_chunk
 from tokenmill.store.manifest import Manifest, sync_folder
 from tokenmill.store.writer import NpyFile
-from tokenmill.tokenizers import Tokenizer, load_tokenizer
+from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
+from tokenmill.tokenizers.protocol import Ids
 
 __all__ = ["DTYPES", "Pretokenized", "npy_path", "pretokenize"]
 
 DTYPES = ("auto", "uint16", "uint32", "int32", "int64")
-_WHOLE = 1 << 60  # tokens a shard: all of them
+_AS_IT_IS: dict[str, Any] = {
+    "normalize": False,
+    "dedup": "none",
+    "val_fraction": 0.0,
+    "tokens_per_shard": 1 << 60,  # all of them
+}
 _COPY = 1 << 20
 _ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 
@@ -85,7 +92,7 @@ def pretokenize(
     kind = _kind(dtype, tokenizer)
     folder = target.with_name(f".{target.name}.work")
     if target.exists() and not restart:
-        found = _found(source, target, kind)
+        found = _found(source, target, kind, tokenizer)
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed at its very end
         return found
     report = prepare(
@@ -96,10 +103,7 @@ def pretokenize(
         memory=memory,
         restart=restart,
         watcher=watcher,
-        normalize=False,
-        dedup="none",
-        val_fraction=0.0,
-        tokens_per_shard=_WHOLE,
+        **_AS_IT_IS,
     )
     try:
         _copy(report.manifest, folder, folder / target.name, kind)
@@ -130,7 +134,7 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
     return kind
 
 
-def _found(source: Path, target: Path, kind: np.dtype[Any]) -> Pretokenized:
+def _found(source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer) -> Pretokenized:
     """What is there already, unless it cannot be what was asked for."""
     again = "Add --restart to make it anew."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
@@ -143,6 +147,12 @@ def _found(source: Path, target: Path, kind: np.dtype[Any]) -> Pretokenized:
         ) from error
     if array.dtype != kind:
         raise FolderError(f"{target} holds {array.dtype}, not {kind}. {again}")
+    # It may be of another text of that name, such as x.jsonl beside x.txt, or tokenizer.
+    begin = _first_ids(source, target, tokenizer)
+    if array.ndim != 1 or not np.array_equal(array[: len(begin)], begin):
+        raise FolderError(
+            f"{target} does not hold the ids of {source} by tokenizer {tokenizer.name}. {again}"
+        )
     return Pretokenized(
         path=target,
         tokens=array.size,
@@ -151,6 +161,19 @@ def _found(source: Path, target: Path, kind: np.dtype[Any]) -> Pretokenized:
         documents=None,
         was_there=True,
     )
+
+
+def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
+    """The ids that the file of a text begins with, at most those of a few MB."""
+    mill = Mill(source, target.with_suffix(".work"), tokenizer=tokenizer, workers=1, **_AS_IT_IS)
+    part = mill.plan.parts[0]
+    job = mill.job(part, Path())
+    for chunk in job.read(part.pieces[0]):
+        prepared = prepare_chunk(chunk, mill.settings, mill.plan.sources[0])
+        if texts := [text for text in prepared.texts if text]:
+            ids, _ = encode_terminated(tokenizer, texts)
+            return ids[:-1]  # the last text may go on
+    return np.zeros(0, np.uint32)
 
 
 def _copy(manifest: Manifest, folder: Path, target: Path, kind: np.dtype[Any]) -> None:

@@ -1,0 +1,149 @@
+"""`pretokenize`: the ids that tiktoken gives, in a file that NumPy reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import in_process
+from naive import END, encode_gpt2, split_text
+
+from tokenmill.errors import FolderError, InputError, UsageError
+from tokenmill.mill.pretokenize import npy_path, pretokenize
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
+
+TEXT = (
+    b"First document,  with  spaces.\r\n\r\n\r\n<|endoftext|>"
+    b"First document,  with  spaces.\r\n\r\n\r\n<|endoftext|><|endoftext|>"
+    + "Grüße aus Köln \u0958\n".encode() * 30
+    + b"trailing blanks  \n\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    with in_process(part=100, block=32):
+        yield
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Tokenizer:
+    return load_tokenizer("gpt2")
+
+
+def expected_ids(data: bytes) -> list[int]:
+    ids: list[int] = []
+    for _, text in split_text(data, END):
+        if text:
+            ids += [*encode_gpt2(text), 50256]
+    return ids
+
+
+def run(path: Path, tokenizer: Any, **options: Any) -> Any:
+    return pretokenize(path, tokenizer=tokenizer, workers=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("auto", "uint16"),
+        ("uint16", "uint16"),
+        ("uint32", "uint32"),
+        ("int32", "int32"),
+        ("int64", "int64"),
+    ],
+)
+def test_the_text_is_taken_as_it_is(tmp_path: Path, gpt2: Tokenizer, dtype: str, kind: str) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(TEXT)
+    made = run(path, gpt2, dtype=dtype)
+    assert made.path == tmp_path / "x.npy"
+    array = np.load(made.path, mmap_mode="r")
+    assert array.dtype == np.dtype(kind)
+    assert array.tolist() == expected_ids(TEXT)
+    assert (made.tokens, made.dtype, made.was_there) == (len(array), kind, False)
+    assert made.documents == 3
+    assert made.characters == len(TEXT.replace(END, b"").decode())
+    assert sorted(os.listdir(tmp_path)) == ["x.npy", "x.txt"]
+
+
+def test_compressed_files_and_records_work_too(tmp_path: Path, gpt2: Tokenizer) -> None:
+    path = tmp_path / "x.txt.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert np.load(run(path, gpt2).path).tolist() == expected_ids(TEXT)
+    path = tmp_path / "y.jsonl"
+    path.write_text(json.dumps({"text": "one  two"}) + "\n" + json.dumps({"text": "three\n"}))
+    expected = [*encode_gpt2(b"one  two"), 50256, *encode_gpt2(b"three\n"), 50256]
+    assert np.load(run(path, gpt2).path).tolist() == expected
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path, gpt2: Tokenizer) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(TEXT)
+    run(path, gpt2)
+    before = (tmp_path / "x.npy").stat()
+    again = run(path, gpt2)
+    assert again.was_there
+    assert again.tokens == len(expected_ids(TEXT))
+    assert (tmp_path / "x.npy").stat().st_mtime_ns == before.st_mtime_ns
+    assert not run(path, gpt2, restart=True).was_there
+    assert (tmp_path / "x.npy").stat().st_ino != before.st_ino
+
+
+def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Tokenizer) -> None:
+    path, target = tmp_path / "x.txt", tmp_path / "x.npy"
+    path.write_bytes(TEXT)
+    run(path, gpt2)
+    sound = target.read_bytes()
+    with pytest.raises(FolderError, match=r"holds uint16, not int32.*--restart"):
+        run(path, gpt2, dtype="int32")
+    with pytest.raises(FolderError, match=r"does not hold the ids of .* by tokenizer bytes"):
+        run(path, "bytes")
+    other = tmp_path / "x.jsonl"
+    other.write_text('{"text": "Another text of that name."}')
+    os.utime(other, ns=(0, 0))
+    with pytest.raises(FolderError, match=r"does not hold the ids of .*x\.jsonl"):
+        run(other, gpt2)
+    for damaged in (b"", b"no array", sound[:100], sound[:-2]):
+        target.write_bytes(damaged)
+        with pytest.raises(FolderError, match=r"no sound \.npy file"):
+            run(path, gpt2)
+    np.save(target, np.zeros((3, 4), np.uint16))
+    with pytest.raises(FolderError, match="does not hold the ids"):
+        run(path, gpt2)
+    target.write_bytes(sound)
+    os.utime(target, ns=(0, 0))
+    with pytest.raises(FolderError, match="is older than"):
+        run(path, gpt2)
+    assert target.read_bytes() == sound
+    run(path, gpt2, restart=True)
+    assert target.read_bytes() == sound
+
+
+def test_wrong_calls_say_what_is_wrong(tmp_path: Path, gpt2: Tokenizer) -> None:
+    with pytest.raises(InputError, match="There is no file"):
+        run(tmp_path / "gone.txt", gpt2)
+    path = tmp_path / "x.txt"
+    path.write_bytes(TEXT)
+    with pytest.raises(UsageError, match="dtype is 'float32'"):
+        run(path, gpt2, dtype="float32")
+    np.save(tmp_path / "y.npy", np.zeros(3))
+    with pytest.raises(InputError, match=r"is a \.npy file already"):
+        run(tmp_path / "y.npy", gpt2)
+    assert sorted(os.listdir(tmp_path)) == ["x.txt", "y.npy"]
+
+
+def test_the_ids_go_beside_the_text() -> None:
+    for text, npy in [
+        ("a/b.txt", "a/b.npy"),
+        ("a/b.txt.gz", "a/b.npy"),
+        ("b.c.jsonl.zst", "b.c.npy"),
+        ("noending", "noending.npy"),
+    ]:
+        assert npy_path(text) == Path(npy)
