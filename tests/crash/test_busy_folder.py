@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -59,3 +60,47 @@ def test_folder_without_permission_is_told_without_a_traceback(tmp_path: Path) -
     assert told.returncode == 1
     assert "/proc/out" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_finished_dataset_with_a_shard_missing_is_not_called_finished(tmp_path: Path) -> None:
+    text, out = tmp_path / "x.txt", tmp_path / "out"
+    text.write_text("one")
+    command = ("prepare", text, "--out", out, "--tokenizer", "bytes", "--workers", "1")
+    assert run(*command).returncode == 0
+    made = contents(out)
+    (out / "train" / "shard_00000.bin").write_bytes(b"o")
+    told = run(*command)
+    assert told.returncode == 1
+    assert "train/shard_00000.bin is missing or cut short" in told.stderr
+    assert not (out / ".work").exists()
+    assert run(*command, "--restart").returncode == 0
+    assert contents(out) == made
+
+
+def test_scaffolding_with_nonsense_in_it_is_refused_by_name(tmp_path: Path) -> None:
+    text, out = tmp_path / "x.txt", tmp_path / "out"
+    text.write_text("one")
+    command = ("prepare", text, "--out", out, "--tokenizer", "bytes", "--workers", "1")
+    for nonsense in ("", "{}", "[]"):
+        (out / ".work").mkdir(parents=True)
+        (out / ".work" / "plan.json").write_text(nonsense)
+        told = run(*command)
+        assert told.returncode == 1
+        assert "plan.json" in told.stderr
+        assert "Traceback" not in told.stderr
+        assert run(*command, "--restart").returncode == 0
+        shutil.rmtree(out)
+
+
+def test_of_many_runs_that_start_at_once_every_one_succeeds_or_is_refused(tmp_path: Path) -> None:
+    text, out = tmp_path / "x.txt", tmp_path / "out"
+    text.write_text("one")
+    command = ("prepare", text, "--out", out, "--tokenizer", "bytes", "--workers", "1")
+    processes = [start(*command) for _ in range(6)]
+    told = [process.communicate(timeout=60)[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    assert 0 in statuses
+    for status, words in zip(statuses, told, strict=True):
+        assert status == 0 or (status == 1 and "Another run is working in" in words), words
+    assert run(*command).returncode == 0
+    assert not (out / ".work").exists()

@@ -74,7 +74,10 @@ class OutputFolder:
     def _take_lock(self) -> int:
         self.work.mkdir(parents=True, exist_ok=True)
         path = self.work / _LOCK_NAME
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # a run that finished just now has removed the folder
+            return self._take_lock()
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The run that had it may have finished and removed the file since it was opened.
@@ -151,6 +154,16 @@ class OutputFolder:
                 + "\n  ".join(differences)
                 + "\nChoose another --out, or add --restart to discard that dataset and begin again."
             )
+        width = {"uint16": 2, "uint32": 4}[manifest.dtype]
+        for split in manifest.splits.values():
+            for shard in split.shards:
+                if not _has_size(self.path / shard.path, shard.tokens * width):
+                    self.clean_up()
+                    raise FolderError(
+                        f"{self.path} holds a dataset that was finished, but {shard.path} is missing "
+                        "or cut short.\nCopy it again from where it came, or add --restart to make "
+                        "it anew."
+                    )
         return manifest
 
     def remember(self, plan: Plan, settings: Settings, fingerprint: str) -> None:
@@ -162,6 +175,8 @@ class OutputFolder:
         record = plan_record(plan, settings, fingerprint)
         if path.exists():
             before = _load(path)
+            if not isinstance(before, dict) or before.keys() != record.keys():
+                raise FolderError(f"{path} is damaged. Add --restart to begin again.")
             differences = _differences(
                 {**before["settings"], "tokenizer": before["tokenizer"]},
                 {**record["settings"], "tokenizer": fingerprint},
@@ -215,6 +230,13 @@ def _load(path: Path) -> Any:
         raise FolderError(
             f"{path} cannot be read ({error}). Add --restart to begin again."
         ) from error
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
 
 
 def _remove(path: Path) -> None:
