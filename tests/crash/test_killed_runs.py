@@ -255,3 +255,15 @@ def test_a_killed_pretokenize_leaves_nothing_beside_the_text(tmp_path: Path) -> 
     assert contents(tmp_path) == wanted
     assert not temporaries(tmp_path)
     shutil.rmtree(tmp_path)
+
+
+def test_workers_whose_parent_dies_while_they_start_say_nothing(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """GPT-2's vocabulary is more than a pipe holds, so they are in the midst of a message."""
+    for seconds in (0.0, 0.05, 0.1):
+        process = start("prepare", corpus, "--out", tmp_path / "out", "--workers", "3")
+        assert wait_until(lambda: len(workers(process)) == 3)  # noqa: B023
+        time.sleep(seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.communicate(timeout=30)[1] == ""

@@ -119,13 +119,13 @@ class LocalEngine:
     def _send(self, pipe: Connection[Any, Any], message: Any) -> None:
         try:
             pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             raise self._death(pipe) from None
 
     def _receive(self, pipe: Connection[Any, Any]) -> Any:
         try:
             return pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the midst of a message
             raise self._death(pipe) from None
 
     def _death(self, pipe: Connection[Any, Any]) -> WorkError:

@@ -185,5 +185,5 @@ def main(descriptor: int) -> None:
             except Exception as error:  # told to the parent, which stops the run
                 answer = Crash(f"{type(error).__name__}: {error}", traceback.format_exc())
             pipe.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, OSError):
         os._exit(1)  # the parent is gone
