@@ -24,6 +24,7 @@ __all__ = ["BLOCK", "Chunk", "Cutter", "Rejection", "count_byte", "find_border",
 
 BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally
 _NEWLINE = 10
+_CONTEXT = 8  # bytes before a space or line end that tell whether a letter is there
 _TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
 
 # A run of blank lines with something after it. No part of a run can match in two ways, so that
@@ -190,12 +191,17 @@ def read_records(
     `continues` and `to_be_continued` say that the stream's first record began before it and that
     its last one ends after it.
     """
-    rest, searched = b"", 0
+    held: list[bytes] = []  # blocks before the rest, with neither a separator nor a place to cut
+    rest = b""
     for block in blocks:
         rest += block
         texts, starts = _split(rest, separator)
         if len(texts) > 1:
-            consumed, rest, searched = rest, texts.pop(), 0
+            before = b"".join(held)
+            held.clear()
+            consumed, rest = before + rest, texts.pop()
+            texts[0] = before + texts[0]
+            starts = [0, *(len(before) + place for place in starts[1:])]
             taken = starts.pop()
             yield Chunk(
                 texts,
@@ -208,19 +214,28 @@ def read_records(
             )
             start += taken
             continues = False
-        if len(rest) >= BLOCK and cutter is not None:
-            # A separator may be half-way in: stay clear of the end.
-            high = len(rest) - max(1, len(separator or b""))
-            cut = cutter.last(rest, searched, high) if high > searched else -1
-            if cut < 0:
-                searched = max(0, high - 4)
-                continue
-            piece, rest, searched = rest[:cut], rest[cut:], 0
-            chunk = _one_piece(piece, start, continues)
-            chunk.goes_on, chunk.mid_line = True, rest[:1] == b" "
-            yield chunk
-            start += cut
-            continues = True
+        if len(rest) < BLOCK and not held:
+            continue
+        # A separator may be half-way in: stay clear of the end.
+        high = len(rest) - max(1, len(separator or b""))
+        cut = cutter.last(rest, 0, high) if cutter is not None and high > 0 else -1
+        if cut < 0:
+            # Put away what need not be searched again, or a long document would take its square.
+            edge = high - _CONTEXT
+            if separator == b"":
+                edge = min(edge, len(rest.rstrip(b" \t\r\n")))
+            if edge > 0:
+                held.append(rest[:edge])
+                rest = rest[edge:]
+            continue
+        piece, rest = b"".join([*held, rest[:cut]]), rest[cut:]
+        held.clear()
+        chunk = _one_piece(piece, start, continues)
+        chunk.goes_on, chunk.mid_line = True, rest[:1] == b" "
+        yield chunk
+        start += len(piece)
+        continues = True
+    rest = b"".join([*held, rest])
     if rest or continues or to_be_continued:
         chunk = _one_piece(rest, start, continues)
         chunk.goes_on = to_be_continued

@@ -128,10 +128,11 @@ class Worker:
 
     def _watch(self) -> int:
         """The size at which to forget. A tokenizer's table of words doubles when it is full, and
-        for a moment the old one and the new one are there together: three times what it was."""
+        for a moment the old one and the new one are there together: as much again as all words
+        take, as measured on text whose words never repeat."""
         now = memory_in_use()
         # If little was freed, to forget again soon would cost time and free nothing.
-        return now + max(_LEAST_GROWTH, (self._budget - now) // 3)
+        return now + max(_LEAST_GROWTH, (self._budget - now) // 2)
 
     def _flush(self) -> None:
         if any(self._progress):
