@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 import unicodedata
 from itertools import pairwise
 
@@ -100,7 +101,7 @@ def test_any_blocks_give_the_records_of_the_whole(data, separator, block, sizes,
 @given(
     data=LONG,
     separator=st.sampled_from([None, b"", *LITERALS]),
-    step=st.integers(1, 200),
+    step=st.integers(4, 200),
     block=st.integers(1, 64),
     cutter=st.sampled_from([None, Cutter(), Cutter(short_line=1), Cutter(short_line=5)]),
 )
@@ -150,6 +151,17 @@ def test_a_document_without_a_place_to_cut_stays_whole(tiny_block):
     (chunk,) = read_records(iter(cut_up(data, [8])), 0, None, Cutter())
     assert chunk.texts == [data]
     assert not chunk.goes_on
+
+
+def test_a_long_document_without_a_place_to_cut_takes_time_in_proportion(tiny_block):
+    tiny_block(1 << 12)
+    data = b"1234,5678\n" * 800_000
+    start = time.process_time()
+    for separator in (None, b"<|endoftext|>", b""):
+        (chunk,) = read_records(iter(cut_up(data, [1 << 12])), 0, separator, Cutter())
+        assert chunk.texts == [data]
+    # Copying what was read again with each of the 2,000 blocks would take minutes.
+    assert time.process_time() - start < 30
 
 
 def test_pieces_are_about_a_block_long(tiny_block):
