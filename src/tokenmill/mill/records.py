@@ -197,11 +197,12 @@ def read_records(
         rest += block
         texts, starts = _split(rest, separator)
         if len(texts) > 1:
-            before = b"".join(held)
-            held.clear()
-            consumed, rest = before + rest, texts.pop()
-            texts[0] = before + texts[0]
-            starts = [0, *(len(before) + place for place in starts[1:])]
+            if held:
+                before = b"".join(held)
+                held.clear()
+                rest, texts[0] = before + rest, before + texts[0]
+                starts = [0, *(len(before) + place for place in starts[1:])]
+            consumed, rest = rest, texts.pop()
             taken = starts.pop()
             yield Chunk(
                 texts,
