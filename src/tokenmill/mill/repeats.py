@@ -10,6 +10,7 @@ it spills.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -70,8 +71,12 @@ def _reserve(file: BinaryIO, size: int) -> None:
     """Fill a new file with zeros that have their place on the disk. In a file with holes, a full
     disk would end the process at the first write into a map of it, without a word."""
     if size and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:  # not every file system can
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
     for start in range(0, size, _TABLE):
         file.write(bytes(min(_TABLE, size - start)))
 
