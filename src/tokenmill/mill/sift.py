@@ -64,7 +64,7 @@ def belongs_to_val(keys: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray
 
     >>> keys = np.array([[0, 1], [0, 2], [0, 3]], np.uint64)
     >>> belongs_to_val(keys, 0.5).tolist(), belongs_to_val(keys, 0.0).any().tolist()
-    ([False, True, True], False)
+    ([True, False, True], False)
     """
     x = keys[:, 1] ^ _SALT
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
