@@ -10,9 +10,8 @@ into the bundle too, because its key can be had only from the whole of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,12 @@ import xxhash
 from tokenmill.errors import TokenizerError
 from tokenmill.mill.bundle import Bundle
 from tokenmill.mill.lines import LineRemover, line_keys
-from tokenmill.mill.plan import Piece, SourceFile
-from tokenmill.mill.records import Chunk, Cutter
-from tokenmill.mill.settings import Settings
-from tokenmill.mill.sources import BadFileError, read_piece
+from tokenmill.mill.part import Batch, Job, PartReader
+from tokenmill.mill.sources import BadFileError
 from tokenmill.mill.texts import Prepared, prepare_chunk
-from tokenmill.tokenizers import Tokenizer, encode_terminated
+from tokenmill.tokenizers import Tokenizer, encode_block, encode_terminated
 
-__all__ = ["CONTINUES", "GOES_ON", "RECORD", "Job", "grind", "scan_lines"]
+__all__ = ["CONTINUES", "GOES_ON", "RECORD", "grind", "scan_lines"]
 
 RECORD = np.dtype(
     [
@@ -49,65 +46,19 @@ CONTINUES, GOES_ON = 1, 2  # flags of a record, beside those of the text
 Progress = Callable[[int, int, int, int], None]  # bytes read, tokens, documents, dropped
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One part and all that is needed to grind it, wherever that happens."""
-
-    name: str
-    pieces: tuple[Piece, ...]
-    sources: dict[int, SourceFile]
-    settings: Settings
-    step: int
-    dtype: str
-    folder: Path
-    cuttable: bool
-    repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
-    aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
-
-    @property
-    def border_cutter(self) -> Cutter | None:
-        if not self.cuttable:
-            return None
-        return Cutter(short_line=self.settings.min_line if self.settings.dedup == "lines" else 0)
-
-    def read(self, piece: Piece) -> Iterator[Chunk]:
-        """The documents of one of the pieces."""
-        source = self.sources[piece.source]
-        _refuse_changed(source)
-        if source.kind == "array":
-            raise BadFileError(source.path, "it is one JSON array, not a record a line")
-        yield from read_piece(
-            source,
-            piece.start,
-            piece.end,
-            self.step,
-            separator=self.settings.separator,
-            text_field=self.settings.text_field,
-            cutter=Cutter() if self.cuttable else None,
-            border_cutter=self.border_cutter,
-        )
-        _refuse_changed(source)
-
-
-def _refuse_changed(source: SourceFile) -> None:
-    """A file that changes while it is read would give half of this and half of that."""
-    try:
-        stat = Path(source.path).stat()
-    except OSError:
-        return  # reading says more about that
-    if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
-        raise BadFileError(source.path, "the file changed since the run began")
-
-
 @dataclass
 class _Counts:
     documents: int = 0
     bytes: int = 0
     dropped: dict[str, list[int]] = field(default_factory=dict)
 
-    def drop(self, reason: str, size: int, documents: int = 1) -> None:
+    @property
+    def dropped_documents(self) -> int:
+        return sum(entry[0] for entry in self.dropped.values())
+
+    def drop(self, reason: str, size: int) -> None:
         entry = self.dropped.setdefault(reason, [0, 0])
-        entry[0] += documents
+        entry[0] += 1
         entry[1] += size
 
 
@@ -149,30 +100,29 @@ def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
     count = 0
     with Bundle(job.folder, job.name) as bundle:
         bundle.write("lines", b"")
-        for piece in job.pieces:
-            if piece.source in aside:
-                continue
-            for chunk in job.read(piece):
-                prepared = prepare_chunk(chunk, job.settings, job.sources[piece.source])
-                keys = line_keys(
-                    prepared.texts,
-                    job.settings.min_line,
-                    continues=chunk.continues,
-                    mid_line=chunk.mid_line,
-                )
-                bundle.write("lines", keys)
-                count += len(keys) // 16
-                progress(chunk.read, 0, 0, 0)
+        for batch in PartReader(job, set(aside)):
+            chunk = batch.chunk
+            prepared = prepare_chunk(chunk, job.settings, batch.source)
+            keys = line_keys(
+                prepared.texts,
+                job.settings.min_line,
+                continues=chunk.continues,
+                mid_line=chunk.mid_line,
+            )
+            bundle.write("lines", keys)
+            count += len(keys) // 16
+            progress(chunk.read, 0, 0, 0)
         return bundle.finish({"lines": count, "set_aside": _aside_facts(aside)})
 
 
 def _grind(job: Job, tokenizer: Tokenizer, progress: Progress, aside: Aside) -> dict[str, Any]:
     with Bundle(job.folder, job.name) as bundle:
         segment = _Segment(job, tokenizer, bundle)
-        for piece in job.pieces:
-            if piece.source not in aside:
-                segment.add_piece(piece, progress)
-        facts = segment.facts() | {"set_aside": _aside_facts(aside)}
+        reader = PartReader(job, set(aside))
+        for batch in reader:
+            segment.add(batch, progress)
+        segment.finish()
+        facts = segment.facts() | {"lines": reader.lines, "set_aside": _aside_facts(aside)}
         return bundle.finish(facts)
 
 
@@ -184,8 +134,7 @@ class _Segment:
         self.tokenizer = tokenizer
         self.bundle = bundle
         self.counts = _Counts()
-        self.tokens = self.records = self.repaired = 0
-        self.lines: list[int] = []
+        self.tokens = self.records = 0
         self.open: _OpenDocument | None = None
         self.remover: LineRemover | None = None
         if job.repeated_lines is not None:
@@ -196,52 +145,54 @@ class _Segment:
         for file in ("tokens", "docs"):
             bundle.write(file, b"")
 
-    def add_piece(self, piece: Piece, progress: Progress) -> None:
-        """Grind one piece of the part."""
-        self.lines.append(0)
-        for chunk in self.job.read(piece):
-            tokens, documents = self.tokens, self.counts.documents
-            dropped = sum(entry[0] for entry in self.counts.dropped.values())
-            self._add_chunk(chunk, piece)
-            progress(
-                chunk.read,
-                self.tokens - tokens,
-                self.counts.documents - documents,
-                sum(entry[0] for entry in self.counts.dropped.values()) - dropped,
-            )
-            self.lines[-1] += chunk.lines
-        if self.open is not None:  # it goes on in the next part
+    def add(self, batch: Batch, progress: Progress) -> None:
+        """Grind some documents."""
+        tokens, documents = self.tokens, self.counts.documents
+        dropped = self.counts.dropped_documents
+        self._add(batch)
+        progress(
+            batch.chunk.read,
+            self.tokens - tokens,
+            self.counts.documents - documents,
+            self.counts.dropped_documents - dropped,
+        )
+
+    def finish(self) -> None:
+        """Take leave of a document that goes on in the next part."""
+        if self.open is not None:
             self._write_records([self.open.record(GOES_ON)])
             self.open = None
 
-    def _add_chunk(self, chunk: Chunk, piece: Piece) -> None:
-        source = self.job.sources[piece.source]
-        starting = len(chunk.texts) - chunk.continues
-        self.counts.documents += starting
+    def _add(self, batch: Batch) -> None:
+        chunk = batch.chunk
+        self.counts.documents += len(chunk.offsets) - chunk.continues
         self.counts.bytes += sum(map(len, chunk.texts))
-        prepared = prepare_chunk(chunk, self.job.settings, source)
-        self._reject(chunk, piece)
-        texts = prepared.texts
-        if self.remover is not None and texts:
-            texts = self.remover.remove(
-                texts, continues=chunk.continues, goes_on=chunk.goes_on, mid_line=chunk.mid_line
-            )
-        if not texts:
+        prepared = prepare_chunk(chunk, self.job.settings, batch.source)
+        self._reject(batch)
+        if not len(prepared.sizes):
             return
-        last = len(texts) - 1
-        keep = [
-            i
-            for i, text in enumerate(texts)
-            if text or (i == 0 and chunk.continues) or (i == last and chunk.goes_on)
-        ]
-        if len(keep) <= last:
-            for i in set(range(len(texts))).difference(keep):
+        if len(prepared.sizes) != len(batch.sources):  # some left; a batch like that is of one file
+            batch.sources = batch.sources[: len(prepared.sizes)]
+        before = prepared.texts if self.remover is not None else []
+        if self.remover is not None:
+            texts = self.remover.remove(
+                before, continues=chunk.continues, goes_on=chunk.goes_on, mid_line=chunk.mid_line
+            )
+            prepared = Prepared.of(texts, prepared.offsets, prepared.sizes, prepared.flags)
+        filled = prepared.text_sizes > 0
+        filled[0] |= chunk.continues
+        filled[-1] |= chunk.goes_on
+        if not filled.all():
+            for i in np.flatnonzero(~filled).tolist():
                 # Empty before lines were removed, or because of it.
-                reason = "only repeated lines" if prepared.texts[i] else "empty"
-                self.counts.drop(reason, prepared.sizes[i])
-        self._tokenize([texts[i] for i in keep], keep, prepared, chunk, piece)
+                reason = "only repeated lines" if before and before[i] else "empty"
+                self.counts.drop(reason, int(prepared.sizes[i]))
+            prepared, batch.sources = prepared.only(filled), batch.sources[filled]
+        if len(prepared.sizes):
+            self._tokenize(prepared, batch)
 
-    def _reject(self, chunk: Chunk, piece: Piece) -> None:
+    def _reject(self, batch: Batch) -> None:
+        chunk = batch.chunk
         for rejection in chunk.rejections:
             in_pieces = rejection.kind == "invalid UTF-8" and (
                 (chunk.continues and rejection.offset == chunk.offsets[0])
@@ -252,53 +203,49 @@ class _Segment:
                 self.counts.bytes += rejection.size
             if not in_pieces:
                 self.counts.drop(rejection.kind, rejection.size)
-            line = None if rejection.line is None else self.lines[-1] + rejection.line
-            entry = [piece.source, line, rejection.offset, rejection.reason]
+            line = None if rejection.line is None else batch.lines_before + rejection.line
+            entry = [batch.number, line, rejection.offset, rejection.reason]
             self.bundle.write("rejected", orjson.dumps(entry) + b"\n")
 
-    def _tokenize(
-        self,
-        texts: list[bytes],
-        keep: list[int],
-        prepared: Prepared,
-        chunk: Chunk,
-        piece: Piece,
-    ) -> None:
-        if not texts:
-            return
-        settings = self.job.settings
-        # Whether the first and the last text here are the pieces that the chunk speaks of.
-        continues = chunk.continues and keep[0] == 0
-        goes_on = chunk.goes_on and keep[-1] == len(prepared.texts) - 1
-        ids, offsets = encode_terminated(self.tokenizer, texts)
+    def _tokenize(self, prepared: Prepared, batch: Batch) -> None:
+        settings, chunk, block = self.job.settings, batch.chunk, prepared.block
+        if block is not None:
+            ids, offsets = encode_block(self.tokenizer, block)
+        else:
+            ids, offsets = encode_terminated(self.tokenizer, prepared.texts)
         if len(ids) and int(ids.max()) >= self.tokenizer.vocab_size:
             raise TokenizerError(
                 f"tokenizer {self.tokenizer.name} gave the id {int(ids.max())}, beyond its "
                 f"vocabulary of {self.tokenizer.vocab_size}."
             )
         tokens, lengths = place_eot(
-            ids, offsets, settings.eot, self.tokenizer.eot_id, continues=continues, goes_on=goes_on
+            ids,
+            offsets,
+            settings.eot,
+            self.tokenizer.eot_id,
+            continues=chunk.continues,
+            goes_on=chunk.goes_on,
         )
         self.bundle.write("tokens", tokens.astype(self.job.dtype).data)
         self.tokens += len(tokens)
 
-        records = np.zeros(len(texts), RECORD)
-        digests = b"".join(map(xxhash.xxh3_128_digest, texts))
+        records = np.zeros(len(lengths), RECORD)
+        views = prepared.views
+        digests = b"".join(map(xxhash.xxh3_128_digest, views))
         records["key"] = np.frombuffer(digests, ">u8").reshape(-1, 2)
         records["length"] = lengths
-        records["source"] = piece.source
-        records["offset"] = [prepared.offsets[i] for i in keep]
-        records["raw"] = [prepared.sizes[i] for i in keep]
-        records["text"] = list(map(len, texts))
-        records["characters"] = [
-            len(text) if text.isascii() else len(text.decode()) for text in texts
-        ]
-        records["flags"] = [prepared.flags[i] for i in keep]
-        self._close_and_open(texts, records, continues, goes_on)
+        records["source"] = batch.sources
+        records["offset"] = prepared.offsets
+        records["raw"] = prepared.sizes
+        records["text"] = prepared.text_sizes
+        records["characters"] = prepared.characters
+        if prepared.flags is not None:
+            records["flags"] = prepared.flags
+        self._close_and_open(views, records, chunk.continues, chunk.goes_on)
 
     def _close_and_open(
         self,
-        texts: list[bytes],
+        texts: Sequence[Any],
         records: npt.NDArray[np.void],
         continues: bool,
         goes_on: bool,
@@ -321,7 +268,7 @@ class _Segment:
             self.open = _OpenDocument(records[last].copy(), 0)
             self._keep_text(texts[last])
 
-    def _keep_text(self, text: bytes) -> None:
+    def _keep_text(self, text: Any) -> None:
         assert self.open is not None
         self.open.hash.update(text)
         self.bundle.write("text", text)
@@ -350,7 +297,6 @@ class _Segment:
             "documents_in": self.counts.documents,
             "bytes_in": self.counts.bytes,
             "dropped": self.counts.dropped,
-            "lines": self.lines,
             "repeated_lines": self.remover.removed if self.remover else 0,
         }
 

@@ -19,8 +19,20 @@ from typing import BinaryIO
 from unicodedata import normalize
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["BLOCK", "Chunk", "Cutter", "Rejection", "count_byte", "find_border", "read_records"]
+__all__ = [
+    "BLOCK",
+    "Chunk",
+    "Cutter",
+    "Places",
+    "Rejection",
+    "count_byte",
+    "find_border",
+    "read_records",
+]
+
+Places = npt.NDArray[np.int64]
 
 BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally
 _NEWLINE = 10
@@ -195,26 +207,17 @@ def read_records(
     rest = b""
     for block in blocks:
         rest += block
-        texts, starts = _split(rest, separator)
-        if len(texts) > 1:
+        chunk = _split_off(rest, separator, start)
+        if chunk is not None:
             if held:
-                before = b"".join(held)
+                rest = b"".join([*held, rest])
                 held.clear()
-                rest, texts[0] = before + rest, before + texts[0]
-                starts = [0, *(len(before) + place for place in starts[1:])]
-            consumed, rest = rest, texts.pop()
-            taken = starts.pop()
-            yield Chunk(
-                texts,
-                [start + place for place in starts],
-                continues,
-                lines=count_byte(consumed[:taken], _NEWLINE),
-                read=taken,
-                whole=consumed,
-                begin=start,
-            )
-            start += taken
-            continues = False
+                chunk = _split_off(rest, separator, start)
+                assert chunk is not None
+            chunk.continues, continues = continues, False
+            rest = rest[chunk.read :]
+            start += chunk.read
+            yield chunk
         if len(rest) < BLOCK and not held:
             continue
         # A separator may be half-way in: stay clear of the end.
@@ -238,10 +241,12 @@ def read_records(
         continues = True
     rest = b"".join([*held, rest])
     if rest or continues or to_be_continued:
-        chunk = _one_piece(rest, start, continues)
-        chunk.goes_on = to_be_continued
+        last = rest
         if separator == b"" and not to_be_continued:
-            chunk.texts = [_without_blank_end(rest)]
+            last = _without_blank_end(rest)
+        chunk = _one_piece(last, start, continues)
+        chunk.goes_on, chunk.read = to_be_continued, len(rest)
+        chunk.lines = count_byte(rest, _NEWLINE)
         yield chunk
 
 
@@ -257,19 +262,33 @@ def _without_blank_end(data: bytes) -> bytes:
 
 
 def _one_piece(text: bytes, start: int, continues: bool) -> Chunk:
-    lines = count_byte(text, _NEWLINE)
-    return Chunk([text], [start], continues, lines=lines, read=len(text), whole=text, begin=start)
+    chunk = Chunk([text], [start])
+    chunk.continues, chunk.lines, chunk.read = continues, count_byte(text, _NEWLINE), len(text)
+    chunk.whole, chunk.begin = text, start
+    return chunk
 
 
-def _split(data: bytes, separator: bytes | None) -> tuple[list[bytes], list[int]]:
-    """The texts between separators and where each begins; the last one may be unfinished."""
+def _split_off(data: bytes, separator: bytes | None, start: int) -> Chunk | None:
+    """The complete records at the beginning of some bytes, if there are any."""
     if separator is None:
-        return [data], [0]
-    if separator:
+        return None
+    if separator == b"":
+        texts, starts = _split_at_blank_lines(data)
+    else:
         texts = data.split(separator)
         width = len(separator)
         starts = list(accumulate((len(text) + width for text in texts[:-1]), initial=0))
-        return texts, starts
+    if len(texts) == 1:
+        return None
+    taken = starts.pop()
+    chunk = Chunk(texts[:-1], [start + place for place in starts])
+    chunk.read, chunk.whole, chunk.begin = taken, data, start
+    chunk.lines = int(np.count_nonzero(np.frombuffer(data, np.uint8, taken) == _NEWLINE))
+    return chunk
+
+
+def _split_at_blank_lines(data: bytes) -> tuple[list[bytes], list[int]]:
+    """The texts between blank lines and where each begins; the last one may be unfinished."""
     # Blank lines at the end may go on in the next block: look only at those before the last text.
     matches = list(_BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1))
     starts = [0, *(match.end() for match in matches)]

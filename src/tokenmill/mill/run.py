@@ -21,7 +21,7 @@ from typing import Any
 from tokenmill.errors import InputError, UsageError
 from tokenmill.mill.engines import LocalEngine, available_cores, disk_error
 from tokenmill.mill.folder import OutputFolder
-from tokenmill.mill.grind import Job
+from tokenmill.mill.part import Job
 from tokenmill.mill.plan import Part, find_files, make_plan
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.stages import Nobody, Stages, Watcher

@@ -203,14 +203,20 @@ def _read_json(
         whole = rest + block
         lines = whole.split(b"\n")
         rest = lines.pop()
-        chunk = Chunk([], [], whole=whole, begin=start)
+        texts: list[bytes] = []
+        offsets: list[int] = []
+        chunk = Chunk(texts, offsets)
+        chunk.whole, chunk.begin = whole, start
         for line in lines:
             try:
                 text = orjson.loads(line)[text_field]
-                chunk.texts.append(text.encode())
-                chunk.offsets.append(start)
+                texts.append(text.encode())
+                offsets.append(start)
             except (ValueError, KeyError, TypeError, AttributeError):
-                _read_odd_line(line, start, text_field, chunk)
+                found = _read_odd_line(line, start, text_field, chunk)
+                if found is not None:
+                    texts.append(found)
+                    offsets.append(start)
             start += len(line) + 1
             chunk.lines += 1
             chunk.read += len(line) + 1
@@ -227,16 +233,15 @@ def _and_newline(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield b"\n"
 
 
-def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> None:
-    """A line that the fast path refused: keep it if it can be kept, say why otherwise."""
+def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
+    """The text in a line that the fast path refused, or a rejection that says why there is none."""
     if not line.strip():
-        return
+        return None
     size = len(line)
     if start == 0:
         line = line.removeprefix(b"\xef\xbb\xbf")
     # Bytes that are no UTF-8 pass through as they are, for the rule on bad text to judge.
     errors = "strict" if is_utf8(line) else "surrogateescape"
-    kind = reason = ""
     try:
         # The standard library reads what Python's own writers write: NaN, huge numbers.
         record = json.loads(line.decode("utf-8", errors))
@@ -248,16 +253,16 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> No
             kind = f"field {text_field!r} is not a string"
             reason = f"field {text_field!r} is a {_json_kind(record[text_field])}, not a string"
         else:
-            chunk.texts.append(record[text_field].encode("utf-8", errors))
-            chunk.offsets.append(start)
+            text: bytes = record[text_field].encode("utf-8", errors)
+            return text
     except UnicodeEncodeError:
         kind, reason = "lone surrogate", f"field {text_field!r} holds a lone surrogate"
     except RecursionError:
         kind, reason = "not JSON", "not JSON: nested too deeply"
     except ValueError as error:
         kind, reason = "not JSON", f"not JSON: {error}"
-    if reason:
-        chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, size))
+    chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, size))
+    return None
 
 
 def is_utf8(data: bytes) -> bool:
@@ -303,15 +308,18 @@ def _read_parquet(
                 _ROWS, row_groups=groups, columns=[column], use_threads=False
             )
             for batch in batches:
-                chunk = Chunk([], [], read=int(size * batch.num_rows / share))
+                texts: list[bytes] = []
+                offsets: list[int] = []
+                chunk = Chunk(texts, offsets)
+                chunk.read = int(size * batch.num_rows / share)
                 for value in batch.column(0).cast(pa.large_binary()).to_pylist():
                     if value is None:
                         kind = f"field {text_field!r} is not a string"
                         reason = f"field {text_field!r} is null"
                         chunk.rejections.append(Rejection(None, row, kind, reason, 0))
                     else:
-                        chunk.texts.append(value)
-                        chunk.offsets.append(row)
+                        texts.append(value)
+                        offsets.append(row)
                     row += 1
                 yield from _bounded(chunk, cutter)
     except (OSError, pa.ArrowException) as error:
@@ -346,15 +354,16 @@ def _bounded(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
     if sum(map(len, chunk.texts)) <= 2 * BLOCK:
         yield chunk
         return
-    texts, offsets = chunk.texts, chunk.offsets
-    chunk.texts, chunk.offsets = [], []
-    yield chunk  # its counts and rejections
-    batch = Chunk([], [])
+    rest = Chunk([], [])
+    rest.rejections, rest.lines, rest.read = chunk.rejections, chunk.lines, chunk.read
+    yield rest
+    texts: list[bytes] = []
+    offsets: list[int] = []
     held = 0
-    for text, offset in zip(texts, offsets, strict=True):
+    for text, offset in zip(chunk.texts, chunk.offsets, strict=True):
         if held and held + len(text) > BLOCK:
-            yield batch
-            batch, held = Chunk([], []), 0
+            yield Chunk(texts, offsets)
+            texts, offsets, held = [], [], 0
         if len(text) > 2 * BLOCK and cutter is not None:
             pieces = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
             for piece in read_records(pieces, 0, None, cutter):
@@ -362,8 +371,8 @@ def _bounded(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
                 piece.lines, piece.read, piece.whole = 0, 0, b""
                 yield piece
         else:
-            batch.texts.append(text)
-            batch.offsets.append(offset)
+            texts.append(text)
+            offsets.append(offset)
             held += len(text)
-    if batch.texts:
-        yield batch
+    if texts:
+        yield Chunk(texts, offsets)

@@ -6,11 +6,17 @@ UTF-8 in it is looked at text by text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.mill.clean import clean_block
 from tokenmill.mill.plan import SourceFile
-from tokenmill.mill.records import Chunk, Rejection, count_byte
+from tokenmill.mill.records import Chunk, Places, Rejection, count_byte
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, is_utf8
 
@@ -19,49 +25,121 @@ __all__ = ["BAD_TEXT", "REPAIRED", "Prepared", "prepare_chunk"]
 BAD_TEXT, REPAIRED = 4, 8  # flags of a text
 
 
-@dataclass(slots=True)
+@dataclass
 class Prepared:
-    """The documents of a chunk that are fit to be tokenized, cleaned."""
+    """The documents of a chunk that are fit to be tokenized, cleaned.
 
-    texts: list[bytes]
+    As in a chunk, they are a list, or a block of texts joined by NUL bytes.
+    """
+
+    listed: list[bytes] | None
+    block: bytes | None
     offsets: list[int]
-    sizes: list[int]
-    flags: list[int]
+    sizes: Places  # of the documents as they were read
+    flags: list[int] | None  # None: all 0
+
+    @classmethod
+    def of(
+        cls,
+        texts: list[bytes],
+        offsets: list[int],
+        sizes: Places,
+        flags: list[int] | None,
+        joined: bytes | None = None,
+    ) -> Prepared:
+        """Texts one by one, as a block if no NUL byte in them forbids it."""
+        block = b"\0".join(texts) if joined is None else joined
+        whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
+        return cls(texts, block if whole else None, offsets, sizes, flags)
+
+    @property
+    def texts(self) -> list[bytes]:
+        """The documents, one by one."""
+        if self.listed is None:
+            self.listed = self.block.split(b"\0") if self.block is not None else []
+        return self.listed
+
+    @cached_property
+    def _borders(self) -> tuple[Places, Places]:
+        """Where the texts of the block start and end."""
+        nuls = np.flatnonzero(np.frombuffer(self.block or b"", np.uint8) == 0)
+        return np.concatenate(([0], nuls + 1)), np.append(nuls, len(self.block or b""))
+
+    @property
+    def text_sizes(self) -> Places:
+        """The bytes of each document."""
+        if self.block is None:
+            return np.fromiter(map(len, self.texts), np.int64, len(self.texts))
+        starts, ends = self._borders
+        return ends - starts
+
+    @property
+    def views(self) -> Sequence[bytes | memoryview]:
+        """The documents, one by one, without copying them out of their block."""
+        if self.block is None:
+            return self.texts
+        view = memoryview(self.block)
+        starts, ends = self._borders
+        return [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    @property
+    def characters(self) -> Places:
+        """The characters of each document: all bytes but those that only continue one."""
+        if self.block is None:
+            return np.array([len(text.decode()) for text in self.texts], np.int64)
+        if self.block.isascii():
+            return self.text_sizes
+        starts, ends = self._borders
+        firsts = (np.frombuffer(self.block, np.uint8) & 0xC0) != 0x80
+        before = np.concatenate(([0], np.cumsum(firsts, dtype=np.int64)))
+        return before[ends] - before[starts]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Prepared:
+        """Some of the documents."""
+        kept, sizes = chosen.tolist(), self.sizes[chosen]
+        offsets = list(compress(self.offsets, kept))
+        flags = None if self.flags is None else list(compress(self.flags, kept))
+        if self.block is None or not chosen.any():
+            return Prepared.of(list(compress(self.texts, kept)), offsets, sizes, flags)
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
+        starts, ends = self._borders[0][edges[::2]], self._borders[1][edges[1::2] - 1]
+        runs = zip(starts.tolist(), ends.tolist(), strict=True)
+        block = b"\0".join([self.block[start:end] for start, end in runs])
+        return Prepared(None, block, offsets, sizes, flags)
 
 
 def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepared:
     """Decode and clean a chunk. Documents with bad text leave it if they are to be dropped;
     of a document in pieces, the piece stays and is flagged."""
-    texts, offsets = chunk.texts, chunk.offsets
-    sizes = list(map(len, texts))
-    flags = [0] * len(texts)
-    joined = b"\0".join(texts)
-    if not joined.isascii() and not is_utf8(joined):
-        _judge_bad_text(chunk, settings, source, texts := list(texts), flags)
+    listed, offsets = chunk.texts, chunk.offsets
+    sizes = np.fromiter(map(len, listed), np.int64, len(listed))
+    flags: list[int] | None = None
+    block = b"\0".join(listed)
+    if not block.isascii() and not is_utf8(block):
+        listed, flags = _judge_bad_text(chunk, settings, source)
+        last = len(listed) - 1
         keep = [
             i
             for i, flag in enumerate(flags)
-            if flag != BAD_TEXT
-            or (i == 0 and chunk.continues)
-            or (i == len(texts) - 1 and chunk.goes_on)
+            if flag != BAD_TEXT or (i == 0 and chunk.continues) or (i == last and chunk.goes_on)
         ]
-        texts = [texts[i] for i in keep]
-        offsets = [offsets[i] for i in keep]
-        sizes = [sizes[i] for i in keep]
+        listed = [listed[i] for i in keep]
         flags = [flags[i] for i in keep]
-        joined = b"\0".join(texts)
-    if settings.normalize and texts:
-        if count_byte(joined, 0) != len(texts) - 1:
-            joined = b"\0".join([text.replace(b"\0", b"") for text in texts])
-        joined = clean_block(joined, continues=chunk.continues, goes_on=chunk.goes_on)
-        texts = joined.split(b"\0")
-    return Prepared(texts, offsets, sizes, flags)
+        offsets, sizes = [offsets[i] for i in keep], sizes[keep]
+        block = b"\0".join(listed)
+    if not settings.normalize or not listed:
+        return Prepared.of(listed, offsets, sizes, flags, block)
+    if count_byte(block, 0) != len(listed) - 1:
+        block = b"\0".join([text.replace(b"\0", b"") for text in listed])
+    block = clean_block(block, continues=chunk.continues, goes_on=chunk.goes_on)
+    return Prepared(None, block, offsets, sizes, flags)
 
 
 def _judge_bad_text(
-    chunk: Chunk, settings: Settings, source: SourceFile, texts: list[bytes], flags: list[int]
-) -> None:
-    """Find the texts that are no UTF-8, and repair, flag or refuse them."""
+    chunk: Chunk, settings: Settings, source: SourceFile
+) -> tuple[list[bytes], list[int]]:
+    """The texts of a chunk, those that are no UTF-8 repaired, and flagged as repaired or bad."""
+    texts, flags = list(chunk.texts), [0] * len(chunk.texts)
     for i, text in enumerate(texts):
         try:
             text.decode("utf-8")
@@ -80,3 +158,4 @@ def _judge_bad_text(
                 reason = f"invalid UTF-8 at {source.unit} {place}: {error.reason}"
                 line = chunk.line_of(place)
                 chunk.rejections.append(Rejection(line, offset, "invalid UTF-8", reason, len(text)))
+    return texts, flags

@@ -20,8 +20,9 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError
 from tokenmill.mill.bundle import is_sound
-from tokenmill.mill.grind import Job, grind, scan_lines
+from tokenmill.mill.grind import grind, scan_lines
 from tokenmill.mill.pack import ShardJob, pack_shard
+from tokenmill.mill.part import Job
 from tokenmill.tokenizers import Tokenizer
 
 __all__ = ["Check", "Crash", "Done", "Grind", "Pack", "Rest", "Scan", "Task", "Worker"]

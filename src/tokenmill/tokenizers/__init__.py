@@ -8,7 +8,7 @@ from __future__ import annotations
 from tokenmill.tokenizers.fingerprint import check_same
 from tokenmill.tokenizers.load import from_state, load_tokenizer
 from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
-from tokenmill.tokenizers.terminated import encode_terminated
+from tokenmill.tokenizers.terminated import encode_block, encode_terminated
 from tokenmill.tokenizers.train import train_tokenizer
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Offsets",
     "Tokenizer",
     "check_same",
+    "encode_block",
     "encode_terminated",
     "from_state",
     "load_tokenizer",

@@ -92,7 +92,7 @@ class BytePairTokenizer:
         # NumPy, because bytes.count takes ten times as long.
         terminators = np.count_nonzero(np.frombuffer(joined, np.uint8) == 0)
         if self._vocabulary.joinable and terminators == len(texts):
-            return self._encode_joined(joined, len(texts))
+            return self._encode_joined(joined)
         runs = []
         for alone, run in groupby(texts, self._must_be_alone):
             if alone:
@@ -100,8 +100,14 @@ class BytePairTokenizer:
                 runs.append(gather(pieces, self.eot_id))
             else:
                 members = [*run, b""]
-                runs.append(self._encode_joined(b"\0".join(members), len(members) - 1))
+                runs.append(self._encode_joined(b"\0".join(members)))
         return concatenate(runs)
+
+    def encode_block(self, block: bytes) -> tuple[Ids, Offsets]:
+        """The same for texts joined by NUL bytes; see `encode_block`."""
+        if not self._vocabulary.joinable:
+            return self.encode_terminated(block.split(b"\0"))
+        return self._encode_joined(block + b"\0")
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         return drop_terminators(*self.encode_terminated(texts))
@@ -134,13 +140,11 @@ class BytePairTokenizer:
     def _must_be_alone(self, text: bytes) -> bool:
         return not self._vocabulary.joinable or b"\0" in text
 
-    def _encode_joined(self, joined: bytes, number: int) -> tuple[Ids, Offsets]:
+    def _encode_joined(self, joined: bytes) -> tuple[Ids, Offsets]:
         ids: Ids = self._joiner().encode(joined)
         ends = np.flatnonzero(ids == self.vocab_size)
         ids[ends] = self.eot_id or 0
-        offsets = np.zeros(number + 1, dtype=np.int64)
-        np.add(ends, 1, out=offsets[1:])
-        return ids, offsets
+        return ids, np.concatenate(([0], ends + 1))
 
     def _joiner(self) -> Any:
         if self._joining is None:

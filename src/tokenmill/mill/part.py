@@ -1,0 +1,141 @@
+"""A part as a worker meets it: what to read, and its documents in batches of a good size.
+
+Many small files make one batch, because every step of the work has a price for each batch and
+does not care how many documents are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.mill.plan import Piece, SourceFile
+from tokenmill.mill.records import Chunk, Cutter, Places
+from tokenmill.mill.settings import Settings
+from tokenmill.mill.sources import BadFileError, is_utf8, read_piece
+
+__all__ = ["Batch", "Job", "PartReader"]
+
+_SMALL = 256 << 10  # a chunk below that is put together with its neighbours
+_ENOUGH = 1 << 20  # until they are that large
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One part and all that is needed to grind it, wherever that happens."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    sources: dict[int, SourceFile]
+    settings: Settings
+    step: int
+    dtype: str
+    folder: Path
+    cuttable: bool
+    repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
+    aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
+
+    @property
+    def border_cutter(self) -> Cutter | None:
+        if not self.cuttable:
+            return None
+        return Cutter(short_line=self.settings.min_line if self.settings.dedup == "lines" else 0)
+
+    def read(self, piece: Piece) -> Iterator[Chunk]:
+        """The documents of one of the pieces."""
+        source = self.sources[piece.source]
+        _refuse_changed(source)
+        if source.kind == "array":
+            raise BadFileError(source.path, "it is one JSON array, not a record a line")
+        yield from read_piece(
+            source,
+            piece.start,
+            piece.end,
+            self.step,
+            separator=self.settings.separator,
+            text_field=self.settings.text_field,
+            cutter=Cutter() if self.cuttable else None,
+            border_cutter=self.border_cutter,
+        )
+        _refuse_changed(source)
+
+
+def _refuse_changed(source: SourceFile) -> None:
+    """A file that changes while it is read would give half of this and half of that."""
+    try:
+        stat = Path(source.path).stat()
+    except OSError:
+        return  # reading says more about that
+    if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
+        raise BadFileError(source.path, "the file changed since the run began")
+
+
+@dataclass(slots=True)
+class Batch:
+    """A chunk, or several small ones put together."""
+
+    chunk: Chunk
+    number: int  # of the source; of the first one, where there are several
+    source: SourceFile
+    sources: Places  # the number of each document's source
+    lines_before: int  # in the piece
+
+
+class PartReader:
+    """Reads the documents of a part. `lines` has the line ends of each piece that was read."""
+
+    def __init__(self, job: Job, aside: set[int]) -> None:
+        self._job = job
+        self._pieces = [piece for piece in job.pieces if piece.source not in aside]
+        self.lines: list[int] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        small: list[Batch] = []
+        held = 0
+        for piece in self._pieces:
+            self.lines.append(0)
+            source = self._job.sources[piece.source]
+            for chunk in self._job.read(piece):
+                count = len(chunk.offsets)
+                sources = np.full(count, piece.source, np.int64)
+                batch = Batch(chunk, piece.source, source, sources, self.lines[-1])
+                self.lines[-1] += chunk.lines
+                if len(self._pieces) > 1 and _is_small(chunk):
+                    small.append(batch)
+                    held += sum(map(len, chunk.texts))
+                    if held >= _ENOUGH:
+                        yield _together(small)
+                        small, held = [], 0
+                    continue
+                if small:
+                    yield _together(small)
+                    small, held = [], 0
+                yield batch
+        if small:
+            yield _together(small)
+
+
+def _is_small(chunk: Chunk) -> bool:
+    """Whether a chunk can go together with others: nothing in it concerns one file alone."""
+    return (
+        sum(map(len, chunk.texts)) < _SMALL
+        and not (chunk.continues or chunk.goes_on or chunk.rejections)
+        and all(text.isascii() or is_utf8(text) for text in chunk.texts)
+    )
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    chunks = [batch.chunk for batch in batches]
+    whole = Chunk(
+        list(chain.from_iterable(chunk.texts for chunk in chunks)),
+        list(chain.from_iterable(chunk.offsets for chunk in chunks)),
+    )
+    whole.read = sum(chunk.read for chunk in chunks)
+    sources = np.concatenate([batch.sources for batch in batches])
+    return Batch(whole, batches[0].number, batches[0].source, sources, 0)
