@@ -21,7 +21,7 @@ import numpy as np
 EOT = b"<|endoftext|>"
 FILE_BYTES = 128 << 20
 _SUFFIXES = (".py", ".pyi", ".h", ".txt", ".md", ".rst", ".html", ".pyx", ".c", ".cpp")
-_NEW_WORDS = 0.004  # the share of words that occur for the first time
+_NEW_WORDS = 0.01  # the share of words that occur for the first time
 
 
 def make_corpus(folder: Path, size: int, *, real: bool = True, seed: int = 0) -> list[Path]:

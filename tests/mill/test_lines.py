@@ -56,7 +56,7 @@ def remove_everywhere(
     results, removed = [], 0
     for part in parts:
         keys = b"".join(
-            line_keys([text], min_line, continues=continues, mid_line=mid_line)
+            line_keys(text, min_line, continues=continues, mid_line=mid_line)
             for text, continues, _, mid_line in part
         )
         flags = []
@@ -139,7 +139,7 @@ def test_pieces_leave_cut_after_a_letter(document, block):
 
 
 def mark(texts: list[str], min_line: int) -> list[bool]:
-    keys = line_keys([text.encode() for text in texts], min_line, continues=False, mid_line=False)
+    keys = b"".join(line_keys(text.encode(), min_line) for text in texts)
     flags, seen = [], set()
     for i in range(0, len(keys), 16):
         flags.append(keys[i : i + 16] in seen)
@@ -180,13 +180,35 @@ def test_the_first_of_equal_lines_stays():
 
 def test_half_a_line_never_counts():
     text = b"a line that is longer than a block"
-    assert len(line_keys([text], 3, continues=False, mid_line=False)) == 16
-    assert line_keys([text], 3, continues=False, mid_line=True) == b""
-    assert line_keys([b" rest of it"], 3, continues=True, mid_line=False) == b""
-    assert len(line_keys([b" rest\nnext line"], 3, continues=True, mid_line=False)) == 16
+    assert len(line_keys(text, 3, continues=False, mid_line=False)) == 16
+    assert line_keys(text, 3, continues=False, mid_line=True) == b""
+    assert line_keys(b" rest of it", 3, continues=True, mid_line=False) == b""
+    assert len(line_keys(b" rest\nnext line", 3, continues=True, mid_line=False)) == 16
 
 
 def test_the_line_end_at_the_border_of_a_part_is_kept():
     remover = LineRemover(np.zeros(1, np.uint8), 3, tidy=True)
     text = b"\nnext line"
     assert remover.remove([text], continues=True, goes_on=False, mid_line=False) == [text]
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents=DOCUMENTS.filter(bool), min_line=st.integers(1, 12), tidy=st.booleans())
+def test_a_block_of_documents_loses_the_lines_that_they_lose_one_by_one(documents, min_line, tidy):
+    block = "\0".join(documents).encode()
+    if tidy:
+        block = clean_block(block)
+    texts = block.split(b"\0")
+    keys = line_keys(block, min_line, block=True)
+    assert keys == b"".join(line_keys(text, min_line) for text in texts)
+    seen: set[bytes] = set()
+    flags = []
+    for i in range(0, len(keys), 16):
+        flags.append(keys[i : i + 16] in seen)
+        seen.add(keys[i : i + 16])
+    at_once, one_by_one = (
+        LineRemover(np.array(flags, np.uint8), min_line, tidy=tidy) for _ in range(2)
+    )
+    expected = one_by_one.remove(texts, continues=False, goes_on=False, mid_line=False)
+    assert at_once.remove_from_block(block).split(b"\0") == expected
+    assert at_once.removed == one_by_one.removed == sum(flags)

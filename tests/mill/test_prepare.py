@@ -104,10 +104,10 @@ def watch_for_halves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found = []
     find = lines._find_lines
 
-    def watch(text: bytes, min_line: int, *, continues: bool, mid_line: bool) -> Any:
-        if mid_line:
+    def watch(text: bytes, min_line: int, **flags: bool) -> Any:
+        if flags.get("mid_line"):
             found.append(True)
-        return find(text, min_line, continues=continues, mid_line=mid_line)
+        return find(text, min_line, **flags)
 
     monkeypatch.setattr(lines, "_find_lines", watch)
     return found

@@ -23,6 +23,7 @@ from tokenmill.errors import TokenizerError
 from tokenmill.mill.bundle import Bundle
 from tokenmill.mill.lines import LineRemover, line_keys
 from tokenmill.mill.part import Batch, Job, PartReader
+from tokenmill.mill.records import Chunk
 from tokenmill.mill.sources import BadFileError
 from tokenmill.mill.texts import Prepared, prepare_chunk
 from tokenmill.tokenizers import Tokenizer, encode_block, encode_terminated
@@ -103,16 +104,27 @@ def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
         for batch in PartReader(job, set(aside)):
             chunk = batch.chunk
             prepared = prepare_chunk(chunk, job.settings, batch.source)
-            keys = line_keys(
-                prepared.texts,
-                job.settings.min_line,
-                continues=chunk.continues,
-                mid_line=chunk.mid_line,
-            )
+            keys = _line_keys(prepared, chunk, job.settings.min_line)
             bundle.write("lines", keys)
             count += len(keys) // 16
             progress(chunk.read, 0, 0, 0)
         return bundle.finish({"lines": count, "set_aside": _aside_facts(aside)})
+
+
+def _line_keys(prepared: Prepared, chunk: Chunk, min_line: int) -> bytes:
+    """The keys of a chunk's lines. Pieces of documents, and texts with NUL bytes, go one by one."""
+    if prepared.block is not None and not (chunk.continues or chunk.goes_on):
+        return line_keys(prepared.block, min_line, block=True)
+    last = len(prepared.texts) - 1
+    return b"".join(
+        line_keys(
+            text,
+            min_line,
+            continues=chunk.continues and i == 0,
+            mid_line=chunk.mid_line and i == last,
+        )
+        for i, text in enumerate(prepared.texts)
+    )
 
 
 def _grind(job: Job, tokenizer: Tokenizer, progress: Progress, aside: Aside) -> dict[str, Any]:
@@ -173,23 +185,34 @@ class _Segment:
             return
         if len(prepared.sizes) != len(batch.sources):  # some left; a batch like that is of one file
             batch.sources = batch.sources[: len(prepared.sizes)]
-        before = prepared.texts if self.remover is not None else []
+        was_empty = prepared.text_sizes == 0
         if self.remover is not None:
-            texts = self.remover.remove(
-                before, continues=chunk.continues, goes_on=chunk.goes_on, mid_line=chunk.mid_line
-            )
-            prepared = Prepared.of(texts, prepared.offsets, prepared.sizes, prepared.flags)
+            prepared = self._without_repeated_lines(self.remover, prepared, chunk)
         filled = prepared.text_sizes > 0
         filled[0] |= chunk.continues
         filled[-1] |= chunk.goes_on
         if not filled.all():
             for i in np.flatnonzero(~filled).tolist():
                 # Empty before lines were removed, or because of it.
-                reason = "only repeated lines" if before and before[i] else "empty"
+                reason = "empty" if was_empty[i] else "only repeated lines"
                 self.counts.drop(reason, int(prepared.sizes[i]))
             prepared, batch.sources = prepared.only(filled), batch.sources[filled]
         if len(prepared.sizes):
             self._tokenize(prepared, batch)
+
+    def _without_repeated_lines(
+        self, remover: LineRemover, prepared: Prepared, chunk: Chunk
+    ) -> Prepared:
+        facts = prepared.offsets, prepared.sizes, prepared.flags
+        if prepared.block is not None and not (chunk.continues or chunk.goes_on):
+            return Prepared(None, remover.remove_from_block(prepared.block), *facts)
+        texts = remover.remove(
+            prepared.texts,
+            continues=chunk.continues,
+            goes_on=chunk.goes_on,
+            mid_line=chunk.mid_line,
+        )
+        return Prepared.of(texts, *facts)
 
     def _reject(self, batch: Batch) -> None:
         chunk = batch.chunk

@@ -3,7 +3,8 @@
 A line counts if it has at least `min_line` characters and is not blank. Scanning and removing
 walk over the same lines in the same order, so the n-th key that a scan of a part gives belongs
 to the n-th line that removal asks about: a bit a line is all that passes between them. Lines are
-found with NumPy; Python touches only those that count.
+found with NumPy, in many documents at once: a block of documents joined by NUL bytes is one text
+with two kinds of line ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.mill.clean import clean_block
 from tokenmill.mill.records import Cutter
 
 __all__ = ["LineRemover", "line_keys"]
@@ -41,10 +43,18 @@ class _Lines:
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def _find_lines(text: bytes, min_line: int, *, continues: bool, mid_line: bool) -> _Lines:
-    """The lines of a text. Half a line never counts: only one of more than a block is ever cut."""
+def _find_lines(
+    text: bytes, min_line: int, *, block: bool, continues: bool = False, mid_line: bool = False
+) -> _Lines:
+    """The lines of a text, or of a block of texts, in which a line ends at a NUL byte too.
+
+    Half a line never counts: only one of more than a block is ever cut.
+    """
     array = np.frombuffer(text, np.uint8)
-    newlines = np.flatnonzero(array == _NEWLINE)
+    is_end = array == _NEWLINE
+    if block:
+        is_end |= array == 0
+    newlines = np.flatnonzero(is_end)
     starts, ends = np.concatenate(([0], newlines + 1)), np.append(newlines, len(text))
     bare = ends
     if b"\r" in text:
@@ -64,17 +74,23 @@ def _find_lines(text: bytes, min_line: int, *, continues: bool, mid_line: bool) 
     return _Lines(starts, ends, bare, np.flatnonzero(enough) if white.any() else counting)
 
 
-def line_keys(texts: list[bytes], min_line: int, *, continues: bool, mid_line: bool) -> bytes:
-    """The 128-bit keys of the lines that count, one after another."""
-    keys: list[bytes] = []
-    digest = xxhash.xxh3_128_digest
-    last = len(texts) - 1
-    for i, text in enumerate(texts):
-        lines = _find_lines(
-            text, min_line, continues=continues and i == 0, mid_line=mid_line and i == last
-        )
-        keys += [digest(text[start:end]) for start, end in lines.spans()]
-    return b"".join(keys)
+def line_keys(
+    text: bytes,
+    min_line: int,
+    *,
+    block: bool = False,
+    continues: bool = False,
+    mid_line: bool = False,
+) -> bytes:
+    """The 128-bit keys of the lines that count, in a text or in a block of texts."""
+    lines = _find_lines(text, min_line, block=block, continues=continues, mid_line=mid_line)
+    if b"\r" in text:
+        return b"".join([xxhash.xxh3_128_digest(text[start:end]) for start, end in lines.spans()])
+    # To split and to hash all lines, also those that do not count, is quicker than to choose.
+    if block:
+        text = text.replace(b"\0", b"\n")
+    digests = b"".join(map(xxhash.xxh3_128_digest, text.split(b"\n")))
+    return np.frombuffer(digests, "V16")[lines.counting].tobytes()
 
 
 class LineRemover:
@@ -97,10 +113,45 @@ class LineRemover:
         self._started = True
         self.removed = 0
 
+    def remove_from_block(self, block: bytes) -> bytes:
+        """A block of whole documents without their repeated lines."""
+        lines = _find_lines(block, self._min_line, block=True)
+        gone = lines.counting[self._take(len(lines.counting))]
+        if not len(gone):
+            return block
+        kept = np.ones(len(lines.starts), np.bool_)
+        kept[gone] = False
+        # Which document each line is in: that of the line before, or the next behind a NUL byte.
+        ends = np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0
+        documents = np.concatenate(([0], np.cumsum(ends)))
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False]))))
+        firsts, lasts = edges[::2], edges[1::2] - 1
+        # How many documents end between two runs of kept lines; none: a line ends there.
+        steps = np.diff(
+            np.concatenate(([0], np.stack([documents[firsts], documents[lasts]], 1).ravel()))
+        )[::2]
+        pieces: list[bytes] = []
+        spans = zip(lines.starts[firsts].tolist(), lines.ends[lasts].tolist(), strict=True)
+        for step, (start, end) in zip(steps.tolist(), spans, strict=True):
+            pieces += [b"\0" * step or b"\n", block[start:end]]
+        if not pieces:
+            return b"\0" * int(documents[-1])
+        pieces[0] = b"\0" * int(steps[0])
+        pieces.append(b"\0" * int(documents[-1] - documents[lasts[-1]]))
+        result = b"".join(pieces)
+        return clean_block(result) if self._tidy else result
+
+    def _take(self, count: int) -> npt.NDArray[np.bool_]:
+        """The flags of the next lines that count."""
+        flags: npt.NDArray[np.bool_] = self._repeated[self._next : self._next + count] != 0
+        self._next += count
+        self.removed += int(np.count_nonzero(flags))
+        return flags
+
     def remove(
         self, texts: list[bytes], *, continues: bool, goes_on: bool, mid_line: bool
     ) -> list[bytes]:
-        """The texts without their repeated lines."""
+        """The texts, one or two of which may be pieces, without their repeated lines."""
         last = len(texts) - 1
         return [
             self._one(
@@ -113,13 +164,13 @@ class LineRemover:
         ]
 
     def _one(self, text: bytes, *, continues: bool, goes_on: bool, mid_line: bool) -> bytes:
-        lines = _find_lines(text, self._min_line, continues=continues, mid_line=mid_line)
-        flags = self._repeated[self._next : self._next + len(lines.counting)] != 0
-        self._next += len(flags)
+        lines = _find_lines(
+            text, self._min_line, block=False, continues=continues, mid_line=mid_line
+        )
+        flags = self._take(len(lines.counting))
         started = self._started and continues
         kept = np.ones(len(lines.starts), np.bool_)
         kept[lines.counting[flags]] = False
-        self.removed += int(np.count_nonzero(flags))
         if continues and self._end_gone and text.startswith(b"\r\n"):
             lines.starts[0] = 1  # the line end belongs to the line that was removed
         if continues and not started and lines.starts[0] == lines.ends[0]:

@@ -131,11 +131,9 @@ class BytePairTokenizer:
     def __repr__(self) -> str:
         return f"BytePairTokenizer({self.name!r}, vocab_size={self.vocab_size})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The native half cannot be pickled; a copy for another process is made from the state.
-        from tokenmill.tokenizers.load import from_state
-
-        return from_state, (self.state(),)
+    def __getstate__(self) -> dict[str, Any]:
+        # The native half cannot be pickled; a copy in another process builds its own.
+        return {**self.__dict__, "_joining": None, "_plain": None}
 
     def _must_be_alone(self, text: bytes) -> bool:
         return not self._vocabulary.joinable or b"\0" in text
