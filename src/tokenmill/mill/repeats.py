@@ -138,16 +138,29 @@ def _mark(high: Keys, low: Keys, places: Keys, marks: Path) -> int:
 
 
 def _find(high: Keys, low: Keys) -> npt.NDArray[np.int64]:
-    """Where in a list the keys stand that stand there before."""
-    order = np.argsort(high, kind="stable")
-    ordered = high[order]
-    equal = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if not (low[order[equal]] == low[order[equal + 1]]).all():
-        # Two keys share their high half alone, which chance brings once in billions of keys.
-        order = np.lexsort((low, high))  # stable too
-        same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
-        equal = np.flatnonzero(same)
-    return order[equal + 1]
+    """Where in a list the keys stand that stand there before.
+
+    What is sorted is one number a key: its leading bits, and behind them its place. NumPy sorts
+    plain numbers ten times as fast as it finds an order, and equals come out in their order.
+    """
+    mask = np.uint64((1 << max(1, (len(high) - 1).bit_length())) - 1)
+    packed = np.sort((high & ~mask) | np.arange(len(high), dtype=np.uint64))
+    order = (packed & mask).astype(np.int64)
+    packed &= ~mask
+    alike = packed[1:] == packed[:-1]
+    pairs = np.flatnonzero(alike)
+    first, second = order[pairs], order[pairs + 1]
+    equal = (high[first] == high[second]) & (low[first] == low[second])
+    if equal.all():
+        return second
+    # Some keys share their leading bits alone. Look at all that share them with those.
+    group = np.concatenate(([0], np.cumsum(~alike)))[pairs]
+    unsure = np.isin(group, group[~equal])
+    suspects = np.unique(np.concatenate((first[unsure], second[unsure])))
+    suspects = suspects[np.lexsort((low[suspects], high[suspects]))]  # stable
+    high, low = high[suspects], low[suspects]
+    repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    return np.concatenate((second[~unsure], suspects[1:][repeated]))
 
 
 def _write(places: Keys, marks: Path) -> int:

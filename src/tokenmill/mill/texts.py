@@ -90,9 +90,10 @@ class Prepared:
         if self.block.isascii():
             return self.text_sizes
         starts, ends = self._borders
-        firsts = (np.frombuffer(self.block, np.uint8) & 0xC0) != 0x80
-        before = np.concatenate(([0], np.cumsum(firsts, dtype=np.int64)))
-        return before[ends] - before[starts]
+        continuing = np.flatnonzero((np.frombuffer(self.block, np.uint8) & 0xC0) == 0x80)
+        before_start, before_end = np.searchsorted(continuing, (starts, ends))
+        sizes: Places = ends - starts - (before_end - before_start)
+        return sizes
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Prepared:
         """Some of the documents."""
@@ -115,7 +116,8 @@ def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepa
     sizes = np.fromiter(map(len, listed), np.int64, len(listed))
     flags: list[int] | None = None
     block = b"\0".join(listed)
-    if not block.isascii() and not is_utf8(block):
+    # Few documents have other characters than ASCII, and to look for those is quick.
+    if not all(text.isascii() or is_utf8(text) for text in listed):
         listed, flags = _judge_bad_text(chunk, settings, source)
         last = len(listed) - 1
         keep = [
