@@ -16,12 +16,11 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.mill.clean import clean_block
-from tokenmill.mill.records import Cutter
+from tokenmill.mill.records import Cutter, count_characters
 
 __all__ = ["LineRemover", "line_keys"]
 
 _NEWLINE, _RETURN = 10, 13
-_MOST_BYTES = 4  # of a character in UTF-8
 _WHITE = np.isin(np.arange(256), list(b" \t\r\v\f"))
 _ANY_LINE = Cutter()
 
@@ -59,11 +58,7 @@ def _find_lines(
     bare = ends
     if b"\r" in text:
         bare = ends - ((ends > starts) & (array[ends - 1] == _RETURN))
-    sizes = bare - starts
-    enough = sizes >= min_line
-    if not text.isascii():
-        for i in np.flatnonzero(enough & (sizes < _MOST_BYTES * min_line)).tolist():
-            enough[i] = len(text[starts[i] : bare[i]].decode()) >= min_line
+    enough = count_characters(text, starts, bare) >= min_line
     enough[0] &= not continues
     enough[-1] &= not mid_line
     counting = np.flatnonzero(enough)

@@ -28,6 +28,7 @@ __all__ = [
     "Places",
     "Rejection",
     "count_byte",
+    "count_characters",
     "find_border",
     "read_records",
 ]
@@ -253,6 +254,19 @@ def read_records(
 def count_byte(data: bytes, byte: int) -> int:
     """How often a byte occurs. `bytes.count` is ten times slower where that is often."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
+
+
+def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
+    """The characters in some ranges of valid UTF-8: all bytes but those that only continue one.
+
+    >>> count_characters("é aé".encode(), np.array([0, 3]), np.array([2, 6])).tolist()
+    [1, 2]
+    """
+    sizes: Places = ends - starts
+    if not data.isascii():
+        continuing = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) == 0x80)
+        sizes = sizes - np.searchsorted(continuing, ends) + np.searchsorted(continuing, starts)
+    return sizes
 
 
 def _without_blank_end(data: bytes) -> bytes:

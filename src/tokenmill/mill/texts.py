@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tokenmill.mill.clean import clean_block
 from tokenmill.mill.plan import SourceFile
-from tokenmill.mill.records import Chunk, Places, Rejection, count_byte
+from tokenmill.mill.records import Chunk, Places, Rejection, count_byte, count_characters
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, is_utf8
 
@@ -84,16 +84,10 @@ class Prepared:
 
     @property
     def characters(self) -> Places:
-        """The characters of each document: all bytes but those that only continue one."""
+        """The characters of each document."""
         if self.block is None:
             return np.array([len(text.decode()) for text in self.texts], np.int64)
-        if self.block.isascii():
-            return self.text_sizes
-        starts, ends = self._borders
-        continuing = np.flatnonzero((np.frombuffer(self.block, np.uint8) & 0xC0) == 0x80)
-        before_start, before_end = np.searchsorted(continuing, (starts, ends))
-        sizes: Places = ends - starts - (before_end - before_start)
-        return sizes
+        return count_characters(self.block, *self._borders)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Prepared:
         """Some of the documents."""
