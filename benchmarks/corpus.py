@@ -1,9 +1,10 @@
 """Text for the measurements, made on the spot: nothing is downloaded.
 
-First all the real text that the Python installation carries (source code and its documentation,
-each file a document), then prose: words drawn with the frequencies that they have in that text,
-and now and then a word that was never seen before, as in any large corpus. The same size and seed
-give the same bytes on the same installation.
+`real` is the text that the Python installation carries, source code and its documentation, each
+file a document; where more is asked for, it comes again and again with other names in it, as in
+another code base. `prose` is made of words drawn with the frequencies that they have in that text,
+and now and then a word that was never seen before, as in any large corpus. `mixed` is the real
+text once, then prose. The same arguments give the same bytes on the same installation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,11 @@ _SUFFIXES = (".py", ".pyi", ".h", ".txt", ".md", ".rst", ".html", ".pyx", ".c", 
 _NEW_WORDS = 0.01  # the share of words that occur for the first time
 
 
-def make_corpus(folder: Path, size: int, *, real: bool = True, seed: int = 0) -> list[Path]:
+def make_corpus(folder: Path, size: int, kind: str = "mixed") -> list[Path]:
     """Write about `size` bytes of text into files of 128 MB; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    stream = chain(real_documents() if real else (), generated_documents(seed))
+    once = iter(()) if kind == "prose" else real_documents()
+    stream = chain(once, renamed_documents() if kind == "real" else generated_documents(0))
     paths: list[Path] = []
     written = 0
     while written < size:
@@ -55,12 +57,21 @@ def real_documents() -> Iterator[bytes]:
                         yield text
 
 
+def renamed_documents() -> Iterator[bytes]:
+    """The real documents without end, each time with other endings on their longer words."""
+    longer = re.compile(rb"[a-z]{7,}")
+    for round_number in count():
+        ending = bytes([97 + round_number % 26, 97 + round_number // 26 % 26])
+        for text in real_documents():
+            yield longer.sub(rb"\g<0>" + ending, text)
+
+
 def generated_documents(seed: int) -> Iterator[bytes]:
     """Prose without end: words with the frequencies that they have in the real text."""
     sample = list(islice(real_documents(), 600))
     counts = Counter(re.findall(rb"[A-Za-z]{1,16}", b" ".join(sample)))
     words = [b" " + word for word, _ in counts.most_common(60_000)]
-    weights = np.array([count for _, count in counts.most_common(60_000)], float)
+    weights = np.array([number for _, number in counts.most_common(60_000)], float)
     marks = [b",", b".", b".\n", b".\n\n", EOT]
     shares = np.array([0.05, 0.05, 0.006, 0.003, 0.0016])
     weights = np.concatenate([weights / weights.sum() * (1 - shares.sum()), shares])
