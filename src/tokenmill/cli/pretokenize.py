@@ -42,7 +42,7 @@ def pretokenize(
     workers
         Worker processes; as many as there are cores by default.
     memory
-        The cap for all processes together, such as 2GB; 640MiB a worker by default.
+        The cap for all processes together, such as 2GB; 288MiB a worker by default.
     restart
         Make it anew, even if it is there or half done.
     """

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import orjson
@@ -35,12 +34,7 @@ class Bundle:
     def __enter__(self) -> Bundle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, file in self._files.items():
             with suppress(OSError):  # what could not be written to a full disk is not missed
                 file.close()

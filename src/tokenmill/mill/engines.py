@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from tokenmill.errors import TokenmillError, WorkError
@@ -58,12 +57,7 @@ class LocalEngine:
     def __enter__(self) -> LocalEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pipe, process in self._workers.items():
             process.kill()
             pipe.close()

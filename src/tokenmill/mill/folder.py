@@ -15,7 +15,6 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -97,12 +96,7 @@ class OutputFolder:
     def __enter__(self) -> OutputFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

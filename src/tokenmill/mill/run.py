@@ -30,7 +30,7 @@ from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = ["Mill", "Report", "Watcher", "prepare"]
 
-MEMORY_A_WORKER = 640 << 20
+MEMORY_A_WORKER = 288 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

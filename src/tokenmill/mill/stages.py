@@ -85,7 +85,7 @@ class Stages:
             engine.rest()  # sifting may need the memory that the tokenizers have taken
             self.watcher.begin("sift", 0, 0)
             sifted = sift(
-                segments, receipts, self.settings, self.folder.work, self.mill.memory * 3 // 4
+                segments, receipts, self.settings, self.folder.work, self.mill.memory * 5 // 8
             )
             if not sifted.ledger["documents_kept"]:
                 raise InputError(self._nothing_kept(receipts, sifted))
@@ -144,7 +144,7 @@ class Stages:
             read_keys(folder / f"{name}.lines", key, None) for name in names
         )
         spill = self.folder.work / "spill"
-        mark_repeats(tables, sum(counts), marks, spill, self.mill.memory * 3 // 4)
+        mark_repeats(tables, sum(counts), marks, spill, self.mill.memory * 5 // 8)
         ranges: dict[str, tuple[Path, int, int]] = {}
         start = 0
         for part, count in zip(parts, counts, strict=True):
