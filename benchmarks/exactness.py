@@ -1,6 +1,6 @@
 """Ids on disk against independent ones: tiktoken's, document by document; the whole of a long text.
 
-    python benchmarks/exactness.py [--size 300]     MB of the one long document
+    python benchmarks/exactness.py [--size 320]     MB of the one long document
 
 All real text of the Python installation is prepared, and each document's tokens are compared with
 tiktoken's `encode_ordinary` of its cleaned text. Then one long document, which is prepared in
@@ -85,7 +85,7 @@ def compare_whole(folder: Path, size: int) -> None:
 def main() -> None:
     """Both comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--size", type=int, default=300, help="MB of the long document")
+    parser.add_argument("--size", type=int, default=320, help="MB of the long document")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         compare_documents(Path(name))

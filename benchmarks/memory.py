@@ -37,12 +37,11 @@ def tree_memory(root: int) -> int:
     return sum(pages.get(pid, 0) for pid in tree) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(files: list[Path], out: Path, dedup: str, workers: int) -> tuple[float, float]:
-    """Peak memory in MB and seconds of one `tokenmill prepare`."""
+def measure(files: list[Path], out: Path, dedup: str, workers: int) -> float:
+    """Peak memory in MB of one `tokenmill prepare`."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "tokenmill.cli", "prepare", *map(str, files)]
     command += ["--out", str(out), "--dedup", dedup, "--workers", str(workers)]
-    started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = 0
     while process.poll() is None:
@@ -50,7 +49,7 @@ def measure(files: list[Path], out: Path, dedup: str, workers: int) -> tuple[flo
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"prepare failed: {' '.join(command)}")
-    return peak / 1e6, time.perf_counter() - started
+    return peak / 1e6
 
 
 def main() -> None:
@@ -65,9 +64,8 @@ def main() -> None:
             files = make_corpus(Path(folder) / "text", size * 1_000_000)
             row: dict[str, Any] = {"input": f"{size} MB"}
             for dedup in ("documents", "lines"):
-                peak, seconds = measure(files, Path(folder) / "out", dedup, args.workers)
+                peak = measure(files, Path(folder) / "out", dedup, args.workers)
                 row[f"--dedup {dedup}"] = f"{peak:.0f} MB"
-                row[f"{dedup}: MB/s"] = round(size / seconds, 1)
                 print(row, flush=True)
             rows.append(row)
     record("memory", {"workers": args.workers}, rows)
