@@ -54,8 +54,8 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
     if total <= limit:
         keys = np.concatenate(list(tables))
         return _mark(keys[:, 0], keys[:, 1], np.arange(total, dtype=np.uint64), marks)
-    # A quarter more files than needed, since they do not fill evenly.
-    bits = min(8, int(np.ceil(np.log2(1.25 * total / limit))))
+    # Entries carry their places, and files do not fill evenly: twice as many as it would take.
+    bits = min(8, int(np.ceil(np.log2(2 * total / limit))))
     spill.mkdir(exist_ok=True)
     for stale in spill.iterdir():
         stale.unlink()
@@ -107,28 +107,23 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
     count = path.stat().st_size // _ENTRY.itemsize
     rounds = -(-count // limit)
     repeats = 0
+    if rounds == 1:
+        taken = np.fromfile(path, _ENTRY)
+        return _mark(taken["high"], taken["low"], taken["place"], marks)
     for number in range(rounds):
         chosen: list[npt.NDArray[np.void]] = []
         with path.open("rb") as file:
             while data := file.read(_TABLE * _ENTRY.itemsize):
                 entries = np.frombuffer(data, _ENTRY)
-                if rounds > 1:
-                    share = (entries["high"] << np.uint64(bits)) % np.uint64(rounds)
-                    entries = entries[share == number]
-                    # One key may be most of the file: only its first in a table matters on.
-                    again = _find(entries["high"], entries["low"])
-                    repeats += _write(entries["place"][again], marks)
-                    entries = np.delete(entries, again)
-                chosen.append(entries)
-        if chosen:
-            taken = np.concatenate(chosen)
-            chosen.clear()
-            repeats += _mark(
-                np.ascontiguousarray(taken["high"]),
-                np.ascontiguousarray(taken["low"]),
-                np.ascontiguousarray(taken["place"]),
-                marks,
-            )
+                share = (entries["high"] << np.uint64(bits)) % np.uint64(rounds)
+                entries = entries[share == number]
+                # One key may be most of the file: only its first in a table matters on.
+                again = _find(entries["high"], entries["low"])
+                repeats += _write(entries["place"][again], marks)
+                chosen.append(np.delete(entries, again))
+        taken = np.concatenate(chosen)
+        chosen.clear()
+        repeats += _mark(taken["high"], taken["low"], taken["place"], marks)
     return repeats
 
 
