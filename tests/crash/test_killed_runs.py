@@ -214,7 +214,7 @@ def test_a_restart_killed_half_way_does_not_pass_for_finished(
     assert run(*command(corpus, out, "documents")).returncode == 0
     # Slow down the discarding, so that there is something to kill.
     for i in range(8_000):
-        (out / "train" / f"extra{i}").touch()
+        (out / "train" / f"shard_extra{i}").touch()
     process = start(*command(corpus, out, "documents"), "--restart")
     assert wait_until(lambda: len(os.listdir(out / "train")) < 8_000)
     kill_all(process)
@@ -267,3 +267,17 @@ def test_workers_whose_parent_dies_while_they_start_say_nothing(
         time.sleep(seconds)
         os.kill(process.pid, signal.SIGKILL)
         assert process.communicate(timeout=30)[1] == ""
+
+
+def test_a_restart_leaves_files_that_are_not_its_own(tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("some words")
+    out = tmp_path / "out"
+    arguments = ("prepare", text, "--out", out, "--tokenizer", "bytes")
+    assert run(*arguments).returncode == 0
+    wanted = contents(out)
+    for name in ("notes.txt", "train/notes.txt"):
+        (out / name).write_text("mine")
+    assert run(*arguments, "--restart").returncode == 0
+    assert (out / "train" / "notes.txt").read_text() == (out / "notes.txt").read_text() == "mine"
+    assert {name: kept for name, kept in contents(out).items() if "notes" not in name} == wanted

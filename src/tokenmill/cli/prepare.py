@@ -56,7 +56,7 @@ def prepare(
     workers
         Worker processes; as many as there are cores by default.
     memory
-        The cap for all processes together, such as 2GB; 288MiB a worker by default.
+        What the workers may take together, such as 2GB; 288MiB each by default.
     restart
         Discard what an earlier run made in the folder, and begin again.
     dry_run

@@ -42,7 +42,7 @@ def pretokenize(
     workers
         Worker processes; as many as there are cores by default.
     memory
-        The cap for all processes together, such as 2GB; 288MiB a worker by default.
+        What the workers may take together, such as 2GB; 288MiB each by default.
     restart
         Make it anew, even if it is there or half done.
     """
@@ -76,6 +76,12 @@ def pretokenize(
             f"{size(made.path.stat().st_size)}; {ratio:.2f} characters a token; "
             f"{duration(time.monotonic() - started)}."
         )
+        for reason, entry in made.dropped.items():
+            _line(f"  dropped ({reason}): {count(entry['documents'])}")
+        if made.repaired:
+            _line(f"  repaired: {count(made.repaired)} documents had invalid UTF-8")
+        if made.rejected is not None:
+            _line(f"  rejected records are listed in {made.rejected}")
     _line("\nNext, in Python:  tokens = numpy.load(PATH, mmap_mode='r')")
     return 0
 

@@ -115,6 +115,11 @@ class OutputFolder:
                 for entry in target.iterdir():
                     if entry.name != _LOCK_NAME:
                         _remove(entry)
+            elif name in SPLITS:
+                for shard in target.glob("shard_*"):
+                    _remove(shard)
+                with suppress(OSError):  # it holds something of the user's, or is not there
+                    target.rmdir()
             else:
                 _remove(target)
 

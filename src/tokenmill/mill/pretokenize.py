@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.mill.engines import disk_error
+from tokenmill.mill.folder import REJECTED_NAME
 from tokenmill.mill.run import Mill, Watcher, prepare
 from tokenmill.mill.texts import prepare_chunk
 from tokenmill.store.manifest import Manifest, sync_folder
@@ -47,6 +49,9 @@ class Pretokenized:
     characters: int | None
     documents: int | None
     was_there: bool
+    dropped: Mapping[str, Any] = field(default_factory=dict)  # documents and bytes by reason
+    repaired: int = 0  # documents that had invalid UTF-8
+    rejected: Path | None = None  # where rejected records are listed, if there are any
 
 
 def npy_path(text: str | os.PathLike[str]) -> Path:
@@ -107,6 +112,10 @@ def pretokenize(
     )
     try:
         _copy(report.manifest, folder, folder / target.name, kind)
+        rejected = None
+        if (folder / REJECTED_NAME).exists():
+            rejected = target.with_suffix(".rejected.jsonl")
+            (folder / REJECTED_NAME).replace(rejected)
         (folder / target.name).replace(target)
         sync_folder(target.parent)
         shutil.rmtree(folder)
@@ -120,6 +129,9 @@ def pretokenize(
         characters=ledger["characters"],
         documents=ledger["documents_kept"],
         was_there=False,
+        dropped=ledger["dropped"],
+        repaired=ledger["repaired_documents"],
+        rejected=rejected,
     )
 
 

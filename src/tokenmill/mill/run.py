@@ -125,6 +125,9 @@ class Mill:
         manifest = folder.finished(self.plan, self.settings, fingerprint)
         done_before = len(self.plan.parts)
         if manifest is None:
+            if self.plan.passed_over:
+                some = self.plan.passed_over
+                watcher.note(f"Passed over, being no text: {len(some):,} files, such as {some[0]}.")
             folder.remember(self.plan, self.settings, fingerprint)
             manifest, done_before = Stages(self, folder, watcher).finish()
             was_finished = False

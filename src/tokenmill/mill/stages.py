@@ -304,7 +304,7 @@ class Stages:
         """Remove what an interrupted run left half-way among the shards."""
         wanted = {said[name] for said in keep for name in ("path", "documents_path")}
         for split in SPLITS:
-            for path in (self.folder.path / split).iterdir():
+            for path in (self.folder.path / split).glob("shard_*"):
                 if f"{split}/{path.name}" not in wanted:
                     path.unlink()
 
