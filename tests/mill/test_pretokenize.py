@@ -147,3 +147,14 @@ def test_the_ids_go_beside_the_text() -> None:
         ("noending", "noending.npy"),
     ]:
         assert npy_path(text) == Path(npy)
+
+
+def test_records_that_are_left_out_are_counted_and_listed(tmp_path: Path, gpt2: Tokenizer) -> None:
+    text = tmp_path / "x.jsonl"
+    text.write_bytes(b'{"text": "kept"}\nnonsense\n{"text": "\xff"}\n')
+    made = pretokenize(text, tokenizer=gpt2, workers=1)
+    assert made.documents == 2
+    assert made.repaired == 1
+    assert made.dropped == {"not JSON": {"documents": 1, "bytes": 8}}
+    assert made.rejected == tmp_path / "x.rejected.jsonl"
+    assert '"line":2' in made.rejected.read_text()
