@@ -1,0 +1,167 @@
+"""`prepare` with tokenizers of every kind: one of the user's own, without end of text, SentencePiece."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import in_process
+from naive import (
+    check_dataset,
+    make_expected,
+)
+from preparing import make, python_sources, write_documents
+
+import tokenmill
+from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.store.verify import verify
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
+from tokenmill.tokenizers.raw_bytes import ByteTokenizer
+
+
+@pytest.fixture
+def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk is most of the time that tiny shards take."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_documents(tmp_path / "text.txt")
+
+
+class WordTokenizer:
+    """The least that the Protocol asks for; its `state` is the bytes tokenizer's."""
+
+    name = "words"
+    vocab_size = 1 << 20
+    special_ids: dict[str, int] = {}  # noqa: RUF012
+    fingerprint = "words-1"
+    cuttable = False
+
+    def __init__(self, eot_id: int | None = 7) -> None:
+        self.eot_id = eot_id
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Any:
+        ids = [[len(word) + 70_000 for word in text.split()] for text in texts]
+        offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+        return np.array([x for text in ids for x in text], np.uint32), offsets
+
+    def decode(self, ids: Any) -> str:
+        return " ".join("x" * (int(number) - 70_000) for number in ids)
+
+    def state(self) -> dict[str, Any]:
+        return ByteTokenizer().state()
+
+
+def encode_words(text: bytes) -> list[int]:
+    return [len(word) + 70_000 for word in text.split()]
+
+
+def test_a_tokenizer_of_ones_own_works_in_the_workers(tmp_path: Path, text: Path) -> None:
+    assert isinstance(WordTokenizer(), Tokenizer)
+    report = tokenmill.prepare(text, tmp_path / "out", tokenizer=WordTokenizer(), workers=2)
+    expected = make_expected([text], encode=encode_words, eot_id=7)
+    check_dataset(tmp_path / "out", expected, [text], 100_000_000)
+    assert report.manifest.dtype == "uint32"
+    assert report.manifest.vocab_size == 1 << 20
+
+
+def test_a_tokenizer_without_end_of_text_needs_to_be_told(tmp_path: Path, text: Path) -> None:
+    for eot in ("after", "before"):
+        with pytest.raises(UsageError, match="--eot none"):
+            make(text, tmp_path / "out", tokenizer=WordTokenizer(None), eot=eot)
+    assert not (tmp_path / "out").exists()
+    make(text, tmp_path / "out", tokenizer=WordTokenizer(None), eot="none")
+    expected = make_expected([text], encode=encode_words, eot_id=None, eot="none")
+    check_dataset(tmp_path / "out", expected, [text], 100_000_000)
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path, text: Path) -> None:
+    with pytest.raises(UsageError, match="beyond uint16"):
+        make(text, tmp_path / "out", tokenizer=WordTokenizer(), dtype="uint16")
+    liar = WordTokenizer()
+    liar.vocab_size = 300
+    with pytest.raises(TokenizerError, match="beyond its vocabulary of 300"):
+        make(text, tmp_path / "out", tokenizer=liar)
+    assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+    report = make(text, tmp_path / "wide", dtype="uint32")
+    assert report.manifest.dtype == "uint32"
+    assert verify(tmp_path / "wide") == []
+
+
+class SilentTokenizer(WordTokenizer):
+    """Gives no ids for some texts, as models that remove characters do."""
+
+    fingerprint = "silent-1"
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Any:
+        return super().encode_batch([text.replace(b"~", b"") for text in texts])
+
+
+@pytest.mark.parametrize("tokens_per_shard", [1, 2, 3, 100])
+def test_documents_without_tokens_are_counted_where_they_go(
+    tmp_path: Path, no_flush: None, tokens_per_shard: int
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("<|endoftext|>".join(["~", "a b", "~~", "c", "~~~", "~~~~"]))
+    out = tmp_path / "out"
+    tokenizer = SilentTokenizer()
+    tokenizer.fingerprint = ByteTokenizer().fingerprint
+    report = make(
+        path,
+        out,
+        tokenizer=tokenizer,
+        eot="none",
+        val_fraction=0,
+        tokens_per_shard=tokens_per_shard,
+    )
+    ledger = report.manifest.ledger
+    train = report.manifest.splits["train"]
+    assert ledger["documents_kept"] == train.documents == 2
+    assert ledger["dropped"]["no tokens"] == {"documents": 4, "bytes": 10}
+    assert ledger["tokens"] == train.tokens == 3
+    tables = [np.load(out / shard.documents_path) for shard in train.shards]
+    assert sum(map(len, tables)) == 2
+    assert all((table["length"] > 0).all() for table in tables)
+
+
+def test_a_sentencepiece_model_takes_documents_whole(tmp_path: Path) -> None:
+    import io
+
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentences = [line for text in python_sources(200_000) for line in text.splitlines() if line]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=model,
+        model_type="bpe",
+        byte_fallback=True,
+        vocab_size=600,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
+    (tmp_path / "small.model").write_bytes(model.getvalue())
+    tokenizer = load_tokenizer(tmp_path / "small.model")
+    assert not tokenizer.cuttable
+    reference = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    path = tmp_path / "a.txt"
+    path.write_text("<|endoftext|>".join(["one long document\n" * 300, "short", "words " * 500]))
+    with in_process(part=1000, block=100):
+        report = tokenmill.prepare(
+            path, tmp_path / "out", tokenizer=tokenizer, workers=1, val_fraction=0
+        )
+    assert report.parts > 5
+    expected = make_expected(
+        [path],
+        encode=lambda data: reference.encode(data.decode()),
+        eot_id=tokenizer.eot_id,
+        val_fraction=0,
+    )
+    check_dataset(tmp_path / "out", expected, [path], 100_000_000)
+    assert verify(tmp_path / "out") == []
