@@ -92,10 +92,10 @@ def test_a_key_that_fills_the_list_is_not_held_in_memory_as_often_as_it_occurs(
     most = 0
     mark = repeats._mark
 
-    def watch(high, low, places, marks):
+    def watch(keys, places, marks):
         nonlocal most
-        most = max(most, len(high))
-        return mark(high, low, places, marks)
+        most = max(most, len(keys))
+        return mark(keys, places, marks)
 
     monkeypatch.setattr(repeats, "_mark", watch)
     assert run(keys, tmp_path, table=211, memory=0) == naive_marks(keys)

@@ -10,13 +10,13 @@ with two kinds of line ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.mill.clean import clean_block
-from tokenmill.mill.records import Cutter, count_characters
+from tokenmill.mill.records import Cutter
 
 __all__ = ["LineRemover", "line_keys"]
 
@@ -58,15 +58,21 @@ def _find_lines(
     bare = ends
     if b"\r" in text:
         bare = ends - ((ends > starts) & (array[ends - 1] == _RETURN))
-    enough = count_characters(text, starts, bare) >= min_line
+    sizes = bare - starts
+    if not text.isascii():
+        # Characters are bytes but those that only continue one.
+        continuing = np.flatnonzero(array.view(np.int8) < -64)
+        sizes -= np.bincount(np.searchsorted(ends, continuing), minlength=len(ends))
+    enough = sizes >= min_line
     enough[0] &= not continues
     enough[-1] &= not mid_line
     counting = np.flatnonzero(enough)
     # A blank line begins and ends with white space, which hardly any other line does.
-    white = _WHITE[array[starts[counting]]] & _WHITE[array[bare[counting] - 1]]
+    white = np.flatnonzero(_WHITE[array[starts[counting]]])
+    white = white[_WHITE[array[bare[counting[white]] - 1]]]
     for i in counting[white].tolist():
         enough[i] = not text[starts[i] : bare[i]].isspace()
-    return _Lines(starts, ends, bare, np.flatnonzero(enough) if white.any() else counting)
+    return _Lines(starts, ends, bare, np.flatnonzero(enough) if len(white) else counting)
 
 
 def line_keys(
@@ -81,11 +87,12 @@ def line_keys(
     lines = _find_lines(text, min_line, block=block, continues=continues, mid_line=mid_line)
     if b"\r" in text:
         return b"".join([xxhash.xxh3_128_digest(text[start:end]) for start, end in lines.spans()])
-    # To split and to hash all lines, also those that do not count, is quicker than to choose.
+    chosen = np.zeros(len(lines.starts), np.uint8)
+    chosen[lines.counting] = 1
     if block:
         text = text.replace(b"\0", b"\n")
-    digests = b"".join(map(xxhash.xxh3_128_digest, text.split(b"\n")))
-    return np.frombuffer(digests, "V16")[lines.counting].tobytes()
+    # Iterating over bytes is quick: their numbers exist already.
+    return b"".join(map(xxhash.xxh3_128_digest, compress(text.split(b"\n"), chosen.tobytes())))
 
 
 class LineRemover:
@@ -117,24 +124,11 @@ class LineRemover:
         kept = np.ones(len(lines.starts), np.bool_)
         kept[gone] = False
         # Which document each line is in: that of the line before, or the next behind a NUL byte.
-        ends = np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0
-        documents = np.concatenate(([0], np.cumsum(ends)))
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False]))))
-        firsts, lasts = edges[::2], edges[1::2] - 1
-        # How many documents end between two runs of kept lines; none: a line ends there.
-        steps = np.diff(
-            np.concatenate(([0], np.stack([documents[firsts], documents[lasts]], 1).ravel()))
-        )[::2]
-        pieces: list[bytes] = []
-        spans = zip(lines.starts[firsts].tolist(), lines.ends[lasts].tolist(), strict=True)
-        for step, (start, end) in zip(steps.tolist(), spans, strict=True):
-            pieces += [b"\0" * step or b"\n", block[start:end]]
-        if not pieces:
-            return b"\0" * int(documents[-1])
-        pieces[0] = b"\0" * int(steps[0])
-        pieces.append(b"\0" * int(documents[-1] - documents[lasts[-1]]))
-        result = b"".join(pieces)
-        return clean_block(result) if self._tidy else result
+        last = np.append(np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0, True)
+        documents = np.cumsum(last) - last
+        if self._tidy:
+            kept &= ~_surplus_blanks(lines.starts == lines.ends, kept, documents)
+        return _copy_lines(block, lines, kept, last, documents)
 
     def _take(self, count: int) -> npt.NDArray[np.bool_]:
         """The flags of the next lines that count."""
@@ -184,6 +178,42 @@ class LineRemover:
             cut = max(0, _ANY_LINE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
         return result
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
+    """The blank lines that cleaning would remove if only the kept lines were there: those at a
+    document's ends, and of several in a row all but one."""
+    surplus = np.zeros(len(blank), np.bool_)
+    lines = np.flatnonzero(kept)
+    same = np.diff(documents[lines]) == 0  # as the next kept line's
+    here = blank[lines]
+    gone = here & ~np.append(False, same & ~here[:-1])
+    surplus[lines[gone]] = True
+    # What is left has no two blank lines in a row.
+    lines = lines[~gone]
+    same = np.diff(documents[lines]) == 0
+    surplus[lines[blank[lines] & ~np.append(same, False)]] = True
+    return surplus
+
+
+def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
+    """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
+    all NUL bytes stay."""
+    chosen = np.flatnonzero(kept)
+    inner = chosen[np.append(np.diff(documents[chosen]) == 0, False)]
+    # Line and line end by turns: whether each stays, and where it begins.
+    stays = np.zeros(2 * len(kept), np.bool_)
+    stays[::2] = kept
+    stays[1::2] = last
+    stays[2 * inner + 1] = True
+    stays[-1] = False  # nothing stands behind the last line
+    places = np.stack([lines.starts, lines.ends], 1).ravel()
+    edges = np.flatnonzero(np.diff(stays, prepend=False))
+    spans = places[edges].tolist()
+    return b"".join([block[start:end] for start, end in zip(spans[::2], spans[1::2], strict=True)])
 
 
 def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes:

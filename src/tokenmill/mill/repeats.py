@@ -14,18 +14,18 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["mark_repeats", "read_keys"]
 
-_SORT_BYTES = 44  # memory that sorting takes for each key, generously
+_SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
 _TABLE = 1 << 20  # keys taken from a table at once
 _PAGES = 1 << 15  # writes into the map before its pages are given back
-_ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<u8")])
+_ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
 
 Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
 
@@ -52,8 +52,12 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
     if total == 0:
         return 0
     if total <= limit:
-        keys = np.concatenate(list(tables))
-        return _mark(keys[:, 0], keys[:, 1], np.arange(total, dtype=np.uint64), marks)
+        keys = np.empty((total, 2), np.uint64)
+        filled = 0
+        for table in tables:
+            keys[filled : filled + len(table)] = table
+            filled += len(table)
+        return _mark(keys, None, marks)
     # Entries carry their places, and files do not fill evenly: twice as many as it would take.
     bits = min(8, int(np.ceil(np.log2(2 * total / limit))))
     spill.mkdir(exist_ok=True)
@@ -90,8 +94,7 @@ def _deal(tables: Iterable[Keys], bits: int, spill: Path) -> None:
             bucket = (keys[:, 0] >> np.uint64(64 - bits)).astype(np.uint8)
             order = np.argsort(bucket, kind="stable")  # a radix sort: they are bytes
             entries = np.empty(len(keys), _ENTRY)
-            entries["high"] = keys[order, 0]
-            entries["low"] = keys[order, 1]
+            entries["key"] = keys[order]
             entries["place"] = order + place
             borders = np.searchsorted(bucket[order], np.arange((1 << bits) + 1))
             for i, file in enumerate(files):
@@ -109,63 +112,71 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
     repeats = 0
     if rounds == 1:
         taken = np.fromfile(path, _ENTRY)
-        return _mark(taken["high"], taken["low"], taken["place"], marks)
+        return _mark(taken["key"], taken["place"], marks)
     for number in range(rounds):
         chosen: list[npt.NDArray[np.void]] = []
         with path.open("rb") as file:
             while data := file.read(_TABLE * _ENTRY.itemsize):
                 entries = np.frombuffer(data, _ENTRY)
-                share = (entries["high"] << np.uint64(bits)) % np.uint64(rounds)
+                share = (entries["key"][:, 0] << np.uint64(bits)) % np.uint64(rounds)
                 entries = entries[share == number]
                 # One key may be most of the file: only its first in a table matters on.
-                again = _find(entries["high"], entries["low"])
+                again = _find(entries["key"])
                 repeats += _write(entries["place"][again], marks)
                 chosen.append(np.delete(entries, again))
         taken = np.concatenate(chosen)
         chosen.clear()
-        repeats += _mark(taken["high"], taken["low"], taken["place"], marks)
+        repeats += _mark(taken["key"], taken["place"], marks)
     return repeats
 
 
-def _mark(high: Keys, low: Keys, places: Keys, marks: Path) -> int:
-    """Mark the repeats among some keys; `places` ascend."""
-    return _write(places[_find(high, low)], marks)
+def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
+    """Mark the repeats among some keys. `places` ascend; None: the keys are all there are."""
+    found = _find(keys)
+    return _write(found if places is None else places[found], marks)
 
 
-def _find(high: Keys, low: Keys) -> npt.NDArray[np.int64]:
+def _find(keys: Keys) -> npt.NDArray[np.int64]:
     """Where in a list the keys stand that stand there before.
 
     What is sorted is one number a key: its leading bits, and behind them its place. NumPy sorts
     plain numbers ten times as fast as it finds an order, and equals come out in their order.
     """
-    mask = np.uint64((1 << max(1, (len(high) - 1).bit_length())) - 1)
-    packed = high & ~mask
-    packed |= np.arange(len(high), dtype=np.uint64)
+    mask = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
+    packed = keys[:, 0] & ~mask
+    packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()
-    order = (packed & mask).view(np.int64)
-    packed &= ~mask
-    alike = packed[1:] == packed[:-1]
-    del packed
+    alike = np.empty(max(0, len(packed) - 1), np.bool_)
+    for start in range(0, len(alike), _TABLE):
+        window = packed[start : start + _TABLE + 1]
+        alike[start : start + _TABLE] = (window[1:] ^ window[:-1]) <= mask
+    packed &= mask
+    order = packed.view(np.int64)
     pairs = np.flatnonzero(alike)
-    first, second = order[pairs], order[pairs + 1]
-    del order
+    del alike
+    # Both halves of a key are fetched at once: most of the time goes into waiting for memory.
+    wide = np.ascontiguousarray(keys).view("V16").ravel()
     equal = np.empty(len(pairs), np.bool_)
     for start in range(0, len(pairs), _TABLE):
-        one, two = first[start : start + _TABLE], second[start : start + _TABLE]
-        equal[start : start + _TABLE] = (high[one] == high[two]) & (low[one] == low[two])
+        some = pairs[start : start + _TABLE]
+        one, two = (wide[order[of]].view("<u8").reshape(-1, 2) for of in (some, some + 1))
+        equal[start : start + _TABLE] = (one[:, 0] == two[:, 0]) & (one[:, 1] == two[:, 1])
     if equal.all():
-        return second
+        return order[pairs + 1]
     # Some keys share their leading bits alone. Look at all that share them with those.
-    group = np.concatenate(([0], np.cumsum(~alike)))[pairs]
-    unsure = np.isin(group, group[~equal])
-    suspects = np.unique(np.concatenate((first[unsure], second[unsure])))
-    suspects = suspects[np.lexsort((low[suspects], high[suspects]))]  # stable
-    high, low = high[suspects], low[suspects]
+    group = np.cumsum(np.diff(pairs, prepend=pairs[0]) != 1)
+    is_unsure = np.zeros(group[-1] + 1, np.bool_)
+    is_unsure[group[~equal]] = True
+    unsure = is_unsure[group]
+    suspects = np.unique(np.concatenate((order[pairs[unsure]], order[pairs[unsure] + 1])))
+    high, low = keys[suspects, 0], keys[suspects, 1]
+    ranked = np.lexsort((low, high))  # stable
+    high, low = high[ranked], low[ranked]
     repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-    return np.concatenate((second[~unsure], suspects[1:][repeated]))
+    return np.concatenate((order[pairs[~unsure] + 1], suspects[ranked[1:][repeated]]))
 
 
-def _write(places: Keys, marks: Path) -> int:
+def _write(places: npt.NDArray[Any], marks: Path) -> int:
     found = np.sort(places)
     for start in range(0, len(found), _PAGES):
         window = np.memmap(marks, np.uint8, "r+")
