@@ -52,7 +52,7 @@ def compare_documents(folder: Path) -> None:
     compared = size = 0
     for split in dataset.splits:
         tokens = dataset[split]
-        for document in (tokens.documents[n] for n in range(len(tokens.documents))):
+        for document in tokens.documents or ():
             raw = Path(document.source.path).read_bytes()
             text = clean(raw.decode("utf-8", "replace"))
             ids = tokens[document.start : document.start + document.length]
@@ -76,6 +76,7 @@ def compare_whole(folder: Path, size: int) -> None:
     native = gigatoken.Tokenizer.from_json(orjson.dumps({**read_gpt2(), "added_tokens": []}))
     text = clean(path.read_bytes().decode("utf-8", "replace")).encode()
     ids = np.append(native.encode(text), 50256)
+    assert tokens.documents is not None
     assert len(tokens.documents) == 1
     assert np.array_equal(tokens[: len(tokens)], ids)
     megabytes = path.stat().st_size / 1e6

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store import tokens as tokens_module
+from tokenmill.store import files as files_module
+from tokenmill.store.dataset import prepared_tokens
 from tokenmill.store.manifest import Manifest, Shard, Split
-from tokenmill.store.tokens import Tokens
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ OPEN_NOW = Path("/proc/self/fd")
 
 @pytest.mark.skipif(not OPEN_NOW.exists(), reason="this system does not list open files")
 def test_open_files_stay_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens_module, "OPEN_FILES", 3)
+    monkeypatch.setattr(files_module, "OPEN_FILES", 3)
     oracle = build(tmp_path, {"train": ["some text"] * 40}, shard_tokens=4)["train"]
     tokens = tokenmill.open(tmp_path)["train"]
     before = len(list(OPEN_NOW.iterdir()))
@@ -132,7 +132,7 @@ def test_a_hundred_and_fifty_thousand_shards_open_without_a_file(tmp_path):
         splits={"train": Split(shards=(shard,) * 150_000)},
         sources=(),
     )
-    tokens = Tokens(tmp_path, manifest, "train")
+    tokens = prepared_tokens(tmp_path, manifest, "train")
     assert len(tokens) == 450_000
     assert tokens.locate(449_999) == (149_999, 2)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.dataset import Dataset
-from tokenmill.store.tokens import Document
+from tokenmill.store.documents import Document
 
 __all__ = ["Peek", "peek"]
 
@@ -55,7 +55,7 @@ def peek(
     if length < 1:
         raise UsageError(f"the number of tokens to show is {length}; it must be 1 or more.")
     tokens = dataset[split]
-    if not len(tokens.documents):
+    if not tokens.documents:
         raise DatasetError(f"split {split!r} of {dataset.path} has no documents.")
     if token is not None:
         place = _count(token, len(tokens), "token", split)
@@ -67,7 +67,7 @@ def peek(
         start = found.start
     ids = tokens[start : min(start + length, found.start + found.length)]
     shard, shard_token = tokens.locate(start)
-    path = tokens.shards[shard].path
+    path = tokens.shard_name(shard)
     if len(ids) and int(ids.max()) >= dataset.manifest.vocab_size:
         raise DatasetError(
             f"{path} or a shard after it holds the id {ids.max()}, and the vocabulary has "

@@ -12,11 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError
+from tokenmill.store.documents import Documents
+from tokenmill.store.files import CURE, open_inside
 from tokenmill.store.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest
-from tokenmill.store.tokens import CURE, Tokens, open_inside
+from tokenmill.store.shards import FileShards
+from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.protocol import Tokenizer
@@ -56,7 +60,7 @@ class Dataset:
                 f"{self.path} has no split {split!r}. The splits there are: {there}."
             )
         if split not in self._tokens:
-            self._tokens[split] = Tokens(self.path, self.manifest, split)
+            self._tokens[split] = prepared_tokens(self.path, self.manifest, split)
         return self._tokens[split]
 
     @cached_property
@@ -83,6 +87,27 @@ tokenmill prepare TEXTS --out no/such/folder
     if tokenizer is not None:
         dataset.tokenizer = _check(tokenizer, dataset.manifest, folder)
     return dataset
+
+
+def prepared_tokens(folder: Path, manifest: Manifest, split: str) -> Tokens:
+    """The tokens of a split of a prepared dataset, with its documents."""
+    shards = manifest.splits[split].shards
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    counts = np.array([shard.tokens for shard in shards], np.int64)
+    return Tokens(
+        FileShards(
+            folder=folder,
+            names=[shard.path for shard in shards],
+            dtype=dtype,
+            counts=counts,
+            offsets=np.zeros_like(counts),
+            sizes=counts * dtype.itemsize,
+        ),
+        split,
+        documents=Documents(folder, shards, manifest.sources, split),
+        eot_id=manifest.eot_id,
+        eot=manifest.eot,
+    )
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:

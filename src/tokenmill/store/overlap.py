@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.store.documents import read_table_header
+from tokenmill.store.files import DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.problems import Problems
-from tokenmill.store.tokens import DamagedFileError, open_inside, read_table_header
 
 __all__ = ["check_overlap"]
 

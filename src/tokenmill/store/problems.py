@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from tokenmill.store.tokens import CURE, DamagedFileError
+from tokenmill.store.files import CURE, DamagedFileError
 
 __all__ = ["Problem", "Problems"]
 

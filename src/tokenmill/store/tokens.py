@@ -1,96 +1,112 @@
-"""The shards of a split as one long array, and the documents in it.
+"""The shards of a split as one long array.
 
-Guarantees: a slice is the same whatever the sharding; a file whose size or header disagrees with
-the manifest is refused by name before a token of it is read; no file outside the dataset's folder
-is opened. Checksums are the business of `tokenmill verify`, not of opening.
+Guarantees: a slice or a row is the same whatever the sharding; a file whose size or header is not
+what it must be is refused by name before a token of it is read. Checksums are the business of
+`tokenmill verify`, not of opening.
 
-Costs: making a `Tokens` opens nothing, so 150,000 shards cost two arrays of 150,000 numbers. A
-file is mapped when first touched, and at most `OPEN_FILES` of each kind stay mapped, the least
-recently used one going first. A slice costs one copy of what it returns. Finding a document costs
-two binary searches. Threads may share a `Tokens`, a fork and a pickle start with no maps of their
-own to mind: the cache holds no lock in Python.
+Costs: making a `Tokens` opens nothing. A shard is mapped when first touched, and at most
+`OPEN_FILES` stay mapped, the least recently used one going first. A slice costs one copy of what it
+returns. `gather` copies rows in their own dtype, as many as the cache holds, and casts those: it
+takes little more than the cast alone (`benchmarks/gather.py`). Threads may share a `Tokens`, a fork
+and a pickle start with no maps of their own to mind: the cache holds no lock in Python.
 """
 
 from __future__ import annotations
 
-import mmap
-import operator
-import os
-import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, BinaryIO, overload
+from functools import cached_property, lru_cache
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Shard, Source
+from tokenmill.store import files
+from tokenmill.store.documents import DocumentTable, inside, sums
+from tokenmill.store.shards import ArrayShard, Shards
 
-__all__ = [
-    "CURE",
-    "DamagedFileError",
-    "Document",
-    "Documents",
-    "Tokens",
-    "check_size",
-    "open_inside",
-    "read_table_header",
-]
+__all__ = ["Tokens"]
 
-OPEN_FILES = 128  # of tokens, and as many of documents: a process may often open only 1,024
-CURE = "Copy the file again from where it came, or run the same prepare command with --restart."
+PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
+RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
 
-
-class DamagedFileError(DatasetError):
-    """A DatasetError about one file that keeps its parts: the file, what it is or has, the cure."""
-
-    def __init__(self, file: str, what: str, cure: str = CURE) -> None:
-        super().__init__(file, what, cure)
-        self.file, self.what, self.cure = file, what, cure
-
-    def __str__(self) -> str:
-        return f"{self.file} {self.what}. {self.cure}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """One document: where its tokens are, and where its text came from."""
-
-    number: int
-    split: str
-    start: int
-    length: int
-    key: str
-    source: Source
-    offset: int
+Integers = npt.NDArray[np.int64]
 
 
 class Tokens:
-    """All tokens of a split as one array of ids: `tokens[a:b]` is a fresh array of them."""
+    """All tokens of a split as one array of ids: `tokens[a:b]` is a fresh array of them.
 
-    def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
+    `eot_id` is the id that stands before or after each document (`eot` says which), where known.
+
+    >>> tokens = Tokens.of(np.arange(10, dtype=np.uint16))
+    >>> tokens[3:6], tokens.gather(np.array([0, 5]), 3).tolist()
+    (array([3, 4, 5], dtype=uint16), [[0, 1, 2], [5, 6, 7]])
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        split: str,
+        *,
+        documents: DocumentTable | None = None,
+        eot_id: int | None = None,
+        eot: str = "after",
+    ) -> None:
         self.split = split
-        self.shards = manifest.splits[split].shards
-        self.dtype: np.dtype[Any] = np.dtype(manifest.dtype).newbyteorder("<")
-        self._folder = folder
-        self._manifest = manifest
+        self.dtype: np.dtype[Any] = shards.dtype
+        self.documents = documents
+        self.eot_id = eot_id
+        self.eot = eot
+        self._shards = shards
+        self._counts = shards.counts
         # starts[n] is where shard n begins in the split; the last entry is the split's length.
-        self._starts = _sums([shard.tokens for shard in self.shards])
-        files = _Files(folder, self.shards, self.dtype)
-        self._map = lru_cache(maxsize=OPEN_FILES)(files.tokens)
-        self.documents = Documents(self, manifest, files)
+        self._starts = sums(self._counts)
+        self._length = int(self._starts[-1])
+        self._map = lru_cache(maxsize=files.OPEN_FILES)(shards.map)
+
+    @classmethod
+    def of(
+        cls,
+        ids: npt.ArrayLike,
+        *,
+        split: str = "train",
+        documents: DocumentTable | None = None,
+        eot_id: int | None = None,
+        eot: str = "after",
+    ) -> Tokens:
+        """Tokens over an array of integers in one dimension, which is not copied.
+
+        >>> Tokens.of([5, 6, 7])
+        <Tokens 'train': 3 int64 in 1 shard>
+        """
+        array = np.asarray(ids)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise UsageError(
+                f"tokens are integers in one dimension, and this array has the shape {array.shape} "
+                f"and the dtype {array.dtype}."
+            )
+        shard = ArrayShard(np.ascontiguousarray(array))
+        return cls(shard, split, documents=documents, eot_id=eot_id, eot=eot)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokens, (self._folder, self._manifest, self.split)
+        return _make, (self._shards, self.split, self.documents, self.eot_id, self.eot)
 
     def __repr__(self) -> str:
-        return f"<Tokens {self.split!r}: {len(self):,} {self.dtype.name} in {len(self.shards):,} shards>"
+        number = f"{self.shard_count:,} shard{'s' if self.shard_count != 1 else ''}"
+        return f"<Tokens {self.split!r}: {len(self):,} {self.dtype.name} in {number}>"
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._length
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards the tokens are in."""
+        return len(self._counts)
+
+    def shard_name(self, number: int) -> str:
+        """The file of a shard, relative to what was opened."""
+        return self._shards.name(number)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -98,17 +114,18 @@ class Tokens:
     def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
     def __getitem__(self, index: int | slice) -> int | npt.NDArray[Any]:
         if not isinstance(index, slice):
-            shard, position = self.locate(_inside(index, len(self), "token"))
+            shard, position = self.locate(inside(index, len(self), "token"))
             return int(self._map(shard)[position])
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise UsageError("tokens are read in order; take every n-th as tokens[a:b][::n].")
         ids = np.empty(max(stop - start, 0), self.dtype)
-        done = 0
-        for shard, first, last in self._ranges(start, stop):
-            ids[done : done + last - first] = self._map(shard)[first:last]
-            done += last - first
+        self._copy(start, ids)
         return ids
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self), PIECE):
+            yield from self[start : start + PIECE].tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         # Without this, NumPy would ask for the tokens one by one.
@@ -117,184 +134,185 @@ class Tokens:
         return np.asarray(self[:], dtype)
 
     def locate(self, token: int) -> tuple[int, int]:
-        """The shard (a number in `shards`) that holds a token, and the token's place in it."""
+        """The number of the shard that holds a token, and the token's place in it."""
         shard = int(np.searchsorted(self._starts, token, side="right")) - 1
         return shard, token - int(self._starts[shard])
 
-    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The pieces (shard, first, last) that tokens start to stop are made of."""
-        if start >= stop:
+    def gather(
+        self,
+        starts: Integers,
+        length: int,
+        dtype: npt.DTypeLike = np.int64,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """The rows [start, start + length) for each of `starts`, as one array of `dtype`.
+
+        With `out`, of shape (len(starts), length) and of any integer dtype and strides, the rows
+        are written there. An id that the dtype cannot hold is an error, never wrapped.
+
+        >>> Tokens.of([5, 6, 7, 8]).gather(np.array([2, 0]), 2, dtype=np.int32)
+        array([[7, 8],
+               [5, 6]], dtype=int32)
+        """
+        starts = self._check_rows(starts, length)
+        rows = len(starts)
+        if out is None:
+            out = np.empty((rows, length), dtype)
+        elif out.shape != (rows, length):
+            raise UsageError(
+                f"rows of the shape {(rows, length)} do not go into an array of {out.shape}."
+            )
+        if out.dtype.kind not in "iu":
+            raise UsageError(f"ids are integers; the dtype {out.dtype} does not hold them.")
+        step = max(1, PIECE // (length * self.dtype.itemsize))
+        if rows <= step:
+            self._gather(starts, length, out)
+        else:
+            for first in range(0, rows, step):
+                self._gather(starts[first : first + step], length, out[first : first + step])
+        return out
+
+    def _check_rows(self, starts: Integers, length: int) -> Integers:
+        starts = np.asarray(starts)
+        if starts.ndim != 1 or (starts.dtype.kind not in "iu" and starts.size):
+            raise UsageError("the starts of rows are integers in one dimension.")
+        if length < 1:
+            raise UsageError(f"rows have 1 token or more, not {length}.")
+        starts = starts.astype(np.int64, copy=False)
+        # As unsigned numbers, negative ones are the largest: one look finds both kinds.
+        if starts.size and (
+            length > self._length
+            or int(np.maximum.reduce(starts.view(np.uint64))) > self._length - length
+        ):
+            wrong = starts[(starts < 0) | (starts > self._length - length)]
+            raise IndexError(
+                f"a row of {length:,} tokens from token {wrong[0]} on is not within the "
+                f"{self._length:,} there are in split {self.split!r}"
+            )
+        return starts
+
+    def _gather(self, starts: Integers, length: int, out: npt.NDArray[Any]) -> None:
+        if not len(starts):
+            return
+        if len(self._counts) == 1:
+            rows = self._windows(0, length)[starts]
+        else:
+            rows = self._gather_over_shards(starts, length)
+        if rows.dtype != out.dtype and not np.can_cast(rows.dtype, out.dtype):
+            self._check_fit(rows, out.dtype)
+        np.copyto(out, rows, casting="unsafe")
+
+    def _windows(self, shard: int, length: int) -> npt.NDArray[Any]:
+        """All windows of a shard, as an array of two dimensions that copies nothing."""
+        ids = self._map(shard)
+        size = ids.itemsize
+        return np.ndarray((len(ids) - length + 1, length), ids.dtype, ids, 0, (size, size))
+
+    def _gather_over_shards(self, starts: Integers, length: int) -> npt.NDArray[Any]:
+        shards = self._starts.searchsorted(starts, "right") - 1
+        firsts = starts - self._starts[shards]
+        within = firsts + length <= self._counts[shards]
+        rows = np.empty((len(starts), length), self.dtype)
+        places = zip(shards.tolist(), firsts.tolist(), within.tolist(), strict=True)
+        for row, (shard, first, whole) in enumerate(places):
+            if whole:
+                rows[row] = self._map(shard)[first : first + length]
+            else:
+                self._copy(int(starts[row]), rows[row])
+        return rows
+
+    def _copy(self, start: int, ids: npt.NDArray[Any]) -> None:
+        """Fill `ids` with the tokens from `start` on, over as many shards as they are in."""
+        done, length = 0, len(ids)
+        if not length:
             return
         shard, first = self.locate(start)
-        while start < stop:
-            last = min(first + stop - start, self.shards[shard].tokens)
-            if last > first:
-                yield shard, first, last
-            start += last - first
+        while done < length:
+            part = self._map(shard)[first : first + length - done]
+            ids[done : done + len(part)] = part
+            done += len(part)
             shard, first = shard + 1, 0
 
+    def _check_fit(self, rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+        limits = np.iinfo(dtype)
+        for one in (int(rows.min()), int(rows.max())):
+            if not limits.min <= one <= limits.max:
+                raise DatasetError(
+                    f"split {self.split!r} holds the id {one}, which {dtype} cannot hold. "
+                    "Ask for a wider dtype, such as int64; if no vocabulary is that large, "
+                    "the file is not what it was taken for."
+                )
 
-class Documents:
-    """The documents of a split, in order: `documents[n]`, and `documents.at(token)`."""
+    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
+        """Where documents begin inside [start, start + length) of each row: (row, place), sorted.
 
-    def __init__(self, tokens: Tokens, manifest: Manifest, files: _Files) -> None:
-        self._split = tokens.split
-        self._shards = tokens.shards
-        self._sources = manifest.sources
-        self._token_starts = tokens._starts
-        # starts[n] is the number of the first document that starts in shard n, or after it.
-        self._starts = _sums([shard.documents for shard in tokens.shards])
-        self._map = lru_cache(maxsize=OPEN_FILES)(files.documents)
+        From the table of documents where there is one, else by the end-of-text id; the first
+        token of the split always begins one.
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, number: int) -> Document:
-        number = _inside(number, len(self), "document")
-        # Of shards in which no document starts, side="right" passes over all.
-        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
-        record = self._map(shard)[number - int(self._starts[shard])]
-        first, length, source = int(record["first"]), int(record["length"]), int(record["source"])
-        start = int(self._token_starts[shard]) + first
-        if (
-            first >= self._shards[shard].tokens
-            or length > int(self._token_starts[-1]) - start
-            or source >= len(self._sources)
-        ):
-            raise self._damaged(shard, f"document {number} has an impossible place or source")
-        high, low = record["key"].tolist()
-        return Document(
-            number=number,
-            split=self._split,
-            start=start,
-            length=length,
-            key=f"{high:016x}{low:016x}",
-            source=self._sources[source],
-            offset=int(record["offset"]),
-        )
-
-    def at(self, token: int) -> Document:
-        """The document that holds a token of the split."""
-        token = _inside(token, int(self._token_starts[-1]), "token")
-        shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
-        number = int(self._starts[shard]) - 1  # the last one to start before this shard
-        if self._shards[shard].documents:
-            place = np.uint64(token - int(self._token_starts[shard]))
-            # Same type on both sides, or NumPy would convert the whole column first.
-            number += int(np.searchsorted(self._map(shard)["first"], place, side="right"))
-        if number >= 0:
-            document = self[number]
-            if document.start <= token < document.start + document.length:
-                return document
-        raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
-
-    def _damaged(self, shard: int, what: str) -> DatasetError:
-        return DamagedFileError(self._shards[shard].documents_path, f"is damaged: {what}")
-
-
-class _Files:
-    """Maps the files of a split. What it hands out keeps its map alive; it keeps none itself."""
-
-    def __init__(self, folder: Path, shards: tuple[Shard, ...], dtype: np.dtype[Any]) -> None:
-        self.folder, self.shards, self.dtype = folder, shards, dtype
-
-    def tokens(self, number: int) -> npt.NDArray[Any]:
-        shard = self.shards[number]
-        with open_inside(self.folder, shard.path) as file:
-            check_size(file, shard.path, shard.tokens * self.dtype.itemsize)
-            return _map(file, shard.path, self.dtype, shard.tokens, 0)
-
-    def documents(self, number: int) -> npt.NDArray[Any]:
-        shard = self.shards[number]
-        with open_inside(self.folder, shard.documents_path) as file:
-            offset = read_table_header(file, shard.documents_path, shard.documents)
-            return _map(file, shard.documents_path, DOCUMENT_DTYPE, shard.documents, offset)
-
-
-def open_inside(folder: Path, path: str) -> BinaryIO:
-    """Open a file of a dataset to read; links that lead out of the folder are not followed.
-
-    >>> open_inside(Path("/nowhere"), "train/shard_00000.bin")
-    Traceback (most recent call last):
-    ...
-    tokenmill.store.tokens.DamagedFileError: train/shard_00000.bin is missing from /nowhere. Copy the \
-file again from where it came, or run the same prepare command with --restart.
-    """
-    try:
-        root = folder.resolve()
-        target = (root / path).resolve()
-        if not target.is_relative_to(root):
-            raise DamagedFileError(
-                path,
-                f"leads out of {folder}, to {str(target)!r}, by a link",
-                "Such links are not followed: put the file itself in its place.",
+        >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_edges(np.array([0, 3]), 3)
+        (array([0, 0, 1]), array([0, 2, 2]))
+        """
+        starts = self._check_rows(starts, length)
+        if not len(starts):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        if self.documents is not None:
+            return self.documents.find_edges(starts, length)
+        if self.eot_id is None:
+            raise DatasetError(
+                f"where documents begin in split {self.split!r} is not known: it has no table of "
+                "documents and no end-of-text id. Give the id: tokenmill.open(..., eot_id=50256)."
             )
-        # A pipe or a device would block, or never end.
-        if not stat.S_ISREG(target.stat().st_mode):
-            raise DamagedFileError(path, f"in {folder} is not a regular file")
-        return target.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise DamagedFileError(path, f"is missing from {folder}") from None
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        reason = getattr(error, "strerror", None) or error
-        raise DamagedFileError(path, f"in {folder} cannot be read: {reason}") from error
+        step = max(1, PIECE // length)
+        found = []
+        for first in range(0, len(starts), step):
+            rows, places = np.nonzero(self._begins(starts[first : first + step], length))
+            found.append((rows + first, places))
+        return np.concatenate([pair[0] for pair in found]), np.concatenate(
+            [pair[1] for pair in found]
+        )
 
+    def _begins(self, starts: Integers, length: int) -> npt.NDArray[np.bool_]:
+        """For each token of the rows, whether a document begins with it, by the end-of-text id."""
+        ends: npt.NDArray[np.bool_] = self.gather(starts, length, self.dtype) == self.eot_id
+        if self.eot == "before":
+            ends[:, 0] |= starts == 0
+            return ends
+        begins = np.empty_like(ends)
+        begins[:, 1:] = ends[:, :-1]
+        before = self.gather(np.maximum(starts - 1, 0), 1, self.dtype)[:, 0]
+        begins[:, 0] = (starts == 0) | (before == self.eot_id)
+        return begins
 
-def check_size(file: BinaryIO, path: str, expected: int) -> None:
-    """Refuse a file that is not exactly as long as the manifest says."""
-    size = os.fstat(file.fileno()).st_size
-    if size != expected:
-        kind = "short" if size < expected else "long"
-        raise DamagedFileError(
-            path,
-            f"is {abs(size - expected):,} bytes too {kind}: it has {size:,}, and by the manifest "
-            f"it should have {expected:,}",
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the content: of the number of tokens and of 64 runs at places fixed by it.
+
+        The same tokens have the same one in any format, dtype and number of shards.
+
+        >>> Tokens.of([1, 2, 3]).fingerprint == Tokens.of(np.arange(1, 4, dtype="u2")).fingerprint
+        True
+        """
+        run = min(RUN, len(self))
+        digest = xxhash.xxh3_128(len(self).to_bytes(8, "little"))
+        if run:
+            room = len(self) - run
+            places = sorted({room * number // (RUNS - 1) for number in range(RUNS)})
+            ids = self.gather(np.array(places, np.int64), run)
+            digest.update(np.ascontiguousarray(ids, "<i8").data)
+        return digest.hexdigest()
+
+    def in_memory(self) -> Tokens:
+        """The same tokens, copied into one array of the process's memory."""
+        return Tokens.of(
+            self[:],
+            split=self.split,
+            documents=self.documents,
+            eot_id=self.eot_id,
+            eot=self.eot,
         )
 
 
-def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
-    """Check the header and size of a document table; returns where its records begin."""
-    try:
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise ValueError(f"version {version} of the format is not in use here")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # whatever NumPy's parser meets in damaged bytes
-        raise DamagedFileError(path, f"has no readable .npy header ({str(error)!r})") from None
-    if dtype != DOCUMENT_DTYPE:
-        raise DamagedFileError(path, "holds other records than a table of documents")
-    if shape != (documents,):
-        raise DamagedFileError(
-            path, f"has the shape {shape}, and by the manifest it should hold {documents:,} records"
-        )
-    offset = file.tell()
-    check_size(file, path, offset + documents * DOCUMENT_DTYPE.itemsize)
-    return offset
-
-
-def _map(
-    file: BinaryIO, path: str, dtype: np.dtype[Any], count: int, offset: int
-) -> npt.NDArray[Any]:
-    if not count:  # an empty file cannot be mapped
-        return np.empty(0, dtype)
-    try:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, dtype, count, offset)
-    except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
-        raise DamagedFileError(path, f"cannot be mapped into memory: {error}") from error
-
-
-def _sums(counts: list[int]) -> npt.NDArray[np.int64]:
-    """0, and the sum of the first n counts for every n."""
-    sums = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(np.array(counts, np.int64), out=sums[1:])
-    return sums
-
-
-def _inside(index: int, length: int, what: str) -> int:
-    """An index as Python counts it, from the end when negative."""
-    place = operator.index(index)
-    place += length if place < 0 else 0
-    if not 0 <= place < length:
-        raise IndexError(f"{what} {index} is not one of the {length:,} there are")
-    return place
+def _make(
+    shards: Shards, split: str, documents: DocumentTable | None, eot_id: int | None, eot: str
+) -> Tokens:
+    return Tokens(shards, split, documents=documents, eot_id=eot_id, eot=eot)

@@ -23,10 +23,10 @@ import orjson
 
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.store.dataset import WORK_NAME, find_folder, load_saved_tokenizer
+from tokenmill.store.files import CURE, DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from tokenmill.store.overlap import check_overlap
 from tokenmill.store.problems import Problem, Problems
-from tokenmill.store.tokens import CURE, DamagedFileError, open_inside
 from tokenmill.store.verify_split import check_split
 
 __all__ = ["Findings", "Problem", "examine", "verify"]

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.store.documents import read_table_header
+from tokenmill.store.files import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Shard
 from tokenmill.store.problems import Problems
-from tokenmill.store.tokens import DamagedFileError, check_size, open_inside, read_table_header
 
 __all__ = ["check_split"]
 

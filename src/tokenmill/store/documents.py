@@ -1,0 +1,217 @@
+"""The documents of a split: where each is, where it came from, and which begin in a window.
+
+Finding a document costs two binary searches in its shard's table, which is mapped, not read. At
+most `OPEN_FILES` tables stay mapped. Threads, forks and pickles may share a `Documents`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import DatasetError
+from tokenmill.store import files
+from tokenmill.store.files import DamagedFileError, check_size, map_file, open_inside
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Shard, Source
+
+__all__ = ["Document", "DocumentTable", "Documents", "inside", "read_table_header", "sums"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One document: where its tokens are, and where its text came from."""
+
+    number: int
+    split: str
+    start: int
+    length: int
+    key: str
+    source: Source
+    offset: int
+
+
+class DocumentTable(Protocol):
+    """What `Tokens` asks of a table of the documents of a split."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Document: ...
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+    def at(self, token: int) -> Document:
+        """The document that holds a token of the split."""
+
+    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
+        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+
+
+class Documents:
+    """The documents of a prepared split, in order: `documents[n]`, and `documents.at(token)`."""
+
+    def __init__(
+        self, folder: Path, shards: tuple[Shard, ...], sources: tuple[Source, ...], split: str
+    ) -> None:
+        self._folder, self._shards, self._sources, self._split = folder, shards, sources, split
+        self._token_starts = sums([shard.tokens for shard in shards])
+        # starts[n] is the number of the first document that starts in shard n, or after it.
+        self._starts = sums([shard.documents for shard in shards])
+        self._map = lru_cache(maxsize=files.OPEN_FILES)(_Tables(folder, shards).map)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Documents, (self._folder, self._shards, self._sources, self._split)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Document:
+        number = inside(number, len(self), "document")
+        # Of shards in which no document starts, side="right" passes over all.
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        record = self._map(shard)[number - int(self._starts[shard])]
+        first, length, source = int(record["first"]), int(record["length"]), int(record["source"])
+        start = int(self._token_starts[shard]) + first
+        if (
+            first >= self._shards[shard].tokens
+            or length > int(self._token_starts[-1]) - start
+            or source >= len(self._sources)
+        ):
+            raise self._damaged(shard, f"document {number} has an impossible place or source")
+        high, low = record["key"].tolist()
+        return Document(
+            number=number,
+            split=self._split,
+            start=start,
+            length=length,
+            key=f"{high:016x}{low:016x}",
+            source=self._sources[source],
+            offset=int(record["offset"]),
+        )
+
+    def at(self, token: int) -> Document:
+        """The document that holds a token of the split."""
+        token = inside(token, int(self._token_starts[-1]), "token")
+        shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
+        number = int(self._starts[shard]) - 1  # the last one to start before this shard
+        if self._shards[shard].documents:
+            place = np.uint64(token - int(self._token_starts[shard]))
+            # Same type on both sides, or NumPy would convert the whole column first.
+            number += int(np.searchsorted(self._map(shard)["first"], place, side="right"))
+        if number >= 0:
+            document = self[number]
+            if document.start <= token < document.start + document.length:
+                return document
+        raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
+
+    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
+        """Where documents begin in [start, start + length) of each row: (row, place), sorted.
+
+        Works shard by shard: all rows that touch one are looked up together.
+        """
+        first_shard = self._token_starts.searchsorted(starts, "right") - 1
+        last_shard = self._token_starts.searchsorted(starts + (length - 1), "right") - 1
+        rows, offsets = spread(last_shard - first_shard + 1)
+        shards = first_shard[rows] + offsets
+        order = np.argsort(shards, kind="stable")
+        touched, begin = np.unique(shards[order], return_index=True)
+        found: list[tuple[Integers, Integers]] = []
+        for shard, some in zip(touched.tolist(), np.split(order, begin[1:]), strict=True):
+            if self._shards[shard].documents:
+                own = rows[some]
+                at, places = self._edges_in(shard, starts[own], length)
+                found.append((own[at], places))
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        row = np.concatenate([pair[0] for pair in found])
+        place = np.concatenate([pair[1] for pair in found])
+        order = np.lexsort((place, row))
+        return row[order], place[order]
+
+    def _edges_in(self, shard: int, starts: Integers, length: int) -> tuple[Integers, Integers]:
+        """The edges of some rows that lie in one shard."""
+        firsts = self._map(shard)["first"]
+        begin = starts - self._token_starts[shard]
+        low = firsts.searchsorted(np.maximum(begin, 0).astype(np.uint64))
+        high = firsts.searchsorted((begin + length).astype(np.uint64))
+        if (high < low).any():
+            raise self._damaged(shard, "its documents are not in order")
+        at, offsets = spread(high - low)
+        places = firsts[low[at] + offsets].astype(np.int64) - begin[at]
+        if len(places) and not (places.min() >= 0 and places.max() < length):
+            raise self._damaged(shard, "its documents are not in order")
+        return at, places
+
+    def _damaged(self, shard: int, what: str) -> DatasetError:
+        return DamagedFileError(self._shards[shard].documents_path, f"is damaged: {what}")
+
+
+class _Tables:
+    """Maps the tables of a split. What it hands out keeps its map alive; it keeps none itself."""
+
+    def __init__(self, folder: Path, shards: tuple[Shard, ...]) -> None:
+        self.folder, self.shards = folder, shards
+
+    def map(self, number: int) -> npt.NDArray[Any]:
+        shard = self.shards[number]
+        with open_inside(self.folder, shard.documents_path) as file:
+            offset = read_table_header(file, shard.documents_path, shard.documents)
+            return map_file(file, shard.documents_path, DOCUMENT_DTYPE, shard.documents, offset)
+
+
+def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
+    """Check the header and size of a document table; returns where its records begin."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f"version {version} of the format is not in use here")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # whatever NumPy's parser meets in damaged bytes
+        raise DamagedFileError(path, f"has no readable .npy header ({str(error)!r})") from None
+    if dtype != DOCUMENT_DTYPE:
+        raise DamagedFileError(path, "holds other records than a table of documents")
+    if shape != (documents,):
+        raise DamagedFileError(
+            path, f"has the shape {shape}, and by the manifest it should hold {documents:,} records"
+        )
+    offset = file.tell()
+    check_size(file, path, offset + documents * DOCUMENT_DTYPE.itemsize)
+    return offset
+
+
+def spread(counts: Integers) -> tuple[Integers, Integers]:
+    """For each count n, its index n times, beside 0 to n - 1.
+
+    >>> [part.tolist() for part in spread(np.array([2, 0, 3]))]
+    [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
+    """
+    at = np.repeat(np.arange(len(counts)), counts)
+    return at, np.arange(len(at)) - (np.cumsum(counts) - counts)[at]
+
+
+def sums(counts: npt.ArrayLike) -> Integers:
+    """0, and the sum of the first n counts for every n."""
+    numbers = np.asarray(counts, np.int64)
+    result = np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(numbers, out=result[1:])
+    return result
+
+
+def inside(index: int, length: int, what: str) -> int:
+    """An index as Python counts it, from the end when negative."""
+    place = operator.index(index)
+    place += length if place < 0 else 0
+    if not 0 <= place < length:
+        raise IndexError(f"{what} {index} is not one of the {length:,} there are")
+    return place

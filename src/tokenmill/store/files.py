@@ -1,0 +1,88 @@
+"""Open and map single files of tokens or documents, with suspicion.
+
+A file that is missing, of another size than it must have, or no regular file is refused by name,
+with the cure. Inside a dataset's folder no link is followed out of it. Mapping reads nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import DatasetError
+
+__all__ = ["CURE", "OPEN_FILES", "DamagedFileError", "check_size", "map_file", "open_inside"]
+
+OPEN_FILES = 128  # of tokens, and as many of documents: a process may often open only 1,024
+CURE = "Copy the file again from where it came, or run the same prepare command with --restart."
+
+
+class DamagedFileError(DatasetError):
+    """A DatasetError about one file that keeps its parts: the file, what it is or has, the cure."""
+
+    def __init__(self, file: str, what: str, cure: str = CURE) -> None:
+        super().__init__(file, what, cure)
+        self.file, self.what, self.cure = file, what, cure
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.what}. {self.cure}"
+
+
+def open_inside(folder: Path, path: str) -> BinaryIO:
+    """Open a file of a dataset to read; links that lead out of the folder are not followed.
+
+    >>> open_inside(Path("/nowhere"), "train/shard_00000.bin")
+    Traceback (most recent call last):
+    ...
+    tokenmill.store.files.DamagedFileError: train/shard_00000.bin is missing from /nowhere. Copy the \
+file again from where it came, or run the same prepare command with --restart.
+    """
+    try:
+        root = folder.resolve()
+        target = (root / path).resolve()
+        if not target.is_relative_to(root):
+            raise DamagedFileError(
+                path,
+                f"leads out of {folder}, to {str(target)!r}, by a link",
+                "Such links are not followed: put the file itself in its place.",
+            )
+        # A pipe or a device would block, or never end.
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise DamagedFileError(path, f"in {folder} is not a regular file")
+        return target.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise DamagedFileError(path, f"is missing from {folder}") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedFileError(path, f"in {folder} cannot be read: {reason}") from error
+
+
+def check_size(file: BinaryIO, path: str, expected: int) -> None:
+    """Refuse a file that is not exactly as long as the manifest says."""
+    size = os.fstat(file.fileno()).st_size
+    if size != expected:
+        kind = "short" if size < expected else "long"
+        raise DamagedFileError(
+            path,
+            f"is {abs(size - expected):,} bytes too {kind}: it has {size:,}, and by the manifest "
+            f"it should have {expected:,}",
+        )
+
+
+def map_file(
+    file: BinaryIO, path: str, dtype: np.dtype[Any], count: int, offset: int
+) -> npt.NDArray[Any]:
+    """`count` numbers or records of a file from byte `offset` on, as an array that reads it."""
+    if not count:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    try:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapped, dtype, count, offset)
+    except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
+        raise DamagedFileError(path, f"cannot be mapped into memory: {error}") from error

@@ -1,0 +1,167 @@
+"""Rows, edges and fingerprints equal NumPy's, whatever the sharding."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_builder import EOT, build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.store import tokens as tokens_module
+from tokenmill.store.tokens import Tokens
+
+texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
+
+
+def naive_edges(begins, starts, length):
+    pairs = [
+        (row, place)
+        for row, start in enumerate(starts)
+        for place in range(length)
+        if start + place in begins
+    ]
+    return [row for row, _ in pairs], [place for _, place in pairs]
+
+
+def as_lists(edges):
+    return edges[0].tolist(), edges[1].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=texts,
+    shard_tokens=st.integers(1, 40),
+    eot=st.sampled_from(["after", "before", "none"]),
+    piece=st.sampled_from([1, 64, 1 << 18]),
+    data=st.data(),
+)
+def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens_module, "PIECE", piece)
+        oracle = build(Path(folder), {"train": texts}, shard_tokens=shard_tokens, eot=eot)["train"]
+        tokens = tokenmill.open(folder)["train"]
+        length = data.draw(st.integers(1, len(oracle)))
+        starts = data.draw(st.lists(st.integers(0, len(oracle) - length), max_size=40))
+        expected = np.array([oracle[start : start + length] for start in starts]).reshape(
+            len(starts), length
+        )
+        here = np.array(starts, np.int64)
+        in_memory = tokens.in_memory()
+        for some in (tokens, in_memory, Tokens.of(oracle)):
+            rows = some.gather(here, length)
+            assert rows.dtype == np.int64
+            assert np.array_equal(rows, expected)
+            assert np.array_equal(some.gather(here, length, np.uint16), expected)
+            wide = np.full((len(starts), 2 * length), -1, np.int32)
+            assert some.gather(here, length, out=wide[:, ::2]).base is not None
+            assert np.array_equal(wide[:, ::2], expected)
+            assert (wide[:, 1::2] == -1).all()
+        begins = {document.start for document in tokens.documents}
+        for some in (tokens, in_memory):
+            assert as_lists(some.find_edges(here, length)) == naive_edges(begins, starts, length)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    eot=st.sampled_from(["after", "before"]),
+    piece=st.sampled_from([1, 16, 1 << 18]),
+    data=st.data(),
+)
+def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, piece, data):
+    length = data.draw(st.integers(1, len(ids)))
+    starts = data.draw(st.lists(st.integers(0, len(ids) - length), max_size=20))
+    shift = 1 if eot == "after" else 0
+    begins = {0} | {place + shift for place, one in enumerate(ids) if one == 0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens_module, "PIECE", piece)
+        edges = Tokens.of(ids, eot_id=0, eot=eot).find_edges(np.array(starts, np.int64), length)
+    assert as_lists(edges) == naive_edges(begins, starts, length)
+
+
+def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_path):
+    build(tmp_path, {"train": ["some text", "b", "", "more of it"] * 5}, shard_tokens=7)
+    tokens = tokenmill.open(tmp_path)["train"]
+    starts = np.arange(len(tokens) - 20)
+    by_id = Tokens.of(tokens[:], eot_id=EOT).find_edges(starts, 20)
+    assert as_lists(tokens.find_edges(starts, 20)) == as_lists(by_id)
+
+
+def test_edges_that_nothing_tells_are_an_error_with_a_cure():
+    with pytest.raises(DatasetError, match=r"eot_id=50256"):
+        Tokens.of([1, 2, 3]).find_edges(np.array([0]), 2)
+
+
+@pytest.mark.parametrize("start", [-1, 8, 2**62, -(2**63)])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_rows_that_are_not_there_are_refused(tmp_path, start, parts):
+    build(tmp_path, {"train": [bytes(9)]}, shard_tokens=10 // parts)
+    tokens = tokenmill.open(tmp_path)["train"]
+    for use in (tokens.gather, tokens.find_edges):
+        with pytest.raises(IndexError, match=f"from token {start} on"):
+            use(np.array([0, start]), 3)
+    with pytest.raises(IndexError):
+        tokens.gather(np.array([0]), 11)
+
+
+def test_what_makes_no_sense_is_refused():
+    tokens = Tokens.of([1, 2, 3])
+    with pytest.raises(UsageError, match="integers in one dimension"):
+        tokens.gather(np.array([0.5]), 1)
+    with pytest.raises(UsageError, match="integers in one dimension"):
+        tokens.gather(np.array([[0]]), 1)
+    with pytest.raises(UsageError, match="1 token or more"):
+        tokens.gather(np.array([0]), 0)
+    with pytest.raises(UsageError, match="do not go into"):
+        tokens.gather(np.array([0]), 2, out=np.empty((2, 2), np.int64))
+    with pytest.raises(UsageError, match="integers"):
+        tokens.gather(np.array([0]), 2, dtype=np.float32)
+    for wrong in ([[1]], [1.5], ["a"]):
+        with pytest.raises(UsageError, match="one dimension"):
+            Tokens.of(wrong)
+
+
+def test_an_id_that_the_dtype_cannot_hold_is_refused_not_wrapped():
+    tokens = Tokens.of(np.array([1, 2**31, 3], np.uint32))
+    assert tokens.gather(np.array([1]), 2).tolist() == [[2**31, 3]]
+    assert tokens.gather(np.array([2]), 1, np.int32).tolist() == [[3]]
+    with pytest.raises(DatasetError, match="2147483648"):
+        tokens.gather(np.array([0]), 2, np.int32)
+    with pytest.raises(DatasetError, match="-1"):
+        Tokens.of([5, -1]).gather(np.array([0]), 2, np.uint16)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.binary(min_size=1, max_size=300), shard_tokens=st.integers(1, 60))
+def test_the_fingerprint_is_of_the_content_alone(data, shard_tokens):
+    with tempfile.TemporaryDirectory() as folder:
+        oracle = build(Path(folder), {"train": [data]}, shard_tokens=shard_tokens)["train"]
+        sharded = tokenmill.open(folder)["train"].fingerprint
+    assert sharded == Tokens.of(oracle.astype(np.int32)).fingerprint
+    changed = oracle.copy()
+    changed[len(data) // 2] ^= 1
+    assert sharded != Tokens.of(changed).fingerprint
+    assert sharded != Tokens.of(oracle[:-1]).fingerprint
+
+
+def test_the_fingerprint_stays_the_same_between_versions():
+    ids = np.arange(1_000_000, dtype=np.uint32) * 7919 % 50257
+    assert Tokens.of(ids).fingerprint == "fe815bbcb64a49c73cdcc2a81722e97c"
+    assert Tokens.of(ids[:0]).fingerprint == "2c0a8a99dc147d5445c3b49d035665b2"
+
+
+def test_tokens_of_an_array_pickle_and_are_shared_by_threads():
+    ids = np.arange(1000, dtype=np.uint16)
+    tokens = pickle.loads(pickle.dumps(Tokens.of(ids, split="val", eot_id=3)))
+    assert (tokens.split, tokens.eot_id, tokens[:].tolist()) == ("val", 3, ids.tolist())
+    with ThreadPoolExecutor(8) as pool:
+        for n, rows in pool.map(lambda n: (n, tokens.gather(np.array([n, 0]), 9)), range(500)):
+            assert rows.tolist() == [list(range(n, n + 9)), list(range(9))]
