@@ -1,4 +1,4 @@
-"""plan.py: which files are read, in which order, as what, and where they are cut."""
+"""plan.py: where files are cut into parts, and what names them."""
 
 from __future__ import annotations
 
@@ -10,117 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.errors import InputError
 from tokenmill.mill import plan as plan_module
-from tokenmill.mill.plan import Plan, find_files, make_plan
+from tokenmill.mill.find import find_files
+from tokenmill.mill.plan import Plan, make_plan
 from tokenmill.mill.settings import Settings
-
-
-def names_found(*inputs: Path | str, leave_out: Path | None = None) -> list[str]:
-    sources, _ = find_files(inputs, leave_out=leave_out)
-    return [Path(source.path).name for source in sources]
-
-
-def write_all(folder: Path, *names: str) -> None:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("some text\n")
-
-
-def test_folders_are_walked_in_the_order_of_names_without_hidden_entries(tmp_path: Path) -> None:
-    write_all(tmp_path, "b.txt", "a/2.txt", "a/1.txt", "c/x.txt", ".hidden.txt", ".git/y.txt")
-    assert names_found(tmp_path) == ["b.txt", "1.txt", "2.txt", "x.txt"]
-    assert names_found(tmp_path, leave_out=tmp_path / "a") == ["b.txt", "x.txt"]
-
-
-def test_inputs_keep_the_given_order_and_come_once(tmp_path: Path) -> None:
-    write_all(tmp_path, "a.txt", "b.txt", "c.txt")
-    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
-    given = (tmp_path / "c.txt", tmp_path / "link.txt", tmp_path)
-    assert names_found(*given) == ["c.txt", "link.txt", "b.txt"]
-    assert names_found(tmp_path / "[ab].txt", tmp_path / "*.txt") == ["a.txt", "b.txt", "c.txt"]
-
-
-def test_globs_reach_into_folders(tmp_path: Path) -> None:
-    write_all(tmp_path, "x/a.txt", "x/y/b.txt", "z.txt")
-    assert names_found(f"{tmp_path}/**/*.txt") == ["a.txt", "b.txt", "z.txt"]
-    assert names_found(f"{tmp_path}/x*") == ["a.txt", "b.txt"]
-    write_all(tmp_path, "q[1].txt")
-    assert names_found(tmp_path / "q[1].txt") == ["q[1].txt"]
-
-
-def test_what_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    write_all(tmp_path, "corpus.txt")
-    with pytest.raises(InputError, match=r"Did you mean .*corpus\.txt"):
-        find_files([tmp_path / "corpsu.txt"])
-    with pytest.raises(InputError, match="Nothing matches"):
-        find_files([tmp_path / "*.md"])
-    with pytest.raises(InputError, match="No input"):
-        find_files([])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="No text was found"):
-        find_files([tmp_path / "empty"])
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "compression"),
-    [
-        ("a.txt", "text", None),
-        ("a.TXT", "text", None),
-        ("a.jsonl", "jsonl", None),
-        ("a.ndjson", "jsonl", None),
-        ("a.JSONL.GZ", "jsonl", "gzip"),
-        ("a.json.zst", "jsonl", "zstd"),
-        ("a.txt.xz", "text", "xz"),
-        ("a.bz2", "text", "bz2"),
-        ("a.parquet", "parquet", None),
-        ("noending", "text", None),
-    ],
-)
-def test_a_name_tells_what_a_file_is(
-    tmp_path: Path, name: str, kind: str, compression: str | None
-) -> None:
-    write_all(tmp_path, name)
-    ((source,), _) = find_files([tmp_path / name])
-    assert (source.kind, source.compression) == (kind, compression)
-    assert source.size == 10
-    assert source.modified == (tmp_path / name).stat().st_mtime_ns
-    assert source.unit == ("row" if kind == "parquet" else "byte")
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),
-        (b'{"text": "a"}', "jsonl"),
-        (b'{\n  "text": "a"\n}\n', "text"),
-        (b'\n\n{"text": "a"}\n{"text": "b"}', "jsonl"),
-        (b'[\n  {"text": "a"}\n]\n', "array"),
-        (b"", "jsonl"),
-    ],
-)
-def test_json_is_judged_by_its_head(tmp_path: Path, content: bytes, kind: str) -> None:
-    (tmp_path / "a.json").write_bytes(content)
-    ((source,), _) = find_files([tmp_path / "a.json"])
-    assert source.kind == kind
-
-
-def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_path: Path) -> None:
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
-    (tmp_path / "latin.dat").write_bytes("Grüße".encode("latin-1"))
-    (tmp_path / "utf8.dat").write_bytes("Grüße".encode())
-    (tmp_path / "cut.dat").write_bytes(b"a" * 8191 + "ü".encode())  # half of it in the head
-    (tmp_path / "late.dat").write_bytes(b"a" * 8000 + b"\xff" + b"a" * 1000)
-    (tmp_path / "Makefile").write_text("all:\n")
-    sources, passed_over = find_files([tmp_path])
-    assert [Path(source.path).name for source in sources] == ["Makefile", "cut.dat", "utf8.dat"]
-    assert sorted(Path(path).name for path in passed_over) == ["image.png", "late.dat", "latin.dat"]
-    assert names_found(tmp_path / "image.png") == ["image.png"]
-    for name in ("Makefile", "cut.dat", "utf8.dat"):
-        (tmp_path / name).unlink()
-    with pytest.raises(InputError, match="3 files there are not text"):
-        find_files([tmp_path])
 
 
 def plan_of(*paths: Path, fingerprint: str = "x", **settings: object) -> Plan:

@@ -15,6 +15,7 @@ from rich.text import Text
 from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout, typed
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
+from tokenmill.mill.find import tell_passed_over
 from tokenmill.mill.folder import REJECTED_NAME
 from tokenmill.mill.run import Mill, Report
 from tokenmill.mill.run import prepare as prepare_dataset
@@ -154,7 +155,9 @@ def _show_estimate(mill: Mill) -> None:
     rows = {
         "files": count(told.files)
         + (
-            f" ({count(told.passed_over)} that are no text passed over)" if told.passed_over else ""
+            f" ({tell_passed_over(told.passed_over, examples=False)} passed over)"
+            if told.passed_over
+            else ""
         ),
         "input": size(told.bytes),
         "parts": count(told.parts),
@@ -166,6 +169,8 @@ def _show_estimate(mill: Mill) -> None:
     }
     for name, text in rows.items():
         _line(f"{name:<10} {text}")
+    if told.passed_over:
+        _line(f"passed over: {tell_passed_over(told.passed_over)}")
     for problem in told.unreadable:
         _line(f"cannot be read: {problem}")
     _line(f"\nMeasured on {size(told.sampled)} of it. Leave out --dry-run to begin.")

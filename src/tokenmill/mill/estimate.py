@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenmill.mill.find import PassedOver
 from tokenmill.mill.run import Mill
 from tokenmill.mill.sources import BadFileError
 from tokenmill.mill.texts import prepare_chunk
@@ -28,7 +29,7 @@ class Estimate:
     """A plan, and what it is expected to take."""
 
     files: int
-    passed_over: int
+    passed_over: tuple[PassedOver, ...]
     parts: int
     bytes: int
     tokens: int
@@ -71,7 +72,7 @@ def estimate(mill: Mill) -> Estimate:
     stored = tokens_in_all * np.dtype(mill.dtype).itemsize + 48 * documents_in_all
     return Estimate(
         files=len(mill.plan.sources),
-        passed_over=len(mill.plan.passed_over),
+        passed_over=mill.plan.passed_over,
         parts=len(parts),
         bytes=size,
         tokens=tokens_in_all,

@@ -1,0 +1,187 @@
+"""find.py: which files are read, in which order, as what, and what is passed over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from tokenmill.errors import InputError
+from tokenmill.mill.find import PassedOver, find_files, tell_passed_over
+
+
+def names_found(*inputs: Path | str, leave_out: Path | None = None) -> list[str]:
+    sources, _ = find_files(inputs, leave_out=leave_out)
+    return [Path(source.path).name for source in sources]
+
+
+def names_passed_over(passed_over: list[PassedOver]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for entry in passed_over:
+        found.setdefault(entry.reason, []).append(Path(entry.path).name)
+    return found
+
+
+def write_all(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("some text\n")
+
+
+def test_folders_are_walked_in_the_order_of_names_without_hidden_entries(tmp_path: Path) -> None:
+    write_all(tmp_path, "b.txt", "a/2.txt", "a/1.txt", "c/x.txt", ".hidden.txt", ".git/y.txt")
+    assert names_found(tmp_path) == ["b.txt", "1.txt", "2.txt", "x.txt"]
+    assert names_found(tmp_path, leave_out=tmp_path / "a") == ["b.txt", "x.txt"]
+
+
+def test_inputs_keep_the_given_order_and_come_once(tmp_path: Path) -> None:
+    write_all(tmp_path, "a.txt", "b.txt", "c.txt")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    given = (tmp_path / "c.txt", tmp_path / "link.txt", tmp_path)
+    assert names_found(*given) == ["c.txt", "link.txt", "b.txt"]
+    assert names_found(tmp_path / "[ab].txt", tmp_path / "*.txt") == ["a.txt", "b.txt", "c.txt"]
+
+
+def test_globs_reach_into_folders(tmp_path: Path) -> None:
+    write_all(tmp_path, "x/a.txt", "x/y/b.txt", "z.txt")
+    assert names_found(f"{tmp_path}/**/*.txt") == ["a.txt", "b.txt", "z.txt"]
+    assert names_found(f"{tmp_path}/x*") == ["a.txt", "b.txt"]
+    write_all(tmp_path, "q[1].txt")
+    assert names_found(tmp_path / "q[1].txt") == ["q[1].txt"]
+
+
+def test_what_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    write_all(tmp_path, "corpus.txt")
+    with pytest.raises(InputError, match=r"Did you mean .*corpus\.txt"):
+        find_files([tmp_path / "corpsu.txt"])
+    with pytest.raises(InputError, match="Nothing matches"):
+        find_files([tmp_path / "*.md"])
+    with pytest.raises(InputError, match="No input"):
+        find_files([])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="No text was found"):
+        find_files([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "compression"),
+    [
+        ("a.txt", "text", None),
+        ("a.TXT", "text", None),
+        ("a.jsonl", "jsonl", None),
+        ("a.ndjson", "jsonl", None),
+        ("a.JSONL.GZ", "jsonl", "gzip"),
+        ("a.json.zst", "jsonl", "zstd"),
+        ("a.txt.xz", "text", "xz"),
+        ("a.bz2", "text", "bz2"),
+        ("a.parquet", "parquet", None),
+        ("noending", "text", None),
+    ],
+)
+def test_a_name_tells_what_a_file_is(
+    tmp_path: Path, name: str, kind: str, compression: str | None
+) -> None:
+    write_all(tmp_path, name)
+    ((source,), _) = find_files([tmp_path / name])
+    assert (source.kind, source.compression) == (kind, compression)
+    assert source.size == 10
+    assert source.modified == (tmp_path / name).stat().st_mtime_ns
+    assert source.unit == ("row" if kind == "parquet" else "byte")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),
+        (b'{"text": "a"}', "jsonl"),
+        (b'{\n  "text": "a"\n}\n', "text"),
+        (b'\n\n{"text": "a"}\n{"text": "b"}', "jsonl"),
+        (b'[\n  {"text": "a"}\n]\n', "array"),
+        (b"", "jsonl"),
+    ],
+)
+def test_json_is_judged_by_its_head(tmp_path: Path, content: bytes, kind: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    ((source,), _) = find_files([tmp_path / "a.json"])
+    assert source.kind == kind
+
+
+def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
+    (tmp_path / "latin.dat").write_bytes("Grüße".encode("latin-1"))
+    (tmp_path / "utf8.dat").write_bytes("Grüße".encode())
+    (tmp_path / "cut.dat").write_bytes(b"a" * 8191 + "ü".encode())  # half of it in the head
+    (tmp_path / "late.dat").write_bytes(b"a" * 8000 + b"\xff" + b"a" * 1000)
+    (tmp_path / "Makefile").write_text("all:\n")
+    sources, passed_over = find_files([tmp_path])
+    assert [Path(source.path).name for source in sources] == ["Makefile", "cut.dat", "utf8.dat"]
+    assert names_passed_over(passed_over) == {"no text": ["image.png", "late.dat", "latin.dat"]}
+    assert names_found(tmp_path / "image.png") == ["image.png"]
+    for name in ("Makefile", "cut.dat", "utf8.dat"):
+        (tmp_path / name).unlink()
+    with pytest.raises(InputError, match="3 that are no text"):
+        find_files([tmp_path])
+
+
+ARCHIVES = ["a.tar", "b.tar.gz", "c.TGZ", "d.tar.zst", "e.zip", "f.7z", "g.tar.bz2", "h.whl"]
+
+
+def test_archives_are_passed_over_in_folders_and_globs_and_refused_by_name(tmp_path: Path) -> None:
+    write_all(tmp_path, *ARCHIVES, "star.txt", "tar.gz.md")
+    for given in (tmp_path, tmp_path / "*"):
+        sources, passed_over = find_files([given])
+        assert [Path(source.path).name for source in sources] == ["star.txt", "tar.gz.md"]
+        assert names_passed_over(passed_over) == {"an archive": ARCHIVES}
+    for name in ARCHIVES:
+        with pytest.raises(InputError, match=rf"{name} is an archive\. Unpack it"):
+            find_files([tmp_path / "star.txt", tmp_path / name])
+
+
+def test_real_archives_hold_no_text_to_read(tmp_path: Path) -> None:
+    write_all(tmp_path, "texts/a.txt")
+    for kind in ("gztar", "zip", "xztar"):
+        shutil.make_archive(str(tmp_path / "texts" / kind), kind, tmp_path / "texts", "a.txt")
+    sources, passed_over = find_files([tmp_path / "texts"])
+    assert [Path(source.path).name for source in sources] == ["a.txt"]
+    assert tell_passed_over(passed_over) == f"3 archives (such as {tmp_path}/texts/gztar.tar.gz)"
+
+
+def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    write_all(tmp_path, "texts/a.txt")
+    data = tmp_path / "texts" / "data"
+    tokenmill.prepare(tmp_path / "texts", data, tokenizer="bytes", workers=1, val_fraction=0)
+    for given in (tmp_path / "texts", tmp_path / "texts" / "*"):
+        sources, passed_over = find_files([given])
+        assert [Path(source.path).name for source in sources] == ["a.txt"]
+        assert names_passed_over(passed_over) == {"a finished dataset": ["data"]}
+        # The folder that a run goes on in is nothing to tell of.
+        assert find_files([given], leave_out=data) == (sources, [])
+    with pytest.raises(InputError, match=r"data is a finished dataset, not text"):
+        find_files([data])
+
+
+def test_links_to_folders_are_told_and_followed_only_where_the_user_names_them(
+    tmp_path: Path,
+) -> None:
+    write_all(tmp_path, "in/a.txt", "elsewhere/b.txt")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "circle").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "nowhere").symlink_to(tmp_path / "missing")
+    sources, passed_over = find_files([tmp_path / "in"])
+    assert [Path(source.path).name for source in sources] == ["a.txt"]
+    assert names_passed_over(passed_over) == {"a link to a folder": ["circle", "link"]}
+    assert names_found(tmp_path / "in" / "link") == ["b.txt"]
+
+
+def test_where_nothing_is_text_all_that_was_passed_over_is_told(tmp_path: Path) -> None:
+    write_all(tmp_path, "a.zip")
+    (tmp_path / "b.bin").write_bytes(bytes(10))
+    with pytest.raises(
+        InputError, match=r"1 that is no text \(.*b\.bin\), 1 archive \(.*a\.zip\)\."
+    ):
+        find_files([tmp_path])
