@@ -1,0 +1,176 @@
+"""A keyed shuffle of [0, size) that is computed, not stored.
+
+Guarantees: for every size from 1 to 2**62 and every key, each place goes to a place of its own;
+the result follows from (size, key, place) alone, for good (docs/order.md says how, to the bit,
+and golden values pin it). Keys made of different parts, or neighbours, give unrelated orders.
+
+It is a Feistel network on the smallest grid of about sqrt(size) by sqrt(size) that holds all
+places: each round turns every column by an amount that a hash of the other coordinate and the key
+decides, so every round, and all of them, can be undone. The grid has hardly more cells than there
+are places; whatever lands outside goes through again until it is inside.
+
+Costs: no memory but the result and 256 kB of work space; about 30 ns a place from 4,096 places on
+in calls of thousands, where a call of a few places takes 60 µs. Smaller sizes take more rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.errors import UsageError
+
+__all__ = ["Permutation", "derive_keys", "make_key", "permute", "pick_keys"]
+
+Places = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+
+LARGEST_SIZE = 2**62
+# Each pair of rounds brings the order nearer to a uniform one by a factor of the grid's shorter
+# side, so small grids need more of them.
+ROUNDS = ((64, 32), (4_096, 16), (LARGEST_SIZE + 1, 8))  # (for sizes below, rounds)
+
+_WEYL = 0x9E3779B97F4A7C15
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(32)
+_PIECE = 8_192  # places worked on at a time: what the second-level cache holds
+
+
+class Permutation:
+    """A bijection on [0, size) that a 64-bit key chooses.
+
+    >>> shuffle = Permutation(10, key=7)
+    >>> shuffle(np.arange(10)).tolist()
+    [3, 5, 0, 9, 6, 1, 2, 8, 7, 4]
+    """
+
+    def __init__(self, size: int, key: int) -> None:
+        if not 1 <= size <= LARGEST_SIZE:
+            raise UsageError(f"a permutation of {size:,} places cannot be: give 1 to 2**62.")
+        if not 0 <= key < 2**64:
+            raise UsageError(f"key is {key}; it must be from 0 to 2**64 - 1. See make_key.")
+        self.size = size
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"Permutation({self.size}, key={self.key:#018x})"
+
+    def __call__(self, places: Places) -> Places:
+        places = np.asarray(places, np.int64)
+        if places.size and not 0 <= places.min() <= places.max() < self.size:
+            outside = places[(places < 0) | (places >= self.size)].flat[0]
+            raise UsageError(f"place {outside} is not one of the {self.size:,} from 0 on.")
+        return permute(places.ravel(), self.size, _as_keys(self.key)).reshape(places.shape)
+
+
+def make_key(*parts: int | str) -> int:
+    """A 64-bit key that depends on every part, its type and its place.
+
+    >>> hex(make_key("rows", 1, "web"))
+    '0x48a1d5b5b6542f45'
+    >>> make_key(1, 23) == make_key(12, 3)
+    False
+    """
+    encoded = bytearray()
+    for part in parts:
+        if isinstance(part, str):
+            kind, content = b"s", part.encode("utf-8", "surrogatepass")
+        else:
+            kind, content = b"i", str(operator.index(part)).encode()
+        encoded += kind + len(content).to_bytes(8, "little") + content
+    return xxhash.xxh3_64_intdigest(bytes(encoded))
+
+
+def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
+    """The key that belongs to a number (an epoch, a block) under a key; unlike for every number.
+
+    Either may be one for all, or an array with one for each; the result is always an array.
+
+    >>> derive_keys(make_key("rows", 1, "web"), np.arange(2)).tolist()
+    [6903143637703399420, 17818133443133240145]
+    """
+    multiples = (np.atleast_1d(numbers).astype(np.uint64) + np.uint64(1)) * np.uint64(_WEYL)
+    return _mix(multiples + (_as_keys(keys) if isinstance(keys, int) else keys))
+
+
+def permute(places: Places, size: int, keys: Keys) -> Places:
+    """Where each of the places (n) goes; `keys` has one key for all of them, or one for each.
+
+    >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
+    [9, 4]
+    """
+    values = places.astype(np.uint64)
+    keys = _mix(keys.copy())
+    _turn(values, size, keys)
+    outside = np.flatnonzero(values >= np.uint64(size))
+    while len(outside):
+        walking = values[outside]
+        _turn(walking, size, pick_keys(keys, outside))
+        values[outside] = walking
+        outside = outside[walking >= np.uint64(size)]
+    return values.view(np.int64)
+
+
+def pick_keys(keys: Keys, chosen: npt.NDArray[np.intp]) -> Keys:
+    """The keys of the chosen places; a key for all is the key of any."""
+    return keys if len(keys) == 1 else keys[chosen]
+
+
+def _as_keys(key: int) -> Keys:
+    return np.array([key], np.uint64)
+
+
+def _mix(values: Keys) -> Keys:
+    """Scramble numbers in place, one to one: the finalizer of SplitMix64."""
+    values ^= values >> np.uint64(30)
+    values *= _FIRST
+    values ^= values >> np.uint64(27)
+    values *= _SECOND
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def _turn(values: Keys, size: int, keys: Keys) -> None:
+    """One pass of all rounds over the values, in place, a piece at a time."""
+    height = math.isqrt(size - 1) + 1
+    width = -(-size // height)
+    rounds = next(rounds for below, rounds in ROUNDS if size < below)
+    work = np.empty((4, min(_PIECE, len(values))), np.uint64)
+    for start in range(0, len(values), _PIECE):
+        piece = values[start : start + _PIECE]
+        piece_keys = keys.copy() if len(keys) == 1 else keys[start : start + _PIECE].copy()
+        _turn_piece(piece, np.uint64(height), np.uint64(width), rounds, piece_keys, work)
+
+
+def _turn_piece(
+    values: Keys, height: np.uint64, width: np.uint64, rounds: int, keys: Keys, work: Keys
+) -> None:
+    """All rounds over one piece; `keys` counts on from round to round, `work` is overwritten."""
+    row, column, amount, spare = work[:, : len(values)]
+    np.floor_divide(values, width, out=row)
+    np.multiply(row, width, out=amount)
+    np.subtract(values, amount, out=column)
+    turned, side, fixed, other_side = row, height, column, width
+    for _ in range(rounds):
+        np.bitwise_xor(fixed, keys, out=amount)
+        np.multiply(amount, _FIRST, out=amount)
+        np.right_shift(amount, _HALF, out=spare)
+        np.bitwise_xor(amount, spare, out=amount)
+        np.multiply(amount, _SECOND, out=amount)
+        # The upper 32 bits, as a fraction of 2**32, times the side.
+        np.right_shift(amount, _HALF, out=amount)
+        np.multiply(amount, side, out=amount)
+        np.right_shift(amount, _HALF, out=amount)
+        np.add(turned, amount, out=turned)
+        # Modulo the side: where subtracting it wraps below 0, the sum was the smaller number.
+        np.subtract(turned, side, out=amount)
+        np.minimum(turned, amount, out=turned)
+        keys += np.uint64(_WEYL)
+        turned, side, fixed, other_side = fixed, other_side, turned, side
+    np.multiply(row, width, out=amount)
+    np.add(amount, column, out=values)

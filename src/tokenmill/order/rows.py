@@ -1,0 +1,185 @@
+"""The order of one source's rows: from a row's number to the token that it begins with.
+
+Guarantees: the start of a row follows from (tokens, seq_len, seed, name, kind, shuffle_block) and
+its number alone. Shuffled and sequential rows visit every window once an epoch, whatever the
+number of windows and the size of blocks; no two epochs, seeds or names share an order. Rows have
+no end: epoch follows on epoch, and row 10**15 costs what row 0 costs.
+
+A row is `seq_len + 1` tokens, the last of which is also the first of the next window: it is the
+last target of the one and the first input of the other.
+
+Costs, in calls of thousands of rows: about 40 ns a shuffled row, 90 ns with `shuffle_block`, and
+10 ns a sequential or random row. A call of a few rows takes 0.1 ms: ask for many at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import UsageError
+from tokenmill.order.permutation import (
+    LARGEST_SIZE,
+    Keys,
+    Places,
+    derive_keys,
+    make_key,
+    permute,
+    pick_keys,
+)
+
+__all__ = ["Kind", "RowOrder", "check_rows"]
+
+Kind = Literal["shuffled", "sequential", "random"]
+
+# What the numbers below an epoch's key belong to, when blocks are shuffled.
+_BLOCK_ORDER, _REST_PLACE, _FIRST_BLOCK = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOrder:
+    """The order of the rows of one source.
+
+    >>> order = RowOrder(tokens=1_000, seq_len=100, seed=1, name="web")
+    >>> order.windows
+    9
+    >>> order.starts(np.arange(9)).tolist()
+    [400, 500, 800, 100, 200, 700, 600, 300, 0]
+
+    Parameters
+    ----------
+    tokens
+        The length of the source.
+    seq_len
+        The inputs of a row, which has one token more.
+    seed
+        Another seed, another order.
+    name
+        The name of the source: sources of the same length have orders of their own.
+    kind
+        shuffled (each window once an epoch), sequential, or random (any start, with replacement).
+    shuffle_block
+        Shuffle blocks of so many neighbouring windows, and the windows in each, so that reads stay
+        near each other; None shuffles all windows as one.
+    """
+
+    tokens: int
+    seq_len: int
+    seed: int = 0
+    name: str = ""
+    kind: Kind = "shuffled"
+    shuffle_block: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UsageError(
+                f"kind is {self.kind!r}; it must be one of {', '.join(get_args(Kind))}."
+            )
+        if self.seq_len < 1:
+            raise UsageError(f"seq_len is {self.seq_len}; it must be at least 1.")
+        source = f"source {self.name!r}" if self.name else "the source"
+        if self.tokens <= self.seq_len:
+            raise UsageError(
+                f"{source} has {self.tokens:,} tokens, too few for one row of seq_len + 1 = "
+                f"{self.seq_len + 1:,}. Use a seq_len of at most {max(self.tokens - 1, 0):,}, or "
+                "more data."
+            )
+        if self.tokens > LARGEST_SIZE:
+            raise UsageError(f"{source} has {self.tokens:,} tokens; at most 2**62 can be ordered.")
+        if self.shuffle_block is not None and self.shuffle_block < 1:
+            raise UsageError(
+                f"shuffle_block is {self.shuffle_block}; it must be at least 1, or None to shuffle "
+                "all windows as one."
+            )
+        if self.shuffle_block is not None and self.kind != "shuffled":
+            raise UsageError(
+                f"shuffle_block is {self.shuffle_block}, and kind is {self.kind!r}: only a shuffled "
+                "order has blocks. Leave it out, or use kind='shuffled'."
+            )
+
+    @property
+    def windows(self) -> int:
+        """The windows of `seq_len + 1` tokens, each `seq_len` after the last: rows an epoch."""
+        return (self.tokens - 1) // self.seq_len
+
+    def epoch(self, row: int) -> int:
+        """The epoch, from 0, that a row belongs to."""
+        return row // self.windows
+
+    def starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The first token of each row; any rows from 0 on, in any order and shape."""
+        rows = check_rows(rows)
+        flat = rows.ravel()
+        starts = self._draw(flat) if self.kind == "random" else self._visit(flat) * self.seq_len
+        return starts.reshape(rows.shape)
+
+    @cached_property
+    def _key(self) -> int:
+        return make_key("rows", self.kind, self.seed, self.name)
+
+    def _draw(self, rows: Places) -> Places:
+        numbers = derive_keys(self._key, rows)
+        return (numbers % np.uint64(self.tokens - self.seq_len)).view(np.int64)
+
+    def _visit(self, rows: Places) -> Places:
+        """The window of each row."""
+        epochs = rows // self.windows
+        places = rows - epochs * self.windows
+        if self.kind == "sequential" or not len(rows):
+            return places
+        if epochs.min() == epochs.max():
+            epochs = epochs[:1]
+        keys = derive_keys(self._key, epochs)
+        if self.shuffle_block is None:
+            return permute(places, self.windows, keys)
+        return _shuffle_blocks(places, self.windows, self.shuffle_block, keys)
+
+
+def check_rows(rows: npt.NDArray[np.int64]) -> Places:
+    """Rows as an array, none of them below 0.
+
+    >>> check_rows(np.array([4, -1]))
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.UsageError: row -1 cannot be: rows count from 0.
+    """
+    rows = np.asarray(rows, np.int64)
+    if rows.size and rows.min() < 0:
+        raise UsageError(f"row {rows.min()} cannot be: rows count from 0.")
+    return rows
+
+
+def _shuffle_blocks(places: Places, windows: int, size: int, keys: Keys) -> Places:
+    """The window at each place (n) of epochs that `keys` (1 or n) shuffle block by block.
+
+    All blocks but the last are full. The full ones come in shuffled order; the rest comes before
+    one of them or after all, wherever the key says.
+    """
+    full, rest = divmod(windows, size)
+    if not rest:
+        return _shuffle_full_blocks(places, full, size, keys)
+    numbers = derive_keys(keys, _REST_PLACE)
+    first = (numbers % np.uint64(full + 1)).view(np.int64) * size
+    offsets = places - first
+    in_rest = (offsets >= 0) & (offsets < rest)
+    chosen = np.flatnonzero(in_rest)
+    result = np.empty_like(places)
+    rest_keys = derive_keys(pick_keys(keys, chosen), _FIRST_BLOCK + full)
+    result[chosen] = full * size + permute(offsets[chosen], rest, rest_keys)
+    chosen = np.flatnonzero(~in_rest)
+    others = (places - rest * (offsets >= rest))[chosen]
+    result[chosen] = _shuffle_full_blocks(others, full, size, pick_keys(keys, chosen))
+    return result
+
+
+def _shuffle_full_blocks(places: Places, full: int, size: int, keys: Keys) -> Places:
+    if not len(places):  # there may be no full block
+        return places
+    positions = places // size
+    offsets = places - positions * size
+    blocks = permute(positions, full, derive_keys(keys, _BLOCK_ORDER))
+    return blocks * size + permute(offsets, size, derive_keys(keys, blocks + _FIRST_BLOCK))
