@@ -179,6 +179,18 @@ def test_json_lines_in_any_blocks_are_the_same(
             assert cutter or not any(chunk.goes_on for chunk in chunks)
 
 
+def test_a_json_line_of_many_blocks_is_put_together_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BLOCK", 64)
+    text = "a word " * 100_000
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": text}))
+    counts, document = read(path)  # none for the blocks before the line's end
+    assert (document.texts, document.offsets) == ([text.encode()], [0])
+    assert (counts.lines, counts.read) == (1, path.stat().st_size + 1)
+
+
 TEXT = (b"The first document.<|endoftext|>" + "Das zweite: Grüße.\n".encode() * 40) * 5
 DOCUMENTS = TEXT.split(b"<|endoftext|>")
 ROWS = b"".join(json.dumps({"text": f"row {n}"}).encode() + b"\n" for n in range(50))

@@ -7,21 +7,20 @@ used is a `Rejection` with its place; the records around it are kept.
 
 from __future__ import annotations
 
-import bz2
 import json
 import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 import orjson
 
 from tokenmill.errors import InputError
+from tokenmill.mill.compression import Stream, decompress
 from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, find_border, read_records
 
 __all__ = ["BadFileError", "Origin", "count_row_groups", "is_utf8", "read_piece"]
 
-_COMPRESSED = 1 << 16  # bytes given to a decompressor at once
 _ROWS = 256  # rows of a Parquet file decoded at once
 
 
@@ -133,7 +132,7 @@ def _read_compressed(
     if origin.size == 0:
         raise BadFileError(origin.path, f"the file is empty, which no {origin.compression} file is")
     with Path(origin.path).open("rb") as raw:
-        stream = _decompressor(raw, origin.compression)
+        stream = decompress(raw, origin.compression or "")  # Arrow's closes the file at its end
         blocks = _compressed_blocks(stream, origin)
         if origin.kind == "jsonl":
             chunks = _read_json(blocks, 0, text_field, cutter)
@@ -146,47 +145,7 @@ def _read_compressed(
             yield chunk
 
 
-def _decompressor(raw: BinaryIO, compression: str | None) -> Any:
-    if compression in ("xz", "bz2"):
-        return _Members(raw, lzma.LZMADecompressor if compression == "xz" else bz2.BZ2Decompressor)
-    import pyarrow as pa
-
-    # Arrow checks the trailers, and that the last stream in the file is complete.
-    return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
-
-
-class _Members:
-    """The streams of a bz2 or xz file, one after another.
-
-    Python's own readers take a damaged stream behind the first one for the end of the file; Arrow
-    fails where a stream of nothing comes before another.
-    """
-
-    def __init__(self, raw: BinaryIO, start: Callable[[], Any]) -> None:
-        self._raw = raw
-        self._start = start
-        self._decompressor = start()
-
-    def read(self, size: int) -> bytes:
-        """Some bytes, at most `size`; none at the end of the last stream."""
-        while True:
-            if self._decompressor.eof:
-                more = self._decompressor.unused_data.lstrip(b"\0")  # xz files may be padded
-                while not more:
-                    if not (data := self._raw.read(_COMPRESSED)):
-                        return b""
-                    more = data.lstrip(b"\0")
-                self._decompressor = self._start()
-            elif self._decompressor.needs_input:
-                if not (more := self._raw.read(_COMPRESSED)):
-                    raise EOFError
-            else:
-                more = b""
-            if block := self._decompressor.decompress(more, size):
-                return cast("bytes", block)
-
-
-def _compressed_blocks(stream: Any, origin: Origin) -> Iterator[bytes]:
+def _compressed_blocks(stream: Stream, origin: Origin) -> Iterator[bytes]:
     first = True
     while block := stream.read(BLOCK):
         if first:
@@ -198,11 +157,14 @@ def _compressed_blocks(stream: Any, origin: Origin) -> Iterator[bytes]:
 def _read_json(
     blocks: Iterator[bytes], start: int, text_field: str, cutter: Cutter | None
 ) -> Iterator[Chunk]:
-    rest = b""
+    held: list[bytes] = []  # the blocks of a line whose end has not come
     for block in _and_newline(blocks):
-        whole = rest + block
+        held.append(block)
+        if b"\n" not in block:
+            continue
+        whole = b"".join(held)
         lines = whole.split(b"\n")
-        rest = lines.pop()
+        held = [lines.pop()]
         texts: list[bytes] = []
         offsets: list[int] = []
         chunk = Chunk(texts, offsets)
