@@ -138,6 +138,7 @@ def _mix(values: Keys) -> Keys:
 def _turn(values: Keys, size: int, keys: Keys) -> None:
     """One pass of all rounds over the values, in place, a piece at a time."""
     height = math.isqrt(size - 1) + 1
+    height += height % 2  # an even side lets odd permutations happen as often as even ones
     width = -(-size // height)
     rounds = next(rounds for below, rounds in ROUNDS if size < below)
     work = np.empty((4, min(_PIECE, len(values))), np.uint64)

@@ -48,7 +48,7 @@ class RowOrder:
     >>> order.windows
     9
     >>> order.starts(np.arange(9)).tolist()
-    [400, 500, 800, 100, 200, 700, 600, 300, 0]
+    [400, 700, 100, 200, 300, 800, 600, 500, 0]
 
     Parameters
     ----------
