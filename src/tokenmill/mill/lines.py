@@ -188,22 +188,27 @@ def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
     document's ends, and of several in a row all but one."""
     surplus = np.zeros(len(blank), np.bool_)
     lines = np.flatnonzero(kept)
-    same = np.diff(documents[lines]) == 0  # as the next kept line's
     here = blank[lines]
-    gone = here & ~np.append(False, same & ~here[:-1])
-    surplus[lines[gone]] = True
-    # What is left has no two blank lines in a row.
-    lines = lines[~gone]
-    same = np.diff(documents[lines]) == 0
-    surplus[lines[blank[lines] & ~np.append(same, False)]] = True
+    filled = np.flatnonzero(~here)
+    # A blank line stays behind a filled one that has another behind it.
+    before = filled[_goes_on(documents[lines[filled]])]
+    here[before + 1] = False
+    surplus[lines[here]] = True
     return surplus
+
+
+def _goes_on(documents: Places) -> Mask:
+    """Whether the next entry is the same document's."""
+    same = np.zeros(len(documents), np.bool_)
+    same[:-1] = documents[1:] == documents[:-1]
+    return same
 
 
 def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
     """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
     all NUL bytes stay."""
     chosen = np.flatnonzero(kept)
-    inner = chosen[np.append(np.diff(documents[chosen]) == 0, False)]
+    inner = chosen[_goes_on(documents[chosen])]
     # Line and line end by turns: whether each stays, and where it begins.
     stays = np.zeros(2 * len(kept), np.bool_)
     stays[::2] = kept
