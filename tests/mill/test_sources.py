@@ -19,7 +19,7 @@ import zstandard
 
 from tokenmill.mill import records, sources
 from tokenmill.mill.records import Chunk, Cutter
-from tokenmill.mill.sources import BadFileError, count_row_groups, read_piece
+from tokenmill.mill.sources import BadFileError, count_row_groups, is_utf8, read_piece
 
 
 @dataclass
@@ -142,6 +142,54 @@ def test_json_lines_keep_what_can_be_kept_and_tell_why_not(tmp_path: Path) -> No
             assert rejection.size == len(lines[rejection.line][0])
 
 
+@pytest.mark.parametrize(
+    ("record", "listed"),
+    [
+        ({"id": 1, "body": "x"}, "id, body"),
+        ({}, "none"),
+        ({f"{n}": n for n in range(30)}, f"{', '.join(map(str, range(20)))}, …"),
+        ({"k" * 1000: 1}, "k" * 40 + "…"),
+        ({"half \ud800": 1}, "half ?"),
+    ],
+)
+def test_a_record_without_the_field_is_told_with_those_it_has(
+    tmp_path: Path, record: dict[str, object], listed: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record))
+    (rejection,) = (rejection for chunk in read(path) for rejection in chunk.rejections)
+    assert rejection.kind == "no field 'text'"
+    assert rejection.reason == f"no field 'text'; it has {listed}"
+
+
+@pytest.mark.parametrize("cutter", [None, Cutter()])
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_the_first_byte_that_is_no_utf_8_is_known_of_every_such_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cutter: Cutter | None, block: int
+) -> None:
+    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(records, "BLOCK", block)
+    path = tmp_path / "a.jsonl"
+    long = b"words and words " * 50
+    lines = [
+        b'\xef\xbb\xbf{"text": "a mark before \xff"}',
+        b'{"text": "sound"}',
+        b'{"text": "escapes \\u00e9\\n and \xe9t\xe9"}',
+        b'{"text": "' + long + b"\xc3 " + long + b'"}',
+    ]
+    data = b"\n".join(lines)
+    path.write_bytes(data)
+    found = {
+        offset: chunk.bad_bytes[offset]
+        for chunk in read(path, cutter=cutter)
+        for text, offset in zip(chunk.texts, chunk.offsets, strict=True)
+        if not is_utf8(text)
+    }
+    assert [data[place : place + 1] for place in found.values()] == [b"\xff", b"\xe9", b"\xc3"]
+    assert list(found) == [data.rfind(b"\n", 0, place) + 1 for place in found.values()]
+    assert found.get(data.rfind(b"\n", 0, data.index(b"\xe9")) + 1) == data.index(b"\xe9")
+
+
 def test_json_lines_with_a_byte_order_mark_keep_their_first_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "first"}\n{"text": "second"}\n')
@@ -183,6 +231,7 @@ def test_a_json_line_of_many_blocks_is_put_together_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BLOCK", 64)
+    monkeypatch.setattr(records, "BLOCK", 64)
     text = "a word " * 100_000
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}))
@@ -410,10 +459,14 @@ def test_long_texts_in_parquet_come_in_pieces(
 def test_parquet_without_the_column_names_those_there_are(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, pa.string())
-    with pytest.raises(BadFileError, match="no column 'body'; it has number, text"):
+    told = "no column 'body'; it has number, text; say --text-field text"
+    with pytest.raises(BadFileError, match=f"{told}$"):
         read(path, text_field="body")
     with pytest.raises(BadFileError, match="column 'number' holds int64, not text"):
         read(path, text_field="number")
+    pq.write_table(pa.table({"id": [1], "n": [2]}), path)
+    with pytest.raises(BadFileError, match=r"no column 'text'; it has id, n, none with text$"):
+        read(path)
 
 
 def test_parquet_without_rows_has_no_documents(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "Cutter",
     "Places",
     "Rejection",
+    "bound",
     "count_byte",
     "count_characters",
     "find_border",
@@ -77,6 +78,9 @@ class Chunk:
     read: int = 0  # bytes of the source that it took, for progress
     whole: bytes = b""  # what it was cut from, if that is at hand, and where that begins
     begin: int = 0
+    # Of records that are no UTF-8, by their offset: where the first byte at fault is. (In plain
+    # text, that follows from the text.)
+    bad_bytes: dict[int, int] = field(default_factory=dict)
 
     def line_of(self, offset: int) -> int | None:
         """The line that an offset of the source is in, counted from this chunk's first."""
@@ -308,3 +312,33 @@ def _split_at_blank_lines(data: bytes) -> tuple[list[bytes], list[int]]:
     starts = [0, *(match.end() for match in matches)]
     ends = [*(match.start() for match in matches), len(data)]
     return [data[a:b] for a, b in zip(starts, ends, strict=True)], starts
+
+
+def bound(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
+    """The same documents in chunks of about a block, long ones in pieces."""
+    if sum(map(len, chunk.texts)) <= 2 * BLOCK:
+        yield chunk
+        return
+    rest = Chunk([], [])
+    rest.rejections, rest.lines, rest.read = chunk.rejections, chunk.lines, chunk.read
+    yield rest
+    texts: list[bytes] = []
+    offsets: list[int] = []
+    held = 0
+    for text, offset in zip(chunk.texts, chunk.offsets, strict=True):
+        if held and held + len(text) > BLOCK:
+            yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)
+            texts, offsets, held = [], [], 0
+        if len(text) > 2 * BLOCK and cutter is not None:
+            pieces = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
+            for piece in read_records(pieces, 0, None, cutter):
+                piece.offsets = [offset]
+                piece.lines, piece.read, piece.whole = 0, 0, b""
+                piece.bad_bytes = chunk.bad_bytes
+                yield piece
+        else:
+            texts.append(text)
+            offsets.append(offset)
+            held += len(text)
+    if texts:
+        yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)

@@ -7,19 +7,17 @@ used is a `Rejection` with its place; the records around it are kept.
 
 from __future__ import annotations
 
-import json
 import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-import orjson
-
 from tokenmill.errors import InputError
 from tokenmill.mill.compression import Stream, decompress
-from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, find_border, read_records
+from tokenmill.mill.json_lines import list_names, read_json_lines
+from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, bound, find_border, read_records
 
-__all__ = ["BadFileError", "Origin", "count_row_groups", "is_utf8", "read_piece"]
+__all__ = ["BadFileError", "Origin", "count_row_groups", "is_utf8", "read_head", "read_piece"]
 
 _ROWS = 256  # rows of a Parquet file decoded at once
 
@@ -77,7 +75,7 @@ def read_piece(
                     first, _ = find_border(file, start, origin.size, step, b"\n", None)
                     last, _ = find_border(file, end, origin.size, step, b"\n", None)
                     blocks = _blocks(file, origin, first, last)
-                    yield from _read_json(blocks, first, text_field, cutter)
+                    yield from read_json_lines(blocks, first, text_field, cutter)
                     return
                 borders = separator, border_cutter
                 first, whole = find_border(file, start, origin.size, step, *borders)
@@ -95,6 +93,18 @@ def read_piece(
                     )
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise BadFileError(origin.path, _explain(error, origin.compression)) from error
+
+
+def read_head(origin: Origin, size: int) -> bytes:
+    """The first bytes of a file of text or JSON lines, out of its compression."""
+    try:
+        with Path(origin.path).open("rb") as raw:
+            stream = _decompress(raw, origin) if origin.compression else raw
+            head = stream.read(size)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise BadFileError(origin.path, _explain(error, origin.compression)) from error
+    _refuse_wide(origin, head)
+    return head
 
 
 def _explain(error: Exception, compression: str | None) -> str:
@@ -129,13 +139,11 @@ def _refuse_wide(origin: Origin, head: bytes) -> None:
 def _read_compressed(
     origin: Origin, separator: bytes | None, text_field: str, cutter: Cutter | None
 ) -> Iterator[Chunk]:
-    if origin.size == 0:
-        raise BadFileError(origin.path, f"the file is empty, which no {origin.compression} file is")
     with Path(origin.path).open("rb") as raw:
-        stream = decompress(raw, origin.compression or "")  # Arrow's closes the file at its end
+        stream = _decompress(raw, origin)  # Arrow's closes the file when nobody holds it
         blocks = _compressed_blocks(stream, origin)
         if origin.kind == "jsonl":
-            chunks = _read_json(blocks, 0, text_field, cutter)
+            chunks = read_json_lines(blocks, 0, text_field, cutter)
         else:
             chunks = read_records(blocks, 0, separator, cutter)
         place = 0
@@ -143,6 +151,12 @@ def _read_compressed(
             # Progress counts what is on the disk, so that the total is known beforehand.
             chunk.read, place = raw.tell() - place, raw.tell()
             yield chunk
+
+
+def _decompress(raw: BinaryIO, origin: Origin) -> Stream:
+    if origin.size == 0:
+        raise BadFileError(origin.path, f"the file is empty, which no {origin.compression} file is")
+    return decompress(raw, origin.compression or "")
 
 
 def _compressed_blocks(stream: Stream, origin: Origin) -> Iterator[bytes]:
@@ -154,79 +168,6 @@ def _compressed_blocks(stream: Stream, origin: Origin) -> Iterator[bytes]:
         yield block
 
 
-def _read_json(
-    blocks: Iterator[bytes], start: int, text_field: str, cutter: Cutter | None
-) -> Iterator[Chunk]:
-    held: list[bytes] = []  # the blocks of a line whose end has not come
-    for block in _and_newline(blocks):
-        held.append(block)
-        if b"\n" not in block:
-            continue
-        whole = b"".join(held)
-        lines = whole.split(b"\n")
-        held = [lines.pop()]
-        texts: list[bytes] = []
-        offsets: list[int] = []
-        chunk = Chunk(texts, offsets)
-        chunk.whole, chunk.begin = whole, start
-        for line in lines:
-            try:
-                text = orjson.loads(line)[text_field]
-                texts.append(text.encode())
-                offsets.append(start)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                found = _read_odd_line(line, start, text_field, chunk)
-                if found is not None:
-                    texts.append(found)
-                    offsets.append(start)
-            start += len(line) + 1
-            chunk.lines += 1
-            chunk.read += len(line) + 1
-        yield from _bounded(chunk, cutter)
-
-
-def _and_newline(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, with a line end behind the last line where the file has none."""
-    last = b"\n"
-    for block in blocks:
-        yield block
-        last = block[-1:]
-    if last != b"\n":
-        yield b"\n"
-
-
-def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """The text in a line that the fast path refused, or a rejection that says why there is none."""
-    if not line.strip():
-        return None
-    size = len(line)
-    if start == 0:
-        line = line.removeprefix(b"\xef\xbb\xbf")
-    # Bytes that are no UTF-8 pass through as they are, for the rule on bad text to judge.
-    errors = "strict" if is_utf8(line) else "surrogateescape"
-    try:
-        # The standard library reads what Python's own writers write: NaN, huge numbers.
-        record = json.loads(line.decode("utf-8", errors))
-        if not isinstance(record, dict):
-            kind, reason = "not a JSON object", f"a JSON {_json_kind(record)}, not an object"
-        elif text_field not in record:
-            kind = reason = f"no field {text_field!r}"
-        elif not isinstance(record[text_field], str):
-            kind = f"field {text_field!r} is not a string"
-            reason = f"field {text_field!r} is a {_json_kind(record[text_field])}, not a string"
-        else:
-            text: bytes = record[text_field].encode("utf-8", errors)
-            return text
-    except UnicodeEncodeError:
-        kind, reason = "lone surrogate", f"field {text_field!r} holds a lone surrogate"
-    except RecursionError:
-        kind, reason = "not JSON", "not JSON: nested too deeply"
-    except ValueError as error:
-        kind, reason = "not JSON", f"not JSON: {error}"
-    chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, size))
-    return None
-
-
 def is_utf8(data: bytes) -> bool:
     """Whether some bytes are valid UTF-8."""
     try:
@@ -234,11 +175,6 @@ def is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _json_kind(value: Any) -> str:
-    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
 
 
 def count_row_groups(path: str) -> list[int]:
@@ -283,7 +219,7 @@ def _read_parquet(
                         texts.append(value)
                         offsets.append(row)
                     row += 1
-                yield from _bounded(chunk, cutter)
+                yield from bound(chunk, cutter)
     except (OSError, pa.ArrowException) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(origin.path, f"the Parquet file is damaged ({told})") from error
@@ -291,11 +227,17 @@ def _read_parquet(
 
 def _text_column(schema: Any, text_field: str, origin: Origin, pa: Any) -> str:
     if text_field not in schema.names:
-        raise BadFileError(
-            origin.path,
-            f"no column {text_field!r}; it has {', '.join(schema.names)} (see --text-field)",
-        )
+        texts = [column.name for column in schema if _is_text(column.type, pa)]
+        cure = f"; say --text-field {' or '.join(texts[:5])}" if texts else ", none with text"
+        reason = f"no column {text_field!r}; it has {list_names(schema.names)}{cure}"
+        raise BadFileError(origin.path, reason)
     kind = schema.field(text_field).type
+    if not _is_text(kind, pa):
+        raise BadFileError(origin.path, f"column {text_field!r} holds {kind}, not text")
+    return text_field
+
+
+def _is_text(kind: Any, pa: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests: list[Callable[[Any], bool]] = [
@@ -306,35 +248,4 @@ def _text_column(schema: Any, text_field: str, origin: Origin, pa: Any) -> str:
         pa.types.is_large_binary,
         pa.types.is_binary_view,
     ]
-    if not any(test(kind) for test in tests):
-        raise BadFileError(origin.path, f"column {text_field!r} holds {kind}, not text")
-    return text_field
-
-
-def _bounded(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
-    """The same documents in chunks of about a block, long ones in pieces."""
-    if sum(map(len, chunk.texts)) <= 2 * BLOCK:
-        yield chunk
-        return
-    rest = Chunk([], [])
-    rest.rejections, rest.lines, rest.read = chunk.rejections, chunk.lines, chunk.read
-    yield rest
-    texts: list[bytes] = []
-    offsets: list[int] = []
-    held = 0
-    for text, offset in zip(chunk.texts, chunk.offsets, strict=True):
-        if held and held + len(text) > BLOCK:
-            yield Chunk(texts, offsets)
-            texts, offsets, held = [], [], 0
-        if len(text) > 2 * BLOCK and cutter is not None:
-            pieces = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
-            for piece in read_records(pieces, 0, None, cutter):
-                piece.offsets = [offset]
-                piece.lines, piece.read, piece.whole = 0, 0, b""
-                yield piece
-        else:
-            texts.append(text)
-            offsets.append(offset)
-            held += len(text)
-    if texts:
-        yield Chunk(texts, offsets)
+    return any(test(kind) for test in tests)

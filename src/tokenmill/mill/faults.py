@@ -1,0 +1,57 @@
+"""What is wrong with a file, found without reading all of it.
+
+Costs the first 64 KiB of a file, or the footer of a Parquet file. What is damaged further on is
+found by reading.
+"""
+
+from __future__ import annotations
+
+from tokenmill.mill.json_lines import read_json_lines
+from tokenmill.mill.sources import BadFileError, Origin, read_head, read_piece
+
+__all__ = ["find_fault"]
+
+_HEAD = 1 << 16
+
+
+def find_fault(origin: Origin, text_field: str) -> str | None:
+    """Why a file cannot be read, or has no text where it should be; None if it looks sound.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tokenmill.mill.find import find_files
+    >>> path = Path(tempfile.mkdtemp()) / "a.jsonl"
+    >>> _ = path.write_text('{"id": 1, "body": "words"}')
+    >>> ((source,), _) = find_files([path])
+    >>> find_fault(source, "text")
+    "line 1: no field 'text'; it has id, body; say --text-field and the one with the text"
+    >>> find_fault(source, "body")
+    """
+    if origin.kind == "array":
+        return "it is one JSON array, not a record a line; convert it with `jq -c '.[]'`"
+    try:
+        if origin.kind == "parquet":
+            _look_at_footer(origin, text_field)
+            return None
+        head = read_head(origin, _HEAD)
+    except BadFileError as error:
+        return error.reason
+    return _judge_records(head, text_field) if origin.kind == "jsonl" else None
+
+
+def _look_at_footer(origin: Origin, text_field: str) -> None:
+    no_rows = read_piece(
+        origin, 0, 0, 1, separator=None, text_field=text_field, cutter=None, border_cutter=None
+    )
+    assert not list(no_rows)
+
+
+def _judge_records(head: bytes, text_field: str) -> str | None:
+    lines = head if len(head) < _HEAD else head[: head.rfind(b"\n") + 1]
+    (chunk,) = read_json_lines([lines + b"\n"], 0, text_field, None)
+    if chunk.texts or not chunk.rejections:
+        return None
+    line, reason = chunk.rejections[0].line, chunk.rejections[0].reason
+    assert line is not None
+    cure = "; say --text-field and the one with the text" if "no field" in reason else ""
+    return f"line {line + 1}: {reason}{cure}"

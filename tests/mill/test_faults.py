@@ -1,0 +1,79 @@
+"""faults.py: what a glance at a file tells, against what reading it meets."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tokenmill.mill.faults import find_fault
+from tokenmill.mill.find import find_files
+
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def fault_of(path: Path, data: bytes, text_field: str = "text") -> str | None:
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(data))
+    ((source,), _) = find_files([path])
+    return find_fault(source, text_field)
+
+
+def rows(*records: object) -> bytes:
+    return "\n".join(map(json.dumps, records)).encode()
+
+
+@pytest.mark.parametrize("suffix", ["", *COMPRESS])
+def test_faults_are_seen_through_every_compression(tmp_path: Path, suffix: str) -> None:
+    text, lines = tmp_path / f"a.txt{suffix}", tmp_path / f"a.jsonl{suffix}"
+    assert fault_of(text, b"some text") is None
+    assert fault_of(text, b"some text " * 100_000) is None
+    assert "UTF-16" in str(fault_of(text, "some text".encode("utf-16")))
+    assert fault_of(lines, rows({"text": "a"})) is None
+    assert fault_of(lines, rows({"id": 1}, {"text": "a"})) is None
+    assert "it has id, body" in str(fault_of(lines, rows({"id": 1, "body": "a"}, {"id": 2})))
+    assert "line 2: a JSON array" in str(fault_of(lines, b"\n" + rows([{"text": "a"}])))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_what_is_not_compressed_as_its_name_says_is_seen(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    for data in (b"", b"plain text " * 10):
+        path.write_bytes(data)
+        ((source,), _) = find_files([path])
+        assert find_fault(source, "text")
+
+
+def test_lines_longer_than_the_head_are_left_to_reading(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    assert fault_of(path, rows({"body": "x" * 100_000})) is None
+    assert "no field" in str(fault_of(path, rows({"id": 1}, {"body": "x" * 100_000})))
+    assert fault_of(path, b"") is None
+
+
+def test_one_json_array_is_told_how_to_convert(tmp_path: Path) -> None:
+    array = json.dumps([{"text": "a"}], indent=1).encode()
+    assert "jq" in str(fault_of(tmp_path / "a.json", array))
+
+
+def test_parquet_is_judged_by_its_footer(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": [1], "body": ["a"]}), path)
+    data = path.read_bytes()
+    assert "it has id, body; say --text-field body" in str(fault_of(path, data))
+    assert fault_of(path, data, "body") is None
+    assert "holds int64" in str(fault_of(path, data, "id"))
+    assert "damaged" in str(fault_of(path, data[:-20], "body"))
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    ((source,), _) = find_files([path])
+    path.unlink()
+    assert find_fault(source, "text") == "No such file or directory"
