@@ -1,0 +1,60 @@
+"""Documents of a batch, against counting token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.errors import UsageError
+from tokenmill.order.documents import locate_documents
+
+
+def count_token_by_token(edges, rows, seq_len):
+    ids, positions, cuts = [], [], []
+    for row in range(rows):
+        document = position = -1
+        for place in range(seq_len):
+            position += 1
+            if place == 0 or (row, place) in edges:
+                document, position = document + 1, 0
+                cuts.append(row * seq_len + place)
+            ids.append(document)
+            positions.append(position)
+    return ids, positions, [*cuts, rows * seq_len]
+
+
+@given(data=st.data(), rows=st.integers(1, 6), seq_len=st.integers(1, 12))
+def test_it_equals_counting_token_by_token(data, rows, seq_len):
+    places = st.tuples(st.integers(0, rows - 1), st.integers(0, seq_len - 1))
+    edges = sorted(data.draw(st.lists(places, max_size=15)))  # empty documents repeat a place
+    pairs = np.array(edges, np.int64).reshape(-1, 2)
+    batch = locate_documents(pairs[:, 0], pairs[:, 1], rows, seq_len)
+    ids, positions, cuts = count_token_by_token(set(edges), rows, seq_len)
+    assert batch.ids.shape == batch.positions.shape == (rows, seq_len)
+    assert batch.ids.ravel().tolist() == ids
+    assert batch.positions.ravel().tolist() == positions
+    assert batch.cu_seqlens.tolist() == cuts
+    assert (np.diff(batch.cu_seqlens) > 0).all()
+    assert batch.max_seqlen == max(positions) + 1
+    for array in (batch.ids, batch.positions, batch.cu_seqlens):
+        assert array.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("row", "place", "rows", "seq_len", "message"),
+    [
+        (2, 0, 2, 4, "row 2, place 0"),
+        (0, 4, 2, 4, "row 0, place 4"),
+        (-1, 0, 2, 4, "row -1"),
+        (0, -1, 2, 4, "place -1"),
+        (0, 0, 0, 4, "0 rows of 4 tokens"),
+        (0, 0, 2, 0, "2 rows of 0 tokens"),
+        (0, 0, 2**16, 2**15, "below 2**31"),
+    ],
+)
+def test_what_cannot_be_is_refused(row, place, rows, seq_len, message):
+    with pytest.raises(UsageError) as refusal:
+        locate_documents(np.array([row]), np.array([place]), rows, seq_len)
+    assert message in str(refusal.value)

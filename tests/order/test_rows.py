@@ -1,0 +1,120 @@
+"""Every window comes once an epoch, where the page says; reads stay in their blocks."""
+
+from __future__ import annotations
+
+import pickle
+
+import by_the_page
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import UsageError
+from tokenmill.order.rows import RowOrder
+
+row_numbers = st.lists(st.integers(0, 2**60) | st.integers(0, 500), max_size=8)
+
+
+@st.composite
+def settings_of_orders(draw):
+    seq_len = draw(st.integers(1, 40))
+    extra = draw(st.integers(1, 300) | st.integers(1, 2**61))
+    kind = draw(st.sampled_from(["shuffled", "shuffled", "sequential", "random"]))
+    blocks = st.none() | st.integers(1, 50) | st.integers(1, 2**62)
+    return {
+        "tokens": seq_len + extra,
+        "seq_len": seq_len,
+        "seed": draw(st.integers(-(2**70), 2**70)),
+        "name": draw(st.text(max_size=4)),
+        "kind": kind,
+        "shuffle_block": draw(blocks) if kind == "shuffled" else None,
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(order=settings_of_orders(), rows=row_numbers)
+def test_starts_are_what_the_page_says(order, rows):
+    expected = [by_the_page.row_start(row, **order) for row in rows]
+    starts = RowOrder(**order).starts(np.array(rows, np.int64))
+    assert starts.tolist() == expected
+    assert all(start >= 0 and start + order["seq_len"] + 1 <= order["tokens"] for start in expected)
+
+
+@pytest.mark.parametrize("block", [None, 1, 2, 3, 7, 16, 59, 60, 61, 1_000])
+@pytest.mark.parametrize("windows", [1, 2, 3, 7, 14, 15, 16, 59, 60, 61])
+def test_every_epoch_visits_every_window_once(windows, block):
+    order = RowOrder(tokens=windows * 5 + 1, seq_len=5, shuffle_block=block)
+    assert order.windows == windows
+    epochs = order.starts(np.arange(4 * windows)).reshape(4, windows)
+    assert (np.sort(epochs) == np.arange(windows) * 5).all()
+
+
+@pytest.mark.parametrize("block", [100, 128, 1_000, 4_096])
+def test_blocks_stay_together_and_change_places(block):
+    windows = 10_050
+    order = RowOrder(tokens=windows + 1, seq_len=1, seed=6, shuffle_block=block)
+    ends_with_rest = set()
+    for epoch in order.starts(np.arange(20 * windows)).reshape(20, windows):
+        blocks = epoch // block
+        changes = np.flatnonzero(np.diff(blocks))
+        assert len(changes) == windows // block  # each block in one go, the rest among them
+        visited = blocks[np.append(changes, windows - 1)]
+        assert sorted(visited) == list(range(windows // block + 1))
+        assert visited.tolist() != sorted(visited) or len(visited) < 6
+        inside = epoch[blocks == visited[0]]
+        assert inside.tolist() != sorted(inside)
+        ends_with_rest.add(visited[-1] == windows // block)
+    assert False in ends_with_rest
+
+
+def test_tokens_that_fill_no_window_are_left_to_no_other_kind_than_random():
+    order = RowOrder(tokens=110, seq_len=10, kind="sequential")
+    assert order.windows == 10  # a window of 11 tokens from 100 on would need one more
+    assert RowOrder(tokens=111, seq_len=10).windows == 11
+    assert order.starts(np.arange(12)).tolist() == [*range(0, 100, 10), 0, 10]
+    drawn = RowOrder(tokens=110, seq_len=10, kind="random").starts(np.arange(5_000))
+    assert set(drawn.tolist()) == set(range(100))
+
+
+def test_rows_are_asked_for_in_any_order_shape_and_number():
+    order = RowOrder(tokens=1_001, seq_len=10, shuffle_block=7)
+    rows = np.random.default_rng(2).integers(0, 100_000, (30, 40))
+    alone = [int(order.starts(np.array([row]))[0]) for row in rows.ravel()]
+    assert order.starts(rows).tolist() == np.array(alone).reshape(30, 40).tolist()
+    assert order.starts(np.empty(0, np.int64)).shape == (0,)
+    assert order.epoch(99) == 0
+    assert order.epoch(100) == 1
+
+
+def test_an_order_survives_pickling():
+    order = RowOrder(tokens=1_001, seq_len=10, name="web")
+    expected = order.starts(np.arange(50)).tolist()
+    copy = pickle.loads(pickle.dumps(order))
+    assert copy == order
+    assert copy.starts(np.arange(50)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 10}, "source 'web' has 10 tokens, too few for one row of seq_len + 1 = 11"),
+        ({"tokens": 10}, "seq_len of at most 9"),
+        ({"tokens": 0}, "has 0 tokens"),
+        ({"tokens": 2**62 + 1}, "at most 2**62"),
+        ({"seq_len": 0}, "seq_len is 0"),
+        ({"kind": "shuffle"}, "one of shuffled, sequential, random"),
+        ({"shuffle_block": 0}, "shuffle_block is 0"),
+        ({"shuffle_block": 4, "kind": "random"}, "kind='shuffled'"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, message):
+    with pytest.raises(UsageError) as refusal:
+        RowOrder(**{"tokens": 100, "seq_len": 10, "name": "web"} | change)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sequential", "random"])
+def test_rows_below_0_are_refused(kind):
+    with pytest.raises(UsageError, match="row -3 cannot be"):
+        RowOrder(tokens=100, seq_len=10, kind=kind).starts(np.array([5, -3]))
