@@ -38,8 +38,25 @@ def test_an_estimate_is_near_what_is_made_of_uniform_text(tmp_path: Path, dedup:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.txt.gz").write_bytes(b"no gzip")
     told = estimate(Mill(tmp_path / "bad.txt.gz", tmp_path / "out", tokenizer="bytes", workers=1))
-    assert "bad.txt.gz" in told.unreadable[0]
+    assert "bad.txt.gz" in told.faults[0]
     assert told.tokens == 0
+
+
+def test_every_file_that_a_run_would_refuse_is_named_not_only_those_sampled(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(50):
+        (folder / f"{number:02}.txt").write_text("some words")
+    (folder / "17.txt").write_text("wide", encoding="utf-16")
+    (folder / "33.json").write_text('[\n{"text": "a"}\n]')
+    (folder / "35.parquet").write_bytes(b"no footer")
+    options = {"tokenizer": "bytes", "workers": 1, "skip_bad_files": True}
+    told = estimate(Mill(folder, tmp_path / "out", **options))
+    with in_process():
+        made = tokenmill.prepare(folder, tmp_path / "out", **options)
+    refused = [entry["source"] for entry in made.manifest.ledger["set_aside"]]
+    assert len(refused) == 3
+    assert [fault.partition(": ")[0] for fault in told.faults] == refused
 
 
 def test_empty_files_are_no_trouble(tmp_path: Path) -> None:

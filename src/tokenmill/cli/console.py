@@ -15,7 +15,17 @@ from rich.console import Console
 
 from tokenmill.errors import UsageError
 
-__all__ = ["count", "duration", "harmless", "parse_size", "size", "stderr", "stdout", "typed"]
+__all__ = [
+    "count",
+    "counted",
+    "duration",
+    "harmless",
+    "parse_size",
+    "size",
+    "stderr",
+    "stdout",
+    "typed",
+]
 
 stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
@@ -50,6 +60,15 @@ def count(number: int) -> str:
     '1,234,567'
     """
     return f"{number:,}"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "document"), counted(2000, "document")
+    ('1 document', '2,000 documents')
+    """
+    return f"{count(number)} {thing}" if number == 1 else f"{count(number)} {thing}s"
 
 
 def size(number: float) -> str:

@@ -12,7 +12,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout, typed
+from tokenmill.cli.console import (
+    count,
+    counted,
+    duration,
+    harmless,
+    parse_size,
+    size,
+    stdout,
+    typed,
+)
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.mill.find import tell_passed_over
@@ -26,6 +35,7 @@ __all__ = ["prepare", "prepare_and_show", "show_report"]
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
+_FAULTS = 20  # listed at most
 
 
 def prepare(
@@ -124,9 +134,9 @@ def show_report(report: Report, seconds: float) -> None:
         + "."
     )
     if ledger["duplicate_lines"]:
-        _line(f"Lines: {count(ledger['duplicate_lines'])} repeated lines removed.")
+        _line(f"Lines: {counted(ledger['duplicate_lines'], 'repeated line')} removed.")
     if ledger["repaired_documents"]:
-        _line(f"Repaired: {count(ledger['repaired_documents'])} documents had invalid UTF-8.")
+        _line(f"Repaired: {counted(ledger['repaired_documents'], 'document')} had invalid UTF-8.")
     for entry in ledger["set_aside"]:
         _line(f"Set aside: {entry['source']}: {entry['reason']}.")
     if (report.path / REJECTED_NAME).exists():
@@ -165,14 +175,16 @@ def _show_estimate(mill: Mill) -> None:
         "documents": f"about {count(told.documents)}, before deduplication",
         "disk": f"about {size(told.disk)}, and {size(told.disk_while_working)} more while working",
         "memory": f"at most {size(told.memory)}",
-        "time": f"about {duration(told.seconds)} with {told.workers} workers",
+        "time": f"about {duration(told.seconds)} with {counted(told.workers, 'worker')}",
     }
     for name, text in rows.items():
         _line(f"{name:<10} {text}")
     if told.passed_over:
         _line(f"passed over: {tell_passed_over(told.passed_over)}")
-    for problem in told.unreadable:
-        _line(f"cannot be read: {problem}")
+    for fault in told.faults[:_FAULTS]:
+        _line(f"cannot be used: {fault}")
+    if len(told.faults) > _FAULTS:
+        _line(f"… and {count(len(told.faults) - _FAULTS)} more that cannot be used")
     _line(f"\nMeasured on {size(told.sampled)} of it. Leave out --dry-run to begin.")
 
 

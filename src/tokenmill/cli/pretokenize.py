@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import count, duration, harmless, parse_size, size, stdout
+from tokenmill.cli.console import count, counted, duration, harmless, parse_size, size, stdout
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.mill.pretokenize import npy_path
@@ -68,18 +68,18 @@ def pretokenize(
         except KeyboardInterrupt:
             return tell_stopped(f"beside {text}")
         if made.was_there:
-            _line(f"{made.path} was there before: {count(made.tokens)} tokens of {made.dtype}.")
+            _line(f"{made.path} was there before: {counted(made.tokens, 'token')} of {made.dtype}.")
             continue
         ratio = (made.characters or 0) / max(1, made.tokens)
         _line(
-            f"{made.path}: {count(made.tokens)} tokens of {made.dtype}, "
+            f"{made.path}: {counted(made.tokens, 'token')} of {made.dtype}, "
             f"{size(made.path.stat().st_size)}; {ratio:.2f} characters a token; "
             f"{duration(time.monotonic() - started)}."
         )
         for reason, entry in made.dropped.items():
             _line(f"  dropped ({reason}): {count(entry['documents'])}")
         if made.repaired:
-            _line(f"  repaired: {count(made.repaired)} documents had invalid UTF-8")
+            _line(f"  repaired: {counted(made.repaired, 'document')} had invalid UTF-8")
         if made.rejected is not None:
             _line(f"  rejected records are listed in {made.rejected}")
     _line("\nNext, in Python:  tokens = numpy.load(PATH, mmap_mode='r')")

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import count, duration, harmless, size, stderr
+from tokenmill.cli.console import count, counted, duration, harmless, size, stderr
 
 __all__ = ["Display", "tell_stopped"]
 
@@ -50,9 +50,7 @@ class Display:
         self._began = time.monotonic()
         self._said = self._began - _EVERY + _FIRST_LINE
         if done and total:
-            amount = (
-                f"{size(done)} of {size(total)}" if stage != "pack" else f"{count(done)} tokens"
-            )
+            amount = f"{size(done)} of {size(total)}" if stage != "pack" else counted(done, "token")
             self.note(f"{_STAGES.get(stage, stage)}: {amount} were done before and are skipped.")
         self._show()
 
@@ -98,8 +96,8 @@ class Display:
             words += [f"{size(done)} of {size(self._total)}", f"{size(rate)}/s"]
             if self._stage == "grind":
                 words += [
-                    f"{count(self.tokens)} tokens",
-                    f"{count(self.documents - self.dropped)} documents",
+                    counted(self.tokens, "token"),
+                    counted(self.documents - self.dropped, "document"),
                     f"{count(self.dropped)} dropped",
                 ]
         if rate:

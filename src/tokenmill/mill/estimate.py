@@ -1,7 +1,8 @@
 """What a run would cost, measured on a sample of its input.
 
 A few chunks, spread over the input, are read, cleaned and tokenized; the rest follows from their
-averages. Nothing is written.
+averages. Of every file, the head is looked at, so that what a run would refuse is known before.
+Nothing is written.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenmill.mill.faults import find_fault
 from tokenmill.mill.find import PassedOver
 from tokenmill.mill.run import Mill
 from tokenmill.mill.sources import BadFileError
@@ -40,7 +42,7 @@ class Estimate:
     seconds: float
     workers: int
     sampled: int  # bytes
-    unreadable: tuple[str, ...]
+    faults: tuple[str, ...]  # files that cannot be read or used, and why
 
 
 def estimate(mill: Mill) -> Estimate:
@@ -48,7 +50,11 @@ def estimate(mill: Mill) -> Estimate:
     parts = mill.plan.parts
     read = tokens = documents = 0
     spent = 0.0
-    unreadable: list[str] = []
+    faults = {
+        source.path: fault
+        for source in mill.plan.sources
+        if (fault := find_fault(source, mill.settings.text_field))
+    }
     chosen = sorted({len(parts) * i // _SAMPLES for i in range(_SAMPLES)})
     for i in chosen:
         job = mill.job(parts[i], Path())
@@ -63,7 +69,7 @@ def estimate(mill: Mill) -> Estimate:
                 documents += len(prepared.texts)
                 break
         except BadFileError as error:
-            unreadable.append(str(error))
+            faults.setdefault(error.source, error.reason)
         spent += time.perf_counter() - started
     size = mill.plan.size
     share = size / read if read else 0.0
@@ -83,5 +89,5 @@ def estimate(mill: Mill) -> Estimate:
         seconds=passes * spent * share / min(mill.workers, max(1, len(parts))),
         workers=mill.workers,
         sampled=read,
-        unreadable=tuple(unreadable),
+        faults=tuple(f"{path}: {fault}" for path, fault in faults.items()),
     )

@@ -48,10 +48,11 @@ def _look_at_footer(origin: Origin, text_field: str) -> None:
 
 def _judge_records(head: bytes, text_field: str) -> str | None:
     lines = head if len(head) < _HEAD else head[: head.rfind(b"\n") + 1]
-    (chunk,) = read_json_lines([lines + b"\n"], 0, text_field, None)
-    if chunk.texts or not chunk.rejections:
+    chunks = list(read_json_lines([lines + b"\n"], 0, text_field, None))
+    refused = chunks[0].rejections
+    if not refused or any(chunk.texts for chunk in chunks):
         return None
-    line, reason = chunk.rejections[0].line, chunk.rejections[0].reason
+    line, reason = refused[0].line, refused[0].reason
     assert line is not None
     cure = "; say --text-field and the one with the text" if "no field" in reason else ""
     return f"line {line + 1}: {reason}{cure}"

@@ -1,0 +1,61 @@
+"""What `tokenmill prepare` says: what was passed over, what a run would refuse, one or many."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from shell import QUICK, run
+
+
+def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("some words")
+    (texts / "b.tar.gz").write_bytes(gzip.compress(b"x"))
+    (texts / "c.png").write_bytes(bytes(10))
+    (texts / "d").symlink_to(tmp_path)
+    (texts / "e.jsonl").write_text('{"id": 1, "body": "words"}\n')
+    (texts / "f.txt").write_text("wide", encoding="utf-16")
+    told = run("prepare", texts, "--dry-run", *QUICK)
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    kinds = "1 that is no text, 1 archive, 1 link to a folder passed over"
+    assert lines[0] == f"files      3 ({kinds})"
+    named = f"1 that is no text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link to a folder"
+    assert f"passed over: {named} ({texts}/d)" in lines
+    refused = [line for line in lines if line.startswith("cannot be used: ")]
+    assert [Path(line.split(": ")[1]).name for line in refused] == ["e.jsonl", "f.txt"]
+    assert "it has id, body; say --text-field" in refused[0]
+    assert "UTF-16" in refused[1]
+    told = run("prepare", texts, "--dry-run", *QUICK, "--text-field", "body")
+    assert "e.jsonl" not in told.stdout
+
+
+def test_long_lists_of_what_cannot_be_used_are_cut(tmp_path: Path) -> None:
+    for number in range(25):
+        (tmp_path / f"{number:02}.txt").write_text("wide", encoding="utf-16")
+    told = run("prepare", tmp_path, "--dry-run", *QUICK)
+    assert told.stdout.count("cannot be used: ") == 20
+    assert "… and 5 more that cannot be used" in told.stdout
+
+
+@pytest.mark.parametrize(("bad", "repaired"), [(1, "1 document had"), (2, "2 documents had")])
+def test_one_is_said_otherwise_than_many(tmp_path: Path, bad: int, repaired: str) -> None:
+    line = b"a line that comes again and again\n"
+    text = tmp_path / "a.txt"
+    text.write_bytes(
+        b"<|endoftext|>".join([line * (1 + bad), *(b"\xff%d" % n for n in range(bad))])
+    )
+    options = ("--dedup", "lines", "--val-fraction", "0")
+    told = run("prepare", text, "--out", tmp_path / "out", *QUICK, *options)
+    assert told.returncode == 0, told.stderr
+    assert f"Repaired: {repaired} invalid UTF-8." in told.stdout
+    assert f"Lines: {bad} repeated line{'s' if bad > 1 else ''} removed." in told.stdout
+    made = run("pretokenize", text, "--tokenizer", "bytes", "--workers", bad)
+    assert f"  repaired: {repaired} invalid UTF-8" in made.stdout
+    planned = run("prepare", text, "--dry-run", "--tokenizer", "bytes", "--workers", bad)
+    assert planned.stdout.count(f"with {bad} worker{'s' if bad > 1 else ''}\n") == 1
+    assert not re.search(r"\b1 \w+s\b", told.stdout + made.stdout.replace("s.", "."))
