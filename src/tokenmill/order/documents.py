@@ -2,7 +2,7 @@
 
 Guarantees: the three arrays of a `DocumentBatch` describe the same cuts: one at each beginning of
 a document and one at each beginning of a row, since rows do not see each other. Costs: three
-passes over the batch, about 3 ns a token.
+passes over the batch, 1 to 2 ns a token.
 """
 
 from __future__ import annotations
