@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from vocabularies import TRICKY, make_reference, unflatten
 
 import tokenizers
 from tokenmill.cli import main
 from tokenmill.errors import InputError, UsageError
+from tokenmill.mill import records, sources
 from tokenmill.tokenizers import from_state, load_tokenizer, train_tokenizer
 
 
@@ -23,7 +28,6 @@ def corpus(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / f"part{number % 3}" / f"{number:03}.txt"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    (folder / "notes.md").write_text("not a .txt file", encoding="utf-8")
     return folder
 
 
@@ -75,18 +79,52 @@ def test_the_same_files_give_the_same_bytes(corpus: Path, trained: Path, tmp_pat
         assert out.read_bytes() == trained.read_bytes()
 
 
-def test_a_text_file_of_any_name_may_be_named(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt.xz", "a.py"])
+def test_every_kind_of_file_gives_the_merges_of_its_text(
+    texts: list[str], trained: Path, tmp_path: Path, name: str
+) -> None:
+    half = len(texts) // 2
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "plain.rs").write_text("<|endoftext|>".join(texts[:half]))
+    (tmp_path / "in" / "picture.png").write_bytes(bytes(100))
+    path = tmp_path / "in" / name
+    rows = [json.dumps({"body": text, "text": 5}) for text in texts[half:]]
+    if name == "a.parquet":
+        pq.write_table(pa.table({"body": texts[half:]}), path, row_group_size=7)
+    elif "jsonl" in name:
+        write_compressed(path, "\n".join([*rows, '{"body": null}', "no JSON"]))
+    else:
+        write_compressed(path, "<|endoftext|>".join(texts[half:]))
     out = tmp_path / "deep" / "folder" / "tokenizer.json"
-    tokenizer = train_tokenizer(corpus / "notes.md", vocab_size=260, out=out)
-    assert tokenizer.vocab_size == 260
+    train_tokenizer(tmp_path / "in", vocab_size=3000, out=out, text_field="body")
+    assert out.read_bytes() == trained.read_bytes()
     assert [path.name for path in out.parent.iterdir()] == ["tokenizer.json"]
+
+
+def write_compressed(path: Path, text: str) -> None:
+    compress = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(compress(text.encode()))
+
+
+def test_a_long_compressed_text_is_put_together_again(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "BLOCK", 1000)
+    monkeypatch.setattr(sources, "BLOCK", 1000)
+    text = "".join(texts)[:300_000]
+    for name in ("plain.txt", "packed.txt.gz"):
+        write_compressed(tmp_path / name, text)
+        train_tokenizer(tmp_path / name, vocab_size=1000, out=tmp_path / f"{name}.json")
+    assert (tmp_path / "plain.txt.json").read_bytes() == (
+        tmp_path / "packed.txt.gz.json"
+    ).read_bytes()
 
 
 def test_the_spelling_of_end_of_text_is_not_learned(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
-    text.write_text("<|endoftext|>" * 500)
+    text.write_text("<|endoftext|>" * 500 + "one one")
     tokenizer = train_tokenizer([text], vocab_size=300, out=tmp_path / "tokenizer.json")
-    assert 256 not in tokenizer.encode_batch([b"<|endoftext|>"])[0]
+    assert tokenizer.encode_batch([b"<|endoftext|>"])[0].tolist() == list(b"<|endoftext|>")
 
 
 @pytest.mark.parametrize(
@@ -97,10 +135,13 @@ def test_the_spelling_of_end_of_text_is_not_learned(tmp_path: Path) -> None:
         ({"vocab_size": 10**9}, UsageError, "ids cannot be"),
         ({"out": "tokenizer.bin"}, UsageError, "written to a .json file"),
         ({"inputs": []}, UsageError, "name at least one text file"),
-        ({"inputs": ["nothing/*.txt"]}, InputError, "no text file at 'nothing/"),
-        ({"inputs": ["empty"]}, InputError, "no text file in the folder"),
-        ({"inputs": ["empty.txt"]}, InputError, "no text in 1 files"),
-        ({"inputs": ["data.jsonl"]}, InputError, "is not plain text"),
+        ({"inputs": ["nothing/*.txt"]}, InputError, "Nothing matches 'nothing/"),
+        ({"inputs": ["empty"]}, InputError, "No text was found in empty"),
+        ({"inputs": ["empty.txt"]}, InputError, r"no text to train .* in empty\.txt"),
+        ({"inputs": ["data.jsonl"]}, InputError, r"data\.jsonl: .*no field 'text'; it has body"),
+        ({"inputs": ["wide.txt"]}, InputError, r"wide\.txt: the text is UTF-16"),
+        ({"inputs": ["a.txt", "damaged.txt.gz"]}, InputError, r"damaged\.txt\.gz: .*cut short"),
+        ({"inputs": ["a.tar"]}, InputError, "Unpack it"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -113,7 +154,10 @@ def test_what_cannot_be_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("empty.txt").touch()
-    Path("data.jsonl").write_text("{}")
+    Path("data.jsonl").write_text('{"body": "words"}')
+    Path("wide.txt").write_text("words", encoding="utf-16")
+    Path("damaged.txt.gz").write_bytes(gzip.compress(b"words and words")[:-4])
+    Path("a.tar").write_bytes(bytes(1024))
     Path("a.txt").write_text("words and words")
     arguments = {"inputs": ["a.txt"], "vocab_size": 300, "out": "tokenizer.json", **changes}
     with pytest.raises(error, match=reason):
@@ -134,6 +178,18 @@ def test_the_command_prints_what_it_made_and_what_to_type_next(
         "Next: tokenmill prepare 'my texts' --tokenizer tokenizer.json --out data/corpus\n"
     )
     assert errors == ""
+
+
+def test_the_command_takes_the_field_of_the_text_and_hands_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"the body": "words and words"}')
+    arguments = ["tokenizer", "train", "a.jsonl", "--vocab-size", "260"]
+    assert main(arguments) == 1
+    assert "it has the body; say --text-field" in capfd.readouterr().err
+    assert main([*arguments, "--text-field", "the body"]) == 0
+    assert "prepare a.jsonl --text-field 'the body' --tokenizer" in capfd.readouterr().out
 
 
 def test_the_command_says_where_text_was_too_short(

@@ -21,8 +21,9 @@ def train(
     *inputs: Annotated[str, Parameter(negative=())],
     vocab_size: int,
     out: Path = Path("tokenizer.json"),
+    text_field: str = "text",
 ) -> int:
-    """Train a byte-level BPE tokenizer on plain text.
+    """Train a byte-level BPE tokenizer on text.
 
     Memory grows with the number of different words in the text, so a sample of a few GB is
     enough and more is hardly better. The same files give the same tokenizer.
@@ -30,13 +31,15 @@ def train(
     Parameters
     ----------
     inputs
-        Text files, folders with `*.txt` files, or patterns such as `'texts/*.md'`.
+        Files, folders and globs: text, source code, JSON lines, Parquet; .gz .zst .bz2 .xz too.
     vocab_size
         How many ids, the 256 bytes and <|endoftext|> included, such as 32000.
     out
         The tokenizer.json to write.
+    text_field
+        The field, or column, that holds the text.
     """
-    tokenizer = train_tokenizer(inputs, vocab_size=vocab_size, out=out)
+    tokenizer = train_tokenizer(inputs, vocab_size=vocab_size, out=out, text_field=text_field)
     stdout.print(
         f"{out}: {count(tokenizer.vocab_size)} ids, end of text {tokenizer.eot_id}, "
         f"fingerprint {tokenizer.fingerprint}"
@@ -44,6 +47,8 @@ def train(
     if tokenizer.vocab_size < vocab_size:
         stdout.print(f"The text has too few words for the {count(vocab_size)} ids asked for.")
     texts = " ".join(map(shlex.quote, inputs))
+    if text_field != "text":
+        texts += f" --text-field {shlex.quote(text_field)}"
     stdout.print(
         f"Next: tokenmill prepare {texts} --tokenizer {shlex.quote(str(out))} --out data/corpus"
     )

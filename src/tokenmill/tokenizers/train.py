@@ -2,38 +2,42 @@
 
 Guarantees: the same files give the same bytes of tokenizer.json, whatever their order; the merges
 are those that the `tokenizers` library learns from the same texts, and the ids are the same here
-and there. `<|endoftext|>` is id 256, behind the 256 bytes. Text is split as GPT-2 splits it. The
-file is complete or not there.
+and there. `<|endoftext|>` is id 256, behind the 256 bytes; where a text has it, a document ends,
+and nothing is learned of its spelling. Text is split as GPT-2 splits it. The file is complete or
+not there.
 
 Cost: 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with
 the number of *different* words, about 60 bytes each, and nothing spills to disk; so train on a
 sample of a few GB, for more text changes a vocabulary very little. It runs in a process of its
-own, whose end gives all of its memory back, and whose death is an error here and no more.
+own, whose end gives all of its memory back, and whose death is an error here and no more. The text
+of JSON lines, Parquet and compressed files takes its place in the folder for temporary files.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
-from tokenmill.errors import InputError, TokenizerError, UsageError
+from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
+from tokenmill.mill.faults import find_fault
+from tokenmill.mill.find import SourceFile, find_files
+from tokenmill.mill.records import Cutter
+from tokenmill.mill.sources import BadFileError, read_piece
 from tokenmill.tokenizers.load import load_tokenizer
 from tokenmill.tokenizers.protocol import Tokenizer
 
-__all__ = ["find_texts", "train_tokenizer"]
+__all__ = ["train_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST = 257
 LARGEST = 1_000_000
-NOT_PLAIN = (".gz", ".zst", ".xz", ".bz2", ".zip", ".parquet", ".jsonl", ".json", ".npy", ".bin")
 
 
 def train_tokenizer(
@@ -41,11 +45,13 @@ def train_tokenizer(
     *,
     vocab_size: int,
     out: str | os.PathLike[str],
+    text_field: str = "text",
 ) -> Tokenizer:
-    """Train a tokenizer on plain text files, write its tokenizer.json, and load it.
+    """Train a tokenizer on text, write its tokenizer.json, and load it.
 
-    An input is a file, a folder (its `*.txt`, at any depth) or a pattern such as `texts/*.md`.
-    Text with few different words gives fewer ids than `vocab_size`.
+    Inputs are files, folders and globs of all that `prepare` reads; `text_field` is the field, or
+    column, that holds the text. Records without one are left out. Text with few different words
+    gives fewer ids than `vocab_size`.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one two three, one two three\\n" * 10)
@@ -64,59 +70,72 @@ def train_tokenizer(
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not given:
         raise UsageError("name at least one text file or folder to train a tokenizer on")
-    paths = find_texts(given)
-    merges = _learn_merges(paths, vocab_size)
+    sources, _ = find_files(given)
+    for source in sources:
+        if fault := find_fault(source, text_field):
+            raise BadFileError(source.path, fault)
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+        paths = _plain_files(sources, text_field, Path(folder) / "texts.txt")
+        if not any(path.stat().st_size for path in paths):
+            named = ", ".join(map(os.fspath, given))
+            raise InputError(f"There is no text to train a tokenizer on in {named}.")
+        merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
     _write_atomically(target, _to_tokenizer_json(merges))
     return load_tokenizer(target)
 
 
-def find_texts(inputs: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The text files that some paths, folders and patterns mean, sorted, each once.
-
-    >>> find_texts(["no/such/file.txt"])
-    Traceback (most recent call last):
-    ...
-    tokenmill.errors.InputError: no text file at 'no/such/file.txt'
-    """
-    found: set[Path] = set()
-    for given in inputs:
-        text = os.fspath(given)
-        path = Path(text)
-        if path.is_dir():
-            files = [file for file in path.rglob("*.txt") if file.is_file()]
-        elif path.is_file():
-            files = [path]
-        else:
-            files = [file for file in map(Path, glob.glob(text, recursive=True)) if file.is_file()]
-        if not files:
-            inside = " in the folder" if path.is_dir() else " at"
-            raise InputError(f"no text file{inside} {text!r}")
-        found.update(file.absolute() for file in files)
-    for path in sorted(found):
-        if path.suffix.lower() in NOT_PLAIN:
-            raise InputError(
-                f"{str(path)!r} is not plain text; a tokenizer is trained on plain text files, "
-                "so extract its text first"
-            )
-    return sorted(found)
+def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
+    """Files of plain text, sorted; what is not in one is written to `rest`."""
+    paths = {
+        Path(source.path).resolve()
+        for source in sources
+        if source.kind == "text" and not source.compression
+    }
+    try:
+        with rest.open("wb") as file:
+            for source in sources:
+                if source.kind != "text" or source.compression:
+                    _extract(source, text_field, file)
+    except OSError as error:
+        raise WorkError(
+            f"The text of the inputs cannot be kept in {rest.parent}: {error.strerror}. Name a "
+            "folder with more room in the environment variable TMPDIR."
+        ) from error
+    return sorted([*paths, rest])
 
 
-def _learn_merges(paths: Sequence[Path], vocab_size: int) -> list[tuple[bytes, bytes]]:
-    if not any(path.stat().st_size for path in paths):
-        raise InputError(f"there is no text in {len(paths)} files to train a tokenizer on")
-    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
-        result = Path(folder) / "merges.json"
-        job = {"paths": [str(path) for path in paths], "vocab_size": vocab_size}
-        # gigatoken tells of its progress on both standard streams of the process.
-        done = subprocess.run(
-            [sys.executable, "-m", "tokenmill.tokenizers.train_process", str(result)],
-            input=orjson.dumps(job),
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            pairs = orjson.loads(result.read_bytes())
-            return [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in pairs]
+def _extract(source: SourceFile, text_field: str, file: BinaryIO) -> None:
+    chunks = read_piece(
+        source,
+        0,
+        source.size,
+        max(1, source.size),
+        separator=None,
+        text_field=text_field,
+        cutter=Cutter(),
+        border_cutter=None,
+    )
+    for chunk in chunks:
+        for number, text in enumerate(chunk.texts):
+            if number or not chunk.continues:
+                file.write(END_OF_TEXT.encode())
+            file.write(text)
+
+
+def _learn_merges(
+    paths: Sequence[Path], vocab_size: int, result: Path
+) -> list[tuple[bytes, bytes]]:
+    job = {"paths": [str(path) for path in paths], "vocab_size": vocab_size}
+    # gigatoken tells of its progress on both standard streams of the process.
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill.tokenizers.train_process", str(result)],
+        input=orjson.dumps(job),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        pairs = orjson.loads(result.read_bytes())
+        return [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in pairs]
     if done.returncode < 0:
         raise TokenizerError(
             f"training was ended by signal {-done.returncode}, as happens where memory runs out; "

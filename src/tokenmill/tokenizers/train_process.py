@@ -18,7 +18,7 @@ def main() -> None:
     import gigatoken
 
     job = orjson.loads(sys.stdin.buffer.read())
-    source = gigatoken.TextFileSource(job["paths"])
+    source = gigatoken.TextFileSource(job["paths"], separator="<|endoftext|>")
     _, merges = gigatoken.train_bpe(source, job["vocab_size"], ["<|endoftext|>"])
     pairs = [(left.hex(), right.hex()) for left, right in merges]
     Path(sys.argv[1]).write_bytes(orjson.dumps(pairs))
