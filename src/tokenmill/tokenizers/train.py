@@ -77,7 +77,7 @@ def train_tokenizer(
     with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
         paths = _plain_files(sources, text_field, Path(folder) / "texts.txt")
         if not any(path.stat().st_size for path in paths):
-            named = ", ".join(map(os.fspath, given))
+            named = ", ".join(map(str, given))
             raise InputError(f"There is no text to train a tokenizer on in {named}.")
         merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
     _write_atomically(target, _to_tokenizer_json(merges))
