@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files as files_module
-from tokenmill.store.dataset import prepared_tokens
+from tokenmill.store.dataset import Dataset
+from tokenmill.store.formats import prepared
 from tokenmill.store.manifest import Manifest, Shard, Split
 
 
@@ -132,7 +133,7 @@ def test_a_hundred_and_fifty_thousand_shards_open_without_a_file(tmp_path):
         splits={"train": Split(shards=(shard,) * 150_000)},
         sources=(),
     )
-    tokens = prepared_tokens(tmp_path, manifest, "train")
+    tokens = Dataset(tmp_path, "tokenmill", prepared.contents(tmp_path, manifest))["train"]
     assert len(tokens) == 450_000
     assert tokens.locate(449_999) == (149_999, 2)
 

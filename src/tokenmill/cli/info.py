@@ -22,34 +22,43 @@ SOURCES_SHOWN = 10
 
 
 def info(
-    folder: Annotated[Path, Parameter(name="DIR")],
+    path: Annotated[Path, Parameter(name="PATH")],
     /,
     *,
+    dtype: str | None = None,
+    format: str | None = None,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
     """Tell what is in a dataset: its tokens, where they came from and what was left out.
 
     Parameters
     ----------
-    folder
-        The dataset's folder.
+    path
+        A dataset's folder, or a file or folder of tokens of another make.
+    dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     json
         Print everything as JSON, for programs.
     """
-    found = describe(folder)
+    found = describe(path, dtype=dtype, format=format)
     if json:
         # In ASCII, so that any terminal can show it and nothing in it can harm one.
         print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
-    here = typed(folder)
+    here = typed(path)
+    here += f" --format {format}" if format else ""
+    here += f" --dtype {dtype}" if dtype else ""
     _line(f"\nRead some of it:  tokenmill peek {here}")
     _line(f"Check all of it:  tokenmill verify {here}")
     return 0
 
 
 def _show(found: Info) -> None:
-    _line(f"{found.path}: {count(found.tokens)} tokens of {count(found.documents)} documents")
+    told = f" of {count(found.documents)} documents" if found.documents is not None else ""
+    _line(f"{found.path}: {count(found.tokens)} tokens{told}")
     per_token = []
     if found.characters_per_token is not None and found.bytes_per_token is not None:
         per_token = [
@@ -62,13 +71,21 @@ def _show(found: Info) -> None:
         "after": f"{found.eot_id} after each document",
         "before": f"{found.eot_id} before each document",
         "none": "none",
-    }[found.eot]
+    }[found.eot if found.eot_id is not None else "none"]
+    if found.eot_id is None and found.tokenizer_fingerprint is None:
+        eot = "not known"
+    vocabulary = "unknown size" if found.vocab_size is None else count(found.vocab_size)
     _table(
         None,
         ("", ""),
         [
-            ("tokenizer", f"{found.tokenizer}, vocabulary of {count(found.vocab_size)}"),
-            ("fingerprint", found.tokenizer_fingerprint),
+            *([("format", found.format)] if found.tokenizer_fingerprint is None else []),
+            ("tokenizer", f"{found.tokenizer or 'not known'}, vocabulary of {vocabulary}"),
+            *(
+                [("fingerprint", found.tokenizer_fingerprint)]
+                if found.tokenizer_fingerprint
+                else []
+            ),
             ("stored as", found.dtype),
             ("end of text", eot),
             *per_token,
@@ -78,11 +95,18 @@ def _show(found: Info) -> None:
         "Splits",
         ("split", "tokens", "documents", "shards", "size"),
         [
-            (one.name, count(one.tokens), count(one.documents), count(one.shards), size(one.bytes))
+            (
+                one.name,
+                count(one.tokens),
+                "unknown" if one.documents is None else count(one.documents),
+                count(one.shards),
+                size(one.bytes),
+            )
             for one in found.splits
         ],
     )
-    _show_origin(found)
+    if found.tokenizer_fingerprint is not None:
+        _show_origin(found)
 
 
 def _show_origin(found: Info) -> None:
@@ -96,7 +120,7 @@ def _show_origin(found: Info) -> None:
                 (f"dropped: {one.reason}", count(one.documents), size(one.bytes))
                 for one in found.dropped
             ),
-            ("kept", count(found.documents), size(found.bytes_kept or 0)),
+            ("kept", count(found.documents or 0), size(found.bytes_kept or 0)),
         ]
         _table("Ledger", ("", "documents", "size"), rows)
         if found.text_bytes is not None:

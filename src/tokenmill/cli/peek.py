@@ -18,9 +18,12 @@ __all__ = ["peek"]
 
 
 def peek(
-    folder: Annotated[Path, Parameter(name="DIR")],
+    path: Annotated[Path, Parameter(name="PATH")],
     /,
     *,
+    tokenizer: str | None = None,
+    dtype: str | None = None,
+    format: str | None = None,
     split: str = "train",
     document: int | None = None,
     token: int | None = None,
@@ -31,8 +34,14 @@ def peek(
 
     Parameters
     ----------
-    folder
-        The dataset's folder.
+    path
+        A dataset's folder, or a file or folder of tokens of another make.
+    tokenizer
+        The tokenizer that made the tokens, if they do not tell: gpt2, bytes or a file.
+    dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     split
         The split to look into.
     document
@@ -44,7 +53,7 @@ def peek(
     ids
         Show each token's number and id beside its text.
     """
-    dataset = open_dataset(folder)
+    dataset = open_dataset(path, tokenizer=tokenizer, dtype=dtype, format=format)
     found = look(dataset, split=split, document=document, token=token, length=length)
     _show_origin(found)
     _line("")
@@ -53,12 +62,18 @@ def peek(
     else:
         _line(found.text)
     _line("")
-    _show_next(found, folder)
+    options = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
+    given = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
+    _show_next(found, f"tokenmill peek {typed(path)}{given}")
     return 0
 
 
 def _show_origin(found: Peek) -> None:
     document = found.document
+    if document is None:
+        _line(f"tokens:   {found.start} to {found.end - 1} of {count(found.tokens)}")
+        _line(f"shard:    {found.shard}, from its token {found.shard_token}")
+        return
     unit = "row" if document.source.unit == "row" else "byte"
     last = document.start + document.length - 1
     shown = ""
@@ -81,10 +96,13 @@ def _show_ids(found: Peek) -> None:
         _line(f"{place:{width}}  {one:6}  {piece!r}")
 
 
-def _show_next(found: Peek, folder: Path) -> None:
+def _show_next(found: Peek, command: str) -> None:
     document = found.document
-    split = f" --split {shlex.quote(document.split)}" if document.split != "train" else ""
-    command = f"tokenmill peek {typed(folder)}{split}"
+    command += f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
+    if document is None:
+        if found.end < found.tokens:
+            _line(f"The next tokens:    {command} --token {found.end}")
+        return
     if len(found.ids) < document.length:
         whole = f"{command} --document {document.number} --length {document.length}"
         _line(f"The whole of it:    {whole}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.progress import (
@@ -24,23 +24,38 @@ __all__ = ["verify"]
 PROBLEMS_SHOWN = 100
 
 
-def verify(folder: Annotated[Path, Parameter(name="DIR")], /) -> int:
+def verify(
+    path: Annotated[Path, Parameter(name="PATH")],
+    /,
+    *,
+    vocab_size: int | None = None,
+    dtype: str | None = None,
+    format: str | None = None,
+) -> int:
     """Check every byte of a dataset: checksums, ids, documents, splits and counts.
 
     The exit status is 0 if it is sound, and 1 if anything is wrong with it.
 
     Parameters
     ----------
-    folder
-        The dataset's folder.
+    path
+        A dataset's folder, or a file or folder of tokens of another make.
+    vocab_size
+        All ids must be below it, where the tokens do not tell their vocabulary.
+    dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     """
-    findings = _examine(folder)
+    findings = _examine(path, vocab_size=vocab_size, dtype=dtype, format=format)
     for note in findings.notes:
         _line(f"note: {note}")
     if not findings.problems:
+        known = findings.documents
+        documents = "" if known is None else f"{count(known)} documents, "
         _line(
             f"sound: {count(findings.shards)} shards, {count(findings.tokens)} tokens, "
-            f"{count(findings.documents)} documents, {size(findings.bytes)}"
+            f"{documents}{size(findings.bytes)}"
         )
         return 0
     for problem in findings.problems[:PROBLEMS_SHOWN]:
@@ -48,11 +63,11 @@ def verify(folder: Annotated[Path, Parameter(name="DIR")], /) -> int:
     if len(findings.problems) > PROBLEMS_SHOWN:
         _line(f"… and {count(len(findings.problems) - PROBLEMS_SHOWN)} more problems")
     files = len({problem.file for problem in findings.problems})
-    _line(f"damaged: {count(len(findings.problems))} problems in {count(files)} files of {folder}")
+    _line(f"damaged: {count(len(findings.problems))} problems in {count(files)} files of {path}")
     return 1
 
 
-def _examine(folder: Path) -> Findings:
+def _examine(path: Path, **options: Any) -> Findings:
     columns = (
         TextColumn("checking"),
         BarColumn(),
@@ -65,7 +80,8 @@ def _examine(folder: Path) -> Findings:
     ) as progress:
         task = progress.add_task("", total=None)
         return examine(
-            folder,
+            path,
+            **options,
             progress=lambda done, whole: progress.update(task, completed=done, total=whole),
         )
 

@@ -1,16 +1,20 @@
-"""Tell what is in a dataset, from its manifest alone: no shard is opened, whatever their number."""
+"""Tell what is in a dataset, from its manifest alone: no shard is opened, whatever their number.
+
+Of tokens of another make, it tells what opening them does.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
 import tokenmill.store.dataset
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
+from tokenmill.store.dataset import Dataset
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source
 
 __all__ = ["Dropped", "Info", "SetAside", "SplitInfo", "describe"]
 
@@ -21,7 +25,7 @@ class SplitInfo:
 
     name: str
     tokens: int
-    documents: int
+    documents: int | None
     shards: int
     bytes: int
 
@@ -45,35 +49,44 @@ class SetAside:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What a dataset is and where it came from. Counts that its ledger does not give are None."""
+    """What a dataset is and where it came from. What nothing tells is None.
+
+    `documents` counts those in tables; tokens of another make may have documents without one.
+    """
 
     path: str
-    tokenizer: str
-    tokenizer_fingerprint: str
-    vocab_size: int
+    format: str
+    tokenizer: str | None
+    tokenizer_fingerprint: str | None
+    vocab_size: int | None
     dtype: str
     eot: str
     eot_id: int | None
     tokens: int
-    documents: int
+    documents: int | None
     bytes: int
     splits: tuple[SplitInfo, ...]
-    characters_per_token: float | None
-    bytes_per_token: float | None
-    documents_in: int | None
-    bytes_in: int | None
-    bytes_kept: int | None
-    text_bytes: int | None
-    repaired_documents: int | None
-    duplicate_lines: int | None
-    dropped: tuple[Dropped, ...]
-    set_aside: tuple[SetAside, ...]
-    settings: Mapping[str, Any]
-    sources: tuple[Source, ...]
+    characters_per_token: float | None = None
+    bytes_per_token: float | None = None
+    documents_in: int | None = None
+    bytes_in: int | None = None
+    bytes_kept: int | None = None
+    text_bytes: int | None = None
+    repaired_documents: int | None = None
+    duplicate_lines: int | None = None
+    dropped: tuple[Dropped, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
 
 
-def describe(path: str | os.PathLike[str]) -> Info:
-    """What is in the dataset at `path`.
+def describe(
+    path: str | os.PathLike[str],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+) -> Info:
+    """What is in the tokens at `path`; `dtype` and `format` are as for `tokenmill.open`.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):
@@ -81,34 +94,47 @@ def describe(path: str | os.PathLike[str]) -> Info:
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    dataset = tokenmill.store.dataset.open(path)
-    manifest, ledger = dataset.manifest, dataset.manifest.ledger
-    itemsize = np.dtype(manifest.dtype).itemsize
-    splits = tuple(
-        SplitInfo(
-            name=name,
-            tokens=split.tokens,
-            documents=split.documents,
-            shards=len(split.shards),
-            bytes=split.tokens * itemsize + split.documents * DOCUMENT_DTYPE.itemsize,
-        )
-        for name, split in manifest.splits.items()
-    )
-    tokens = sum(split.tokens for split in splits)
-    text_bytes, characters = _number(ledger, "text_bytes"), _number(ledger, "characters")
-    dropped, set_aside = ledger.get("dropped"), ledger.get("set_aside")
-    return Info(
+    dataset = tokenmill.store.dataset.open(path, dtype=dtype, format=format)
+    splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
+    tables = [split.documents for split in splits if split.documents is not None]
+    found = Info(
         path=str(path),
-        tokenizer=manifest.tokenizer,
-        tokenizer_fingerprint=manifest.tokenizer_fingerprint,
-        vocab_size=manifest.vocab_size,
-        dtype=manifest.dtype,
-        eot=manifest.eot,
-        eot_id=manifest.eot_id,
-        tokens=tokens,
-        documents=sum(split.documents for split in splits),
+        format=dataset.format,
+        tokenizer=dataset.contents.tokenizer,
+        tokenizer_fingerprint=None,
+        vocab_size=dataset.vocab_size,
+        dtype=dataset.dtype.name,
+        eot=dataset.contents.eot,
+        eot_id=dataset.eot_id,
+        tokens=sum(split.tokens for split in splits),
+        documents=sum(tables) if len(tables) == len(splits) else None,
         bytes=sum(split.bytes for split in splits),
         splits=splits,
+    )
+    return found if dataset.manifest is None else _add_origin(found, dataset.manifest)
+
+
+def _describe_split(dataset: Dataset, name: str) -> SplitInfo:
+    tokens = dataset[name]
+    documents = None if tokens.documents is None else len(tokens.documents)
+    return SplitInfo(
+        name=name,
+        tokens=len(tokens),
+        documents=documents,
+        shards=tokens.shard_count,
+        bytes=len(tokens) * tokens.dtype.itemsize + (documents or 0) * DOCUMENT_DTYPE.itemsize,
+    )
+
+
+def _add_origin(found: Info, manifest: Manifest) -> Info:
+    """What only the manifest of a prepared dataset tells."""
+    ledger, tokens = manifest.ledger, found.tokens
+    text_bytes, characters = _number(ledger, "text_bytes"), _number(ledger, "characters")
+    dropped, set_aside = ledger.get("dropped"), ledger.get("set_aside")
+    return replace(
+        found,
+        tokenizer=manifest.tokenizer,
+        tokenizer_fingerprint=manifest.tokenizer_fingerprint,
         characters_per_token=characters / tokens if characters is not None and tokens else None,
         bytes_per_token=text_bytes / tokens if text_bytes is not None and tokens else None,
         documents_in=_number(ledger, "documents_in"),

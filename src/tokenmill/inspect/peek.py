@@ -13,17 +13,21 @@ import numpy as np
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.dataset import Dataset
 from tokenmill.store.documents import Document
+from tokenmill.store.tokens import Tokens
 
 __all__ = ["Peek", "peek"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peek:
-    """A view on one document. `start` and `ids` are what is shown, `start` counted in the split;
-    `pieces` is the text of each id by itself (U+FFFD where an id is a part of a character)."""
+    """A view on some tokens. `start` and `ids` are what is shown, `start` counted in the split;
+    `pieces` is the text of each id by itself (U+FFFD where an id is a part of a character).
+    `document` is the one shown, of `documents`; None, of 0, where no table tells documents."""
 
-    document: Document
+    split: str
+    document: Document | None
     documents: int
+    tokens: int
     shard: str
     shard_token: int
     start: int
@@ -48,37 +52,30 @@ def peek(
     """At most `length` tokens of a document, or around a token of the split within its document.
 
     Documents and tokens count from 0, negative ones from the end; without either, the first
-    document is shown. `shard` and `shard_token` are where the first token shown is stored.
+    document is shown. Where no table tells documents, `length` tokens from `token` on are shown.
+    `shard` and `shard_token` are where the first token shown is stored.
     """
     if document is not None and token is not None:
         raise UsageError("give a document or a token to look at, not both.")
     if length < 1:
         raise UsageError(f"the number of tokens to show is {length}; it must be 1 or more.")
     tokens = dataset[split]
-    if not tokens.documents:
-        raise DatasetError(f"split {split!r} of {dataset.path} has no documents.")
-    if token is not None:
-        place = _count(token, len(tokens), "token", split)
-        found = tokens.documents.at(place)
-        start = max(found.start, place - length // 2)
-    else:
-        number = _count(document or 0, len(tokens.documents), "document", split)
-        found = tokens.documents[number]
-        start = found.start
-    ids = tokens[start : min(start + length, found.start + found.length)]
+    found, start, end = _choose(dataset, tokens, document, token, length)
+    ids = tokens[start:end]
     shard, shard_token = tokens.locate(start)
     path = tokens.shard_name(shard)
-    if len(ids) and int(ids.max()) >= dataset.manifest.vocab_size:
+    if dataset.vocab_size is not None and len(ids) and int(ids.max()) >= dataset.vocab_size:
         raise DatasetError(
             f"{path} or a shard after it holds the id {ids.max()}, and the vocabulary has "
-            f"{dataset.manifest.vocab_size:,}. See what else is wrong: "
-            f"tokenmill verify {dataset.path}"
+            f"{dataset.vocab_size:,}. See what else is wrong: tokenmill verify {dataset.path}"
         )
     decode = dataset.tokenizer.decode
     by_id = {int(one): decode(np.array([one])) for one in np.unique(ids)}
     return Peek(
+        split=split,
         document=found,
-        documents=len(tokens.documents),
+        documents=len(tokens.documents or ()),
+        tokens=len(tokens),
         shard=path,
         shard_token=shard_token,
         start=start,
@@ -86,6 +83,30 @@ def peek(
         text=decode(ids),
         pieces=tuple(by_id[one] for one in ids.tolist()),
     )
+
+
+def _choose(
+    dataset: Dataset, tokens: Tokens, document: int | None, token: int | None, length: int
+) -> tuple[Document | None, int, int]:
+    """The document to show, where there is a table of them, and the tokens."""
+    documents, split = tokens.documents, tokens.split
+    if documents is None:
+        if document is not None:
+            raise UsageError(
+                f"{dataset.path} has no table of documents. Give a token to look at instead."
+            )
+        place = _count(token or 0, len(tokens), "token", split)
+        return None, place, min(place + length, len(tokens))
+    if not len(documents):
+        raise DatasetError(f"split {split!r} of {dataset.path} has no documents.")
+    if token is not None:
+        place = _count(token, len(tokens), "token", split)
+        found = documents.at(place)
+        start = max(found.start, place - length // 2)
+    else:
+        found = documents[_count(document or 0, len(documents), "document", split)]
+        start = found.start
+    return found, start, min(start + length, found.start + found.length)
 
 
 def _count(index: int, length: int, what: str, split: str) -> int:

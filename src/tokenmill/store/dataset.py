@@ -1,76 +1,131 @@
-"""Open a dataset folder: its manifest, its splits as arrays, its tokenizer.
+"""Open tokens on disk: a prepared dataset, or a file or folder of another make, in place.
 
-Guarantees: what opens is complete, and a tokenizer is used with it only if its fingerprint is the
-one that the tokens were made with. Opening costs reading the manifest; shards and tokenizer are
+Guarantees: what opens is what it was taken for, or an error lists what was tried. A prepared dataset
+is complete, and a tokenizer is used with it only if its fingerprint is the one that the tokens were
+made with. Opening costs reading a manifest, a header or a list of files; shards and tokenizer are
 read when first asked for.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
-from tokenmill.errors import DatasetError, TokenizerError, TokenmillError
-from tokenmill.store.documents import Documents
+from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
 from tokenmill.store.files import CURE, open_inside
-from tokenmill.store.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest
-from tokenmill.store.shards import FileShards
+from tokenmill.store.formats import recognize
+from tokenmill.store.formats.protocol import Asked, Contents, parse_dtype
+from tokenmill.store.manifest import TOKENIZER_NAME, Manifest
+from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.protocol import Tokenizer
 
-__all__ = ["Dataset", "find_folder", "load_saved_tokenizer", "open"]
-
-WORK_NAME = ".work"
+__all__ = ["Dataset", "find", "load_saved_tokenizer", "open"]
 
 
 class Dataset:
-    """A dataset on disk: `dataset["train"]` is its training tokens as one array."""
+    """Tokens on disk: `dataset["train"]` is the training tokens as one array.
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    `format` is the name of what it was recognised as. `vocab_size` and `eot_id` are None where
+    neither the format nor the user tells them; `manifest` is None but for a prepared dataset.
+    """
+
+    def __init__(
+        self, path: Path, format: str, contents: Contents, tokenizer: Tokenizer | None = None
+    ) -> None:
         self.path = path
-        self.manifest = manifest
+        self.format = format
+        self.contents = contents
+        self.manifest = contents.manifest
+        self.vocab_size = contents.vocab_size
+        self.eot_id = contents.eot_id
+        self._given = tokenizer
         self._tokens: dict[str, Tokens] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A tokenizer may be native and unwilling; the copy reads it again when it needs it.
-        return Dataset, (self.path, self.manifest)
+        # A tokenizer may be native and unwilling: what it is saved as goes in its place.
+        state = self._given.state() if self._given is not None else None
+        return _restore, (self.path, self.format, self.contents, state)
 
     def __repr__(self) -> str:
         sizes = ", ".join(
-            f"{name} {split.tokens:,} tokens" for name, split in self.manifest.splits.items()
+            f"{name} {int(shards.counts.sum()):,} tokens"
+            for name, shards in self.contents.splits.items()
         )
         return f"<Dataset {str(self.path)!r}: {sizes or 'no splits'}>"
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits."""
-        return tuple(self.manifest.splits)
+        return tuple(self.contents.splits)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """How ids are stored."""
+        if self.manifest is not None:
+            return np.dtype(self.manifest.dtype).newbyteorder("<")
+        return next(iter(self.contents.splits.values())).dtype
 
     def __getitem__(self, split: str) -> Tokens:
-        if split not in self.manifest.splits:
+        if split not in self.contents.splits:
             there = ", ".join(self.splits) or "none at all"
+            hint = " Hold some out with val_fraction." if self.splits == ("train",) else ""
             raise DatasetError(
-                f"{self.path} has no split {split!r}. The splits there are: {there}."
+                f"{self.path} has no split {split!r}. The splits there are: {there}.{hint}"
             )
         if split not in self._tokens:
-            self._tokens[split] = prepared_tokens(self.path, self.manifest, split)
+            self._tokens[split] = Tokens(
+                self.contents.splits[split],
+                split,
+                documents=self.contents.documents.get(split),
+                eot_id=self.eot_id,
+                eot=self.contents.eot,
+            )
         return self._tokens[split]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the tokens were made with, from the dataset's own copy of it."""
-        return _check(load_saved_tokenizer(self.path), self.manifest, self.path)
+        """The tokenizer that the tokens were made with, as given or as far as the data tells."""
+        if self._given is not None:
+            return self._given
+        if self.manifest is not None:
+            return _check(load_saved_tokenizer(self.path), self.manifest, self.path)
+        if self.contents.tokenizer is None:
+            raise TokenizerError(
+                f"{self.path} does not tell which tokenizer made it. Give it: "
+                f"tokenmill.open({str(self.path)!r}, tokenizer='gpt2')."
+            )
+        from tokenmill.tokenizers import load_tokenizer
+
+        return load_tokenizer(self.contents.tokenizer)
 
 
-def open(path: str | os.PathLike[str], *, tokenizer: str | Tokenizer | None = None) -> Dataset:
-    """Open a dataset folder; with `tokenizer`, only if the tokens were made with that one.
+def open(
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: str | Tokenizer | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    val_fraction: float | None = None,
+    eot_id: int | None = None,
+    vocab_size: int | None = None,
+) -> Dataset:
+    """Open tokens on disk, in place: docs/formats.md tells what is recognised, and how.
+
+    `tokenizer` is the one that made the tokens; a prepared dataset opens only if that is true.
+    `dtype` is for files of ids alone, and `format` for what is recognised wrongly or not at all.
+    `val_fraction` holds out the end of tokens that have no validation split of their own.
+    `eot_id` is the id between documents, and `vocab_size` one more than the largest id; both
+    follow from the tokenizer or the data where these tell.
 
     >>> open("no/such/folder")
     Traceback (most recent call last):
@@ -78,60 +133,52 @@ def open(path: str | os.PathLike[str], *, tokenizer: str | Tokenizer | None = No
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    folder = find_folder(path)
-    dataset = Dataset(folder.absolute(), Manifest.read(folder))
+    found = find(path)
+    _check_numbers(val_fraction, eot_id, vocab_size)
+    asked = Asked(
+        path=found,
+        dtype=None if dtype is None else parse_dtype(dtype),
+        format=format,
+        val_fraction=val_fraction,
+        eot_id=eot_id,
+        vocab_size=vocab_size,
+    )
+    name, contents = recognize(asked)
     if isinstance(tokenizer, str):
         from tokenmill.tokenizers import load_tokenizer
 
         tokenizer = load_tokenizer(tokenizer)
-    if tokenizer is not None:
-        dataset.tokenizer = _check(tokenizer, dataset.manifest, folder)
-    return dataset
+    if tokenizer is not None and contents.manifest is not None:
+        _check(tokenizer, contents.manifest, found)
+    contents = _hold_out(found, contents, val_fraction)
+    if contents.manifest is None:
+        size, end = (tokenizer.vocab_size, tokenizer.eot_id) if tokenizer else (None, None)
+        contents = replace(
+            contents,
+            vocab_size=_first(vocab_size, size, contents.vocab_size),
+            eot_id=_first(eot_id, end, contents.eot_id),
+        )
+    return Dataset(found.absolute(), name, contents, tokenizer)
 
 
-def prepared_tokens(folder: Path, manifest: Manifest, split: str) -> Tokens:
-    """The tokens of a split of a prepared dataset, with its documents."""
-    shards = manifest.splits[split].shards
-    dtype = np.dtype(manifest.dtype).newbyteorder("<")
-    counts = np.array([shard.tokens for shard in shards], np.int64)
-    return Tokens(
-        FileShards(
-            folder=folder,
-            names=[shard.path for shard in shards],
-            dtype=dtype,
-            counts=counts,
-            offsets=np.zeros_like(counts),
-            sizes=counts * dtype.itemsize,
-        ),
-        split,
-        documents=Documents(folder, shards, manifest.sources, split),
-        eot_id=manifest.eot_id,
-        eot=manifest.eot,
-    )
-
-
-def find_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a finished dataset, or an error that says what is there instead."""
-    folder = Path(path)
+def find(path: str | os.PathLike[str]) -> Path:
+    """The file or folder at a path, or an error that says what is there instead."""
+    found = Path(path)
     try:
-        if not folder.exists():
+        if not found.exists():
             raise DatasetError(
-                f"{folder} does not exist. Make a dataset with: "
-                f"tokenmill prepare TEXTS --out {folder}"
+                f"{found} does not exist. Make a dataset with: "
+                f"tokenmill prepare TEXTS --out {found}"
             )
-        if not folder.is_dir():
-            inside = folder.name == MANIFEST_NAME or (folder.parent / MANIFEST_NAME).exists()
-            hint = f"; give the folder it is in: {folder.parent}" if inside else ""
-            raise DatasetError(f"{folder} is a file, and a dataset is a folder{hint}.")
-        if not (folder / MANIFEST_NAME).exists() and (folder / WORK_NAME).exists():
-            raise DatasetError(
-                f"{folder} is not finished: a run into it was interrupted or still goes on. "
-                "The same `tokenmill prepare` command goes on where it stopped."
-            )
+        if not found.is_dir():
+            if not found.is_file():
+                raise DatasetError(f"{found} is neither a file nor a folder.")
+            if not found.stat().st_size:
+                raise DatasetError(f"{found} is empty. Copy or download it again.")
     except (OSError, ValueError) as error:  # no permission, a name too long or with a NUL in it
         reason = getattr(error, "strerror", None) or error
         raise DatasetError(f"{str(path)!r} cannot be read: {reason}.") from error
-    return folder
+    return found
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
@@ -165,3 +212,40 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
             f"that the dataset brings, tokenmill.open({str(folder)!r}).tokenizer."
         )
     return tokenizer
+
+
+def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: int | None) -> None:
+    if val_fraction is not None and not 0 <= val_fraction < 1:
+        raise UsageError(f"val_fraction is {val_fraction}; it must be 0 or more, and below 1.")
+    if vocab_size is not None and vocab_size < 1:
+        raise UsageError(f"vocab_size is {vocab_size}; it must be 1 or more.")
+    if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
+        raise UsageError(f"eot_id is {eot_id}, which is no id of the vocabulary.")
+
+
+def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
+    """The end of the only split as `val`."""
+    if val_fraction is None:
+        return contents
+    if tuple(contents.splits) != ("train",):
+        raise UsageError(
+            f"{path} has the splits {', '.join(contents.splits)} already. Leave val_fraction away."
+        )
+    total = int(contents.splits["train"].counts.sum())
+    place = int(total * (1 - val_fraction))
+    if not val_fraction:
+        return contents
+    if not 0 < place < total:
+        raise UsageError(f"val_fraction {val_fraction} of {total:,} tokens leaves a split empty.")
+    train, val = cut(contents.splits["train"], place)
+    return replace(contents, splits={"train": train, "val": val})
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _restore(path: Path, format: str, contents: Contents, state: dict[str, Any] | None) -> Dataset:
+    from tokenmill.tokenizers import from_state
+
+    return Dataset(path, format, contents, from_state(state) if state is not None else None)

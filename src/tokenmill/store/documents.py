@@ -19,7 +19,8 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError
 from tokenmill.store import files
 from tokenmill.store.files import DamagedFileError, check_size, map_file, open_inside
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Shard, Source
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
+from tokenmill.store.shard_table import ShardTable
 
 __all__ = ["Document", "DocumentTable", "Documents", "inside", "read_table_header", "sums"]
 
@@ -59,12 +60,12 @@ class Documents:
     """The documents of a prepared split, in order: `documents[n]`, and `documents.at(token)`."""
 
     def __init__(
-        self, folder: Path, shards: tuple[Shard, ...], sources: tuple[Source, ...], split: str
+        self, folder: Path, shards: ShardTable, sources: tuple[Source, ...], split: str
     ) -> None:
         self._folder, self._shards, self._sources, self._split = folder, shards, sources, split
-        self._token_starts = sums([shard.tokens for shard in shards])
+        self._token_starts = sums(shards.tokens)
         # starts[n] is the number of the first document that starts in shard n, or after it.
-        self._starts = sums([shard.documents for shard in shards])
+        self._starts = sums(shards.documents)
         self._map = lru_cache(maxsize=files.OPEN_FILES)(_Tables(folder, shards).map)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,7 +85,7 @@ class Documents:
         first, length, source = int(record["first"]), int(record["length"]), int(record["source"])
         start = int(self._token_starts[shard]) + first
         if (
-            first >= self._shards[shard].tokens
+            first >= self._shards.tokens[shard]
             or length > int(self._token_starts[-1]) - start
             or source >= len(self._sources)
         ):
@@ -105,7 +106,7 @@ class Documents:
         token = inside(token, int(self._token_starts[-1]), "token")
         shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
         number = int(self._starts[shard]) - 1  # the last one to start before this shard
-        if self._shards[shard].documents:
+        if self._shards.documents[shard]:
             place = np.uint64(token - int(self._token_starts[shard]))
             # Same type on both sides, or NumPy would convert the whole column first.
             number += int(np.searchsorted(self._map(shard)["first"], place, side="right"))
@@ -128,7 +129,7 @@ class Documents:
         touched, begin = np.unique(shards[order], return_index=True)
         found: list[tuple[Integers, Integers]] = []
         for shard, some in zip(touched.tolist(), np.split(order, begin[1:]), strict=True):
-            if self._shards[shard].documents:
+            if self._shards.documents[shard]:
                 own = rows[some]
                 at, places = self._edges_in(shard, starts[own], length)
                 found.append((own[at], places))
@@ -154,13 +155,13 @@ class Documents:
         return at, places
 
     def _damaged(self, shard: int, what: str) -> DatasetError:
-        return DamagedFileError(self._shards[shard].documents_path, f"is damaged: {what}")
+        return DamagedFileError(self._shards.documents_path[shard], f"is damaged: {what}")
 
 
 class _Tables:
     """Maps the tables of a split. What it hands out keeps its map alive; it keeps none itself."""
 
-    def __init__(self, folder: Path, shards: tuple[Shard, ...]) -> None:
+    def __init__(self, folder: Path, shards: ShardTable) -> None:
         self.folder, self.shards = folder, shards
 
     def map(self, number: int) -> npt.NDArray[Any]:

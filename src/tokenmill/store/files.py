@@ -17,10 +17,20 @@ import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
 
-__all__ = ["CURE", "OPEN_FILES", "DamagedFileError", "check_size", "map_file", "open_inside"]
+__all__ = [
+    "CURE",
+    "FOREIGN_CURE",
+    "OPEN_FILES",
+    "DamagedFileError",
+    "check_size",
+    "map_file",
+    "open_foreign",
+    "open_inside",
+]
 
 OPEN_FILES = 128  # of tokens, and as many of documents: a process may often open only 1,024
 CURE = "Copy the file again from where it came, or run the same prepare command with --restart."
+FOREIGN_CURE = "Copy or download the file again from where it came."
 
 
 class DamagedFileError(DatasetError):
@@ -63,15 +73,40 @@ file again from where it came, or run the same prepare command with --restart.
         raise DamagedFileError(path, f"in {folder} cannot be read: {reason}") from error
 
 
-def check_size(file: BinaryIO, path: str, expected: int) -> None:
-    """Refuse a file that is not exactly as long as the manifest says."""
+def open_foreign(folder: Path, path: str) -> BinaryIO:
+    """Open a file that tokenmill did not make; links are followed, as download caches need it.
+
+    >>> open_foreign(Path("/nowhere"), "train.bin")
+    Traceback (most recent call last):
+    ...
+    tokenmill.store.files.DamagedFileError: train.bin is missing from /nowhere. Copy or download the \
+file again from where it came.
+    """
+    try:
+        target = folder / path
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise DamagedFileError(path, f"in {folder} is not a regular file", FOREIGN_CURE)
+        return target.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise DamagedFileError(path, f"is missing from {folder}", FOREIGN_CURE) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedFileError(
+            path, f"in {folder} cannot be read: {reason}", FOREIGN_CURE
+        ) from error
+
+
+def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:
+    """Refuse a file that is not exactly as long as it must be."""
     size = os.fstat(file.fileno()).st_size
     if size != expected:
         kind = "short" if size < expected else "long"
+        must = "when it was opened it had" if foreign else "by the manifest it should have"
         raise DamagedFileError(
             path,
-            f"is {abs(size - expected):,} bytes too {kind}: it has {size:,}, and by the manifest "
-            f"it should have {expected:,}",
+            f"is {abs(size - expected):,} bytes too {kind}: it has {size:,}, and {must} "
+            f"{expected:,}",
+            FOREIGN_CURE if foreign else CURE,
         )
 
 

@@ -10,8 +10,8 @@ costs one pass over a small JSON file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +20,7 @@ import orjson
 import xxhash
 
 from tokenmill.errors import DatasetError
+from tokenmill.store.shard_table import Shard, ShardTable
 
 __all__ = [
     "DOCUMENT_DTYPE",
@@ -37,6 +38,7 @@ TOKENIZER_NAME = "tokenizer_state.json"
 FORMAT = "tokenmill"
 VERSION = 1
 DTYPES = ("uint16", "uint32")
+SHARD_ENTRIES = {entry.name: int if entry.type == "int" else str for entry in fields(Shard)}
 EOT_PLACES = ("after", "before", "none")
 MOST_TOKENS = 1 << 56  # of a split: byte positions then fit in 64 bits with room to add
 
@@ -55,30 +57,27 @@ DOCUMENT_DTYPE = np.dtype(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One file of tokens and the table of the documents that start in it."""
-
-    path: str
-    tokens: int
-    documents: int
-    xxh3_128: str
-    documents_path: str
-    documents_xxh3_128: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Split:
     """The shards of one split, in order; the totals are sums over them."""
 
-    shards: tuple[Shard, ...] = ()
+    shards: Sequence[Shard] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", ShardTable.of(self.shards))
+
+    @property
+    def table(self) -> ShardTable:
+        """The shards as columns."""
+        assert isinstance(self.shards, ShardTable)
+        return self.shards
 
     @property
     def tokens(self) -> int:
-        return sum(shard.tokens for shard in self.shards)
+        return int(self.table.tokens.sum())
 
     @property
     def documents(self) -> int:
-        return sum(shard.documents for shard in self.shards)
+        return int(self.table.documents.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,27 +250,37 @@ class _Reader:
         )
 
     def split(self, name: str, body: Any) -> Split:
-        shards = tuple(
-            Shard(
-                path=self.path(shard, "path"),
-                tokens=self.get(shard, "tokens", int),
-                documents=self.get(shard, "documents", int),
-                xxh3_128=self.get(shard, "xxh3_128", str),
-                documents_path=self.path(shard, "documents_path"),
-                documents_xxh3_128=self.get(shard, "documents_xxh3_128", str),
-            )
-            for shard in self.get(body, "shards", list)
-        )
-        split = Split(shards=shards)
+        shards = self.get(body, "shards", list)
+        columns = self.columns(shards)
         for what in ("tokens", "documents"):
-            said, counted = self.get(body, what, int), getattr(split, what)
+            said, counted = self.get(body, what, int), sum(columns[what])
             if said != counted:
                 raise self.fail(
                     f"split {name!r} says {said} {what}, its shards add up to {counted}"
                 )
             if counted > MOST_TOKENS:
                 raise self.fail(f"split {name!r} says {said} {what}, more than any disk holds")
-        return split
+            columns[what] = np.array(columns[what], np.int64)
+        return Split(shards=ShardTable(**columns))
+
+    def columns(self, shards: list[Any]) -> dict[str, Any]:
+        """The entries of all shards, checked column by column; one by one to name what is wrong."""
+        columns: dict[str, list[Any]] = {}
+        for key, kind in SHARD_ENTRIES.items():
+            try:
+                columns[key] = [shard[key] for shard in shards]
+            except (TypeError, KeyError, IndexError):
+                columns[key] = [None]
+            if set(map(type, columns[key])) - {kind} or (
+                kind is int and min(columns[key], default=0) < 0
+            ):
+                columns[key] = [self.get(shard, key, kind) for shard in shards]
+        for key in ("path", "documents_path"):
+            plain = "" not in columns[key] and " ".join(columns[key]).isprintable()
+            lines = "\n" + "\n".join(columns[key])
+            if not plain or any(sign in lines for sign in ("..", "\\", "\n/")):
+                columns[key] = [self.path(shard, key) for shard in shards]
+        return columns
 
 
 def _seal(head: bytes) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tokenmill.store.files import CURE, DamagedFileError
 
-__all__ = ["Problem", "Problems"]
+__all__ = ["Findings", "Problem", "Problems"]
 
 MOST_PER_FILE = 5
 
@@ -22,6 +22,21 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.file} {self.what}. {self.cure}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that checking a dataset tells. It is sound if there are no problems; notes are harmless.
+
+    `documents` is None where nothing tells where they begin.
+    """
+
+    problems: list[Problem]
+    notes: list[str]
+    shards: int = 0
+    tokens: int = 0
+    documents: int | None = 0
+    bytes: int = 0
 
 
 class Problems:

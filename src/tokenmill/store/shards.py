@@ -1,4 +1,4 @@
-"""Where the ids of a split are: files of raw ids, or an array in memory.
+"""Where the ids of a split are: in files, in an array in memory, or in a part of others.
 
 A shard is a run of ids of one dtype, somewhere in a file. Its file is looked at when it is first
 mapped, never before, so that 150,000 shards cost three arrays of 150,000 numbers and their names.
@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.store.files import check_size, map_file, open_inside
+from tokenmill.store.files import (
+    FOREIGN_CURE,
+    DamagedFileError,
+    check_size,
+    map_file,
+    open_foreign,
+    open_inside,
+)
 
-__all__ = ["ArrayShard", "FileShards", "Shards"]
+__all__ = ["ArrayShard", "FileShards", "PartOfShards", "Shards", "cut"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -38,11 +46,18 @@ class Shards(Protocol):
     def map(self, number: int) -> npt.NDArray[Any]:
         """The ids of a shard, in one dimension and contiguous; not to be written to."""
 
+    def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
+        """A copy of some ids of a shard that keeps no memory beside it busy, as a map would."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileShards:
-    """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on,
-    which has `sizes[n]` bytes. `check` may look at a file more closely before it is mapped."""
+    """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on.
+
+    `sizes` are the bytes that the files must have. `check` looks at a file's header before it is
+    mapped; it is a function of a module, so that it pickles. Files that tokenmill did not make are
+    `foreign`: they may be links to anywhere.
+    """
 
     folder: Path
     names: Sequence[str]
@@ -50,20 +65,39 @@ class FileShards:
     counts: Integers
     offsets: Integers
     sizes: Integers
-    check: Callable[[BinaryIO, str, int], None] | None = None
+    check: Callable[[BinaryIO, str], None] | None = None
+    foreign: bool = False
 
     def name(self, number: int) -> str:
         return self.names[number]
 
     def map(self, number: int) -> npt.NDArray[Any]:
-        path = self.names[number]
-        with open_inside(self.folder, path) as file:
-            check_size(file, path, int(self.sizes[number]))
+        with self._open(number) as file:
+            count, offset = int(self.counts[number]), int(self.offsets[number])
+            return map_file(file, self.names[number], self.dtype, count, offset)
+
+    def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
+        size = self.dtype.itemsize
+        with self._open(number) as file:
+            try:
+                file.seek(int(self.offsets[number]) + first * size)
+                return np.frombuffer(file.read((last - first) * size), self.dtype, last - first)
+            except (OSError, ValueError) as error:  # a disk that fails; a file that was just cut
+                reason = getattr(error, "strerror", None) or error
+                what = f"cannot be read: {reason}"
+                raise DamagedFileError(self.names[number], what, FOREIGN_CURE) from error
+
+    def _open(self, number: int) -> BinaryIO:
+        name = self.names[number]
+        file = (open_foreign if self.foreign else open_inside)(self.folder, name)
+        try:
+            check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
             if self.check is not None:
-                self.check(file, path, int(self.counts[number]))
-            return map_file(
-                file, path, self.dtype, int(self.counts[number]), int(self.offsets[number])
-            )
+                self.check(file, name)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
 
 @dataclass(frozen=True)
@@ -87,3 +121,58 @@ class ArrayShard:
     def map(self, number: int) -> npt.NDArray[Any]:
         assert number == 0
         return self.ids
+
+    def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
+        return self.map(number)[first:last].copy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOfShards:
+    """The ids `start` to `stop` of other shards. At least one id is in it."""
+
+    whole: Shards
+    start: int
+    stop: int
+
+    @cached_property
+    def _edges(self) -> tuple[int, Integers, Integers]:
+        """The number of the first shard, and where the part begins and ends in each shard."""
+        ends = np.cumsum(self.whole.counts)
+        low = int(np.searchsorted(ends, self.start, side="right"))
+        high = int(np.searchsorted(ends, self.stop, side="left")) + 1
+        begins = ends[low:high] - self.whole.counts[low:high]
+        first = np.maximum(self.start - begins, 0)
+        return low, first, np.minimum(self.stop, ends[low:high]) - begins
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.whole.dtype
+
+    @property
+    def counts(self) -> Integers:
+        _, first, last = self._edges
+        return last - first
+
+    def name(self, number: int) -> str:
+        return self.whole.name(self._edges[0] + number)
+
+    def map(self, number: int) -> npt.NDArray[Any]:
+        low, first, last = self._edges
+        return self.whole.map(low + number)[first[number] : last[number]]
+
+    def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
+        low, begin, _ = self._edges
+        skip = int(begin[number])
+        return self.whole.read(low + number, first + skip, last + skip)
+
+
+def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:
+    """The ids before a place, and those from it on.
+
+    >>> ArrayShard(np.arange(5)).counts, [part.map(0) for part in cut(ArrayShard(np.arange(5)), 3)]
+    (array([5]), [array([0, 1, 2]), array([3, 4])])
+    """
+    total = int(shards.counts.sum())
+    assert 0 < place < total
+    before = PartOfShards(whole=shards, start=0, stop=place)
+    return before, PartOfShards(whole=shards, start=place, stop=total)

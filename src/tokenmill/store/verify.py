@@ -1,6 +1,6 @@
 """Check every byte of a dataset.
 
-Guarantees: when `verify` finds nothing, every file is the one that the manifest was written for
+Guarantees for a prepared dataset (`verify_foreign` tells those for others): when `verify` finds nothing, every file is the one that the manifest was written for
 (checksums), the ids are of its vocabulary, the documents tile the tokens with the end of text in
 its place, no document is in two splits, the counts add up, the tokenizer is the right one, and
 nothing in the folder leads out of it. It goes on after a problem and reports all, a few a file.
@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.store.dataset import WORK_NAME, find_folder, load_saved_tokenizer
+from tokenmill.store.dataset import find, load_saved_tokenizer, open
 from tokenmill.store.files import CURE, DamagedFileError, open_inside
+from tokenmill.store.formats import prepared
+from tokenmill.store.formats.prepared import WORK_NAME
 from tokenmill.store.manifest import DOCUMENT_DTYPE, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from tokenmill.store.overlap import check_overlap
-from tokenmill.store.problems import Problem, Problems
+from tokenmill.store.problems import Findings, Problem, Problems
+from tokenmill.store.verify_foreign import examine_foreign
 from tokenmill.store.verify_split import check_split
 
 __all__ = ["Findings", "Problem", "examine", "verify"]
@@ -37,23 +40,18 @@ MOST_NOTES = 20
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """All that checking a dataset tells. It is sound if there are no problems; notes are harmless."""
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    vocab_size: int | None = None,
+) -> list[Problem]:
+    """Everything that is wrong with tokens on disk; an empty list if they are sound.
 
-    problems: list[Problem]
-    notes: list[str]
-    shards: int = 0
-    tokens: int = 0
-    documents: int = 0
-    bytes: int = 0
-
-
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> list[Problem]:
-    """Everything that is wrong with a dataset; an empty list if it is sound.
-
-    `progress` is called with the bytes read and the bytes to read. A folder that is no finished
-    dataset is a DatasetError, as when it is opened.
+    `progress` is called with the bytes read and the bytes to read. What cannot be opened is a
+    DatasetError. `dtype`, `format` and `vocab_size` are as for `tokenmill.open`.
 
     >>> verify("no/such/folder")
     Traceback (most recent call last):
@@ -61,18 +59,31 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    return examine(path, progress=progress).problems
+    found = examine(path, progress=progress, dtype=dtype, format=format, vocab_size=vocab_size)
+    return found.problems
 
 
-def examine(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Findings:
-    """Check a dataset like `verify`, and tell what is in it as well."""
-    folder = find_folder(path)
+def examine(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    vocab_size: int | None = None,
+) -> Findings:
+    """Check tokens on disk like `verify`, and tell what is there as well."""
+    found = find(path)
+    if (found / MANIFEST_NAME).exists() and format in (None, prepared.NAME):
+        return _examine_prepared(found, progress)
+    dataset = open(found, dtype=dtype, format=format, vocab_size=vocab_size)
+    return examine_foreign(dataset, progress)
+
+
+def _examine_prepared(folder: Path, progress: Progress | None) -> Findings:
     problems = Problems()
     try:
         manifest = Manifest.read(folder)
     except DatasetError as error:
-        if not (folder / MANIFEST_NAME).exists():
-            raise
         what, _, cure = str(error).removeprefix(f"{folder / MANIFEST_NAME} ").partition("; ")
         problems.add(MANIFEST_NAME, what.rstrip("."), cure[:1].upper() + cure[1:] or CURE)
         return Findings(problems=problems.all(), notes=[])

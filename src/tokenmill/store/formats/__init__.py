@@ -1,0 +1,38 @@
+"""The formats that `tokenmill.open` reads in place, one module each.
+
+Recognition is certain or an error: the formats are asked in turn, those with a magic number or a
+manifest first, and each says what is there or why it is not its own. To add one, write a module
+with `NAME` and `read` (see `protocol`) and put it in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.store.formats import llmc, nanogpt, npy, prepared, raw
+from tokenmill.store.formats.protocol import Asked, Contents, Format, NotThisFormat
+
+__all__ = ["FORMATS", "recognize"]
+
+FORMATS: tuple[Format, ...] = (prepared, npy, llmc, nanogpt, raw)
+
+
+def recognize(asked: Asked) -> tuple[str, Contents]:
+    """The name of the format of a file or folder, and what is in it."""
+    chosen = [one for one in FORMATS if asked.format in (None, one.NAME)]
+    if not chosen:
+        known = ", ".join(one.NAME for one in FORMATS)
+        raise UsageError(f"{asked.format!r} is not a format; those known are {known}.")
+    reasons = []
+    for one in chosen:
+        try:
+            return one.NAME, one.read(asked)
+        except NotThisFormat as reason:
+            reasons.append(f"  {one.NAME + ':':11}{reason}")
+        except OSError as error:
+            raise DatasetError(f"{asked.path} cannot be read: {error.strerror}.") from error
+    cure = "Say what it is with format=, or give dtype= if it is ids and nothing else."
+    if asked.format is not None:
+        cure = "Leave format away to have it recognised."
+    raise DatasetError(
+        "\n".join([f"{asked.path} is no token data that was recognised.", *reasons, cure])
+    )

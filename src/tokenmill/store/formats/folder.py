@@ -1,0 +1,66 @@
+"""The shards in a folder: their order, their gaps, and which are for validation."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from tokenmill.errors import DatasetError
+from tokenmill.store.formats.protocol import Asked
+
+__all__ = ["check_gaps", "list_shards", "split_by_name"]
+
+_NUMBER = re.compile(r"(.*?)([0-9]+)(\.[^0-9]*)?")
+_VALIDATION = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?:[^a-z]|$)", re.IGNORECASE)
+
+
+def list_shards(files: Mapping[str, int], ending: str) -> list[str]:
+    """The files with an ending, by name, where numbers count as numbers.
+
+    >>> list_shards({"a_10.bin": 4, "a_9.bin": 4, "x.txt": 4}, ".bin")
+    ['a_9.bin', 'a_10.bin']
+    """
+    names = sorted(name for name in files if name.endswith(ending) and not name.startswith("."))
+    # Names of equal length are in order already: a shorter look at many files.
+    return names if len(set(map(len, names))) < 2 else sorted(names, key=_by_number)
+
+
+def split_by_name(names: Iterable[str]) -> dict[str, list[str]]:
+    """The shards for training, and those whose names say validation.
+
+    >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin"])
+    {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin']}
+    """
+    splits: dict[str, list[str]] = {"train": [], "val": []}
+    for name in names:
+        splits["val" if _VALIDATION.search(name) else "train"].append(name)
+    return splits
+
+
+def check_gaps(asked: Asked, names: Iterable[str]) -> None:
+    """Refuse a numbered sequence with a number missing, unless the user named the format.
+
+    A shard that was not downloaded would otherwise change the data without a word.
+    """
+    if asked.format is not None:
+        return
+    numbers: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for name in names:
+        if match := _NUMBER.fullmatch(name):
+            numbers[match[1], match[3] or ""][int(match[2])] = len(match[2])
+    for (before, after), found in numbers.items():
+        if len(found) == max(found) - min(found) + 1:
+            continue
+        missing = next(number for number in range(min(found), max(found)) if number not in found)
+        name = f"{before}{missing:0{found[min(found)]}}{after}"
+        raise DatasetError(
+            f"{name} is missing from {asked.path}: there are {len(found):,} such files, numbered "
+            f"{min(found)} to {max(found)}. Fetch it; or, to go without, name the format "
+            "(see docs/formats.md)."
+        )
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    match = _NUMBER.fullmatch(name)
+    return (match[1], int(match[2]), match[3] or "") if match else (name, 0, "")

@@ -1,0 +1,135 @@
+"""llm.c's shards, which modded-nanogpt and the FineWeb token files on the Hub share.
+
+A header of 256 int32 (magic number, version, number of tokens), then ids. The end-of-text id stands
+before each document, and documents cross shards. The header tells a vocabulary, not a tokenizer: a
+file with the first magic number is taken for GPT-2's.
+
+A folder is split by its names (`val`); where none says so, the last shard is held out. Checked at
+opening: all sizes, and the headers of the first and last shard. Checked when a shard is first
+touched: its header.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tokenmill.errors import DatasetError
+from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, open_foreign
+from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
+from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
+from tokenmill.store.shards import FileShards
+
+NAME = "llm.c"
+HEADER = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    version: int
+    dtype: np.dtype[Any]
+    vocab_size: int
+    eot_id: int
+    tokenizer: str | None
+
+
+_KINDS = {
+    20240520: _Kind(
+        version=1, dtype=np.dtype("<u2"), vocab_size=50257, eot_id=50256, tokenizer="gpt2"
+    ),
+    20240801: _Kind(
+        version=7, dtype=np.dtype("<u4"), vocab_size=128256, eot_id=128000, tokenizer=None
+    ),
+}
+
+
+def read(asked: Asked) -> Contents:
+    """What one shard or a folder of shards holds."""
+    files = asked.files if asked.is_folder else {asked.path.name: asked.path.stat().st_size}
+    names = list_shards(files, ".bin") if asked.is_folder else [asked.path.name]
+    if not names:
+        raise NotThisFormat("it has no .bin files")
+    kind = _recognize(asked, names[0])
+    check_gaps(asked, names)
+    asked.agree(kind.dtype, names[0])
+    splits = split_by_name(names) if asked.is_folder else {"train": names}
+    if not splits.get("val"):
+        splits.pop("val", None)
+        if asked.is_folder and asked.val_fraction is None and len(names) > 1:
+            splits = {"train": names[:-1], "val": names[-1:]}
+    contents = Contents(
+        splits={split: _shards(asked, some, files, kind) for split, some in splits.items() if some},
+        eot_id=kind.eot_id,
+        eot="before",
+        vocab_size=kind.vocab_size,
+        tokenizer=kind.tokenizer,
+    )
+    for name in {names[0], names[-1]}:
+        with open_foreign(asked.folder, name) as file:
+            check_header(file, name)
+    return contents
+
+
+def _recognize(asked: Asked, name: str) -> _Kind:
+    head = asked.read_head(name)
+    magic, version = struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
+    if magic not in _KINDS:
+        raise NotThisFormat(f"{name} does not begin with its magic number")
+    kind = _KINDS[magic]
+    if version != kind.version:
+        raise DatasetError(
+            f"{name} has the magic number {magic} of llm.c with version {version}, and only version "
+            f"{kind.version} is known. If it is something else, say so: format='raw', dtype=..."
+        )
+    return kind
+
+
+def _shards(asked: Asked, names: list[str], files: Mapping[str, int], kind: _Kind) -> FileShards:
+    sizes = np.fromiter((files[name] for name in names), np.int64, len(names))
+    counts, rest = np.divmod(sizes - HEADER, kind.dtype.itemsize)
+    wrong = (counts < 1) | (rest != 0)
+    if wrong.any():
+        number = int(wrong.argmax())
+        raise DamagedFileError(
+            names[number],
+            f"has {sizes[number]:,} bytes, and a shard has {HEADER:,} and then "
+            f"{kind.dtype.itemsize} for each token, of which there is at least one",
+            FOREIGN_CURE,
+        )
+    return FileShards(
+        folder=asked.folder.absolute(),
+        names=names,
+        dtype=kind.dtype,
+        counts=counts,
+        offsets=np.full_like(counts, HEADER),
+        sizes=sizes,
+        check=partial(check_header, version=kind.version),
+        foreign=True,
+    )
+
+
+def check_header(file: BinaryIO, name: str, version: int | None = None) -> None:
+    """Refuse a shard whose header does not fit its size, or is of another kind than `version`."""
+    file.seek(0)
+    head = file.read(12)
+    magic, said, count = struct.unpack("<iii", head) if len(head) == 12 else (0, 0, 0)
+    kind = _KINDS.get(magic)
+    if kind is None or said != kind.version or version not in (None, said):
+        raise DamagedFileError(
+            name,
+            f"does not begin with the header of its fellows (magic number {magic}, version {said})",
+            "Remove it from the folder, or fetch it again.",
+        )
+    expected = HEADER + count * kind.dtype.itemsize
+    if (size := os.fstat(file.fileno()).st_size) != expected:
+        raise DamagedFileError(
+            name,
+            f"has {size:,} bytes, and its header says {count:,} tokens, which take {expected:,}",
+            FOREIGN_CURE,
+        )

@@ -1,0 +1,34 @@
+"""nanoGPT's folders: `train.bin` and `val.bin`, raw ids.
+
+They are uint16 by nanoGPT's convention, unless the user or a `meta.json` says otherwise. `meta.pkl`
+is a pickle and is never loaded. What the ids mean is told nowhere; a text's end, where it is marked
+at all, stands after it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
+from tokenmill.store.formats.raw import make_shards, read_metadata
+
+NAME = "nanogpt"
+
+
+def read(asked: Asked) -> Contents:
+    """What a nanoGPT folder holds."""
+    if not asked.is_folder:
+        raise NotThisFormat("it is a file, and this is a folder with train.bin")
+    if "train.bin" not in asked.files:
+        raise NotThisFormat("it has no train.bin")
+    told = read_metadata(asked.path / "meta.json")
+    dtype = asked.dtype or told.get("dtype") or np.dtype(np.uint16)
+    return Contents(
+        splits={
+            split: make_shards(asked.path, [f"{split}.bin"], asked.files, dtype)
+            for split in ("train", "val")
+            if f"{split}.bin" in asked.files
+        },
+        eot_id=told.get("eot_id"),
+        vocab_size=told.get("vocab_size"),
+    )

@@ -1,0 +1,128 @@
+"""What a format is to `tokenmill.open`.
+
+A format is a module with a `NAME` and a function `read`, which looks at what was asked for and
+either says what is in it or raises `NotThisFormat` with the reason. It raises DatasetError where
+the format is certain and the file is damaged. It opens as few files as it can: a header is best
+checked when its shard is first mapped (`FileShards.check`), and at once for the first and the last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.store.documents import DocumentTable
+from tokenmill.store.files import open_foreign
+from tokenmill.store.manifest import Manifest
+from tokenmill.store.shards import Shards
+
+__all__ = ["DTYPES", "Asked", "Contents", "Format", "NotThisFormat", "parse_dtype"]
+
+DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+HEAD = 1024
+
+
+class NotThisFormat(Exception):  # noqa: N818  (an answer, not an error)
+    """What was asked for is not of a format; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `tokenmill.open` was asked for. `format` is given when the user named one."""
+
+    path: Path
+    dtype: np.dtype[Any] | None = None
+    format: str | None = None
+    val_fraction: float | None = None
+    eot_id: int | None = None
+    vocab_size: int | None = None
+
+    @cached_property
+    def is_folder(self) -> bool:
+        return self.path.is_dir()
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of the file."""
+        return self.read_head(self.path.name)
+
+    @cached_property
+    def files(self) -> Mapping[str, int]:
+        """The files in the folder, in no order, with their sizes in bytes."""
+        found = {}
+        descriptor = os.open(self.path, os.O_RDONLY)  # names are then looked up in it directly
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    if entry.is_file():
+                        found[entry.name] = entry.stat().st_size
+        except OSError as error:
+            raise DatasetError(f"{self.path} cannot be read: {error.strerror}.") from error
+        finally:
+            os.close(descriptor)
+        return found
+
+    @property
+    def folder(self) -> Path:
+        """The folder, or the one that the file is in."""
+        return self.path if self.is_folder else self.path.parent
+
+    def read_head(self, name: str) -> bytes:
+        """The first bytes of a file of the folder."""
+        with open_foreign(self.folder, name) as file:
+            return file.read(HEAD)
+
+    def agree(self, dtype: np.dtype[Any], name: str) -> None:
+        """Refuse a dtype that the user gave and the file contradicts."""
+        if self.dtype is not None and self.dtype != dtype.newbyteorder("="):
+            raise UsageError(
+                f"{name} holds {dtype.name} by its header, not {self.dtype.name}. Leave dtype away."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What is there: each split's ids, and what the format tells about them.
+
+    `eot` is the side of a document on which its end-of-text id stands. `tokenizer` is the name of
+    the one that made the ids.
+    """
+
+    splits: Mapping[str, Shards]
+    documents: Mapping[str, DocumentTable] = field(default_factory=dict)
+    eot_id: int | None = None
+    eot: str = "after"
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    manifest: Manifest | None = None
+
+
+class Format(Protocol):
+    """A module of `tokenmill.store.formats`."""
+
+    NAME: str
+
+    def read(self, asked: Asked) -> Contents:
+        """What is in the file or folder; NotThisFormat if it is something else."""
+
+
+def parse_dtype(name: Any) -> np.dtype[Any]:
+    """An integer dtype by name, little-endian as files are.
+
+    >>> parse_dtype("uint16"), parse_dtype(np.int32)
+    (dtype('uint16'), dtype('int32'))
+    """
+    try:
+        dtype: np.dtype[Any] = np.dtype(name)
+        if name is not None and dtype.name in DTYPES:
+            return dtype
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(f"the dtype {name!r} is not one of {', '.join(DTYPES)}.")

@@ -1,0 +1,139 @@
+"""Files of ids and nothing else: `x.bin`, folders of such, OLMo's headerless `.npy`.
+
+Nothing in such a file tells its dtype, so it is opened only where something else does: the user, a
+JSON file beside it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `vocab_size` and `eot_id`
+if known), or the manifest of the dataset that the file is a shard of. All that can be checked is
+that the size is a multiple of an id's.
+
+A folder of raw files needs the dtype from the user. It is split by its names (`val`), or by its
+subfolders `train` and `val`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.store.files import FOREIGN_CURE, DamagedFileError
+from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
+from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat, parse_dtype
+from tokenmill.store.manifest import MANIFEST_NAME, Manifest
+from tokenmill.store.shards import FileShards
+
+NAME = "raw"
+LONGEST_JSON = 1 << 20
+
+
+def read(asked: Asked) -> Contents:
+    """What a raw file or a folder of them holds."""
+    if not asked.is_folder:
+        told: dict[str, Any] = (
+            {"dtype": asked.dtype} if asked.dtype is not None else read_beside(asked.path)
+        )
+        if not told:
+            raise NotThisFormat("nothing tells its dtype; give it, such as dtype='uint16'")
+        name = asked.path.name
+        files = {name: asked.path.stat().st_size}
+        splits = {"train": make_shards(asked.folder, [name], files, told["dtype"])}
+        return Contents(splits=splits, eot_id=told.get("eot_id"), vocab_size=told.get("vocab_size"))
+    if asked.dtype is None:
+        raise NotThisFormat("it is a folder without metadata; give the dtype, such as 'uint16'")
+    names = {split: some for split, some in _list(asked).items() if some}
+    if "train" not in names:
+        raise NotThisFormat("it has no .bin files for training, nor has its subfolder train")
+    return Contents(
+        splits={
+            split: make_shards(asked.path, list(some), some, asked.dtype)
+            for split, some in names.items()
+        }
+    )
+
+
+def _list(asked: Asked) -> dict[str, dict[str, int]]:
+    """The files of each split with their sizes, in order."""
+    if names := list_shards(asked.files, ".bin"):
+        check_gaps(asked, names)
+        parts = split_by_name(names)
+        return {split: {name: asked.files[name] for name in parts[split]} for split in parts}
+    splits = {}
+    for split in ("train", "val"):
+        inner = replace(asked, path=asked.path / split)
+        if inner.is_folder:
+            names = list_shards(inner.files, ".bin")
+            check_gaps(inner, names)
+            splits[split] = {f"{split}/{name}": inner.files[name] for name in names}
+    return splits
+
+
+def make_shards(
+    folder: Path, names: list[str], files: Mapping[str, int], dtype: np.dtype[Any]
+) -> FileShards:
+    """Shards of files that are ids and nothing else."""
+    dtype = dtype.newbyteorder("<")
+    sizes = np.fromiter((files[name] for name in names), np.int64, len(names))
+    wrong = sizes % dtype.itemsize != 0
+    if wrong.any():
+        number = int(wrong.argmax())
+        raise DamagedFileError(
+            names[number],
+            f"has {sizes[number]:,} bytes, which is no whole number of {dtype.name}",
+            f"{FOREIGN_CURE} Or give the dtype that it has.",
+        )
+    if not sizes.any():
+        raise DatasetError(f"{folder / names[0]} holds no tokens.")
+    return FileShards(
+        folder=folder.absolute(),
+        names=names,
+        dtype=dtype,
+        counts=sizes // dtype.itemsize,
+        offsets=np.zeros_like(sizes),
+        sizes=sizes,
+        foreign=True,
+    )
+
+
+def read_beside(path: Path) -> dict[str, Any]:
+    """What is known of a raw file from what lies beside it; nothing if nothing does."""
+    for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):
+        if told := read_metadata(path.with_name(name)):
+            return told
+    for root in path.absolute().parents[:2]:
+        if (root / MANIFEST_NAME).is_file():
+            manifest = Manifest.read(root)
+            place = path.absolute().relative_to(root).as_posix()
+            if any(place in split.table.path for split in manifest.splits.values()):
+                return {
+                    "dtype": np.dtype(manifest.dtype),
+                    "eot_id": manifest.eot_id,
+                    "vocab_size": manifest.vocab_size,
+                }
+    return {}
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The `dtype`, `vocab_size` and `eot_id` in a JSON file; nothing without it or a dtype in it."""
+    try:
+        if not path.is_file() or path.stat().st_size > LONGEST_JSON:
+            return {}
+        told = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise DatasetError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(told, dict) or "dtype" not in told:
+        return {}
+    known: dict[str, Any] = {}
+    try:
+        known["dtype"] = parse_dtype(told["dtype"])
+    except UsageError as error:
+        raise DatasetError(f"{path} cannot be used: {error}") from None
+    for key in ("vocab_size", "eot_id"):
+        value = told.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
+            raise DatasetError(f"{path} cannot be used: {key} is {str(value)[:40]!r}.")
+        known[key] = value
+    return known
