@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Batch": "tokenmill.load.loader",
     "Dataset": "tokenmill.store.dataset",
+    "Loader": "tokenmill.load.loader",
+    "Mixture": "tokenmill.load.mixture",
     "Report": "tokenmill.mill.run",
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
+    "Tokens": "tokenmill.store.tokens",
     "load_tokenizer": "tokenmill.tokenizers",
     "open": "tokenmill.store.dataset",
     "prepare": "tokenmill.mill.run",
@@ -24,10 +28,14 @@ _WHERE = {
 }
 
 __all__ = [
+    "Batch",
     "Dataset",
+    "Loader",
+    "Mixture",
     "Report",
     "Tokenizer",
     "TokenmillError",
+    "Tokens",
     "load_tokenizer",
     "open",
     "prepare",
@@ -38,9 +46,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
+    from tokenmill.load.loader import Batch, Loader
+    from tokenmill.load.mixture import Mixture
     from tokenmill.mill.pretokenize import pretokenize
     from tokenmill.mill.run import Report, prepare
     from tokenmill.store.dataset import Dataset, open
+    from tokenmill.store.tokens import Tokens
     from tokenmill.store.verify import verify
     from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
 

@@ -9,6 +9,7 @@ line prints that text without a traceback and exits with `exit_status`.
     ├── FolderError       an output folder in the wrong state: busy, foreign, changed settings
     ├── DatasetError      a dataset that is damaged, incomplete or not one
     ├── TokenizerError    a tokenizer that cannot be loaded, or is another than expected
+    ├── StateError        a saved state that belongs to another run
     └── WorkError         work that stopped half-way (disk full, worker killed) and can go on
 """
 
@@ -18,6 +19,7 @@ __all__ = [
     "DatasetError",
     "FolderError",
     "InputError",
+    "StateError",
     "TokenizerError",
     "TokenmillError",
     "UsageError",
@@ -51,6 +53,10 @@ class DatasetError(TokenmillError):
 
 class TokenizerError(TokenmillError):
     """A tokenizer cannot be loaded, or is not the one that the tokens were made with."""
+
+
+class StateError(TokenmillError):
+    """A saved state is damaged, or belongs to another run."""
 
 
 class WorkError(TokenmillError):

@@ -27,7 +27,7 @@ from tokenmill.store import files
 from tokenmill.store.documents import DocumentTable, inside, sums
 from tokenmill.store.shards import ArrayShard, Shards
 
-__all__ = ["Tokens"]
+__all__ = ["Tokens", "cast"]
 
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
 FEW = 6  # rows of a shard on average; fewer are copied faster one by one than together
@@ -162,6 +162,8 @@ class Tokens:
         starts = self._check_rows(starts, length)
         rows = len(starts)
         if out is None:
+            if len(self._counts) == 1 and rows and dtype == self.dtype:
+                return self._windows(0, length)[starts]
             out = np.empty((rows, length), dtype)
         elif out.shape != (rows, length):
             raise UsageError(
@@ -241,15 +243,7 @@ class Tokens:
         """Fill `out`, whose dtype may be too narrow."""
         rows = np.empty(out.shape, self.dtype)
         self._fill(starts, rows)
-        limits = np.iinfo(out.dtype)
-        for one in (rows.min(initial=0), rows.max(initial=0)):
-            if not limits.min <= int(one) <= limits.max:
-                raise DatasetError(
-                    f"split {self.split!r} holds the id {one}, which {out.dtype} cannot hold. "
-                    "Ask for a wider dtype, such as int64; if no vocabulary is that large, "
-                    "the file is not what it was taken for."
-                )
-        np.copyto(out, rows, casting="unsafe")
+        cast(rows, out)
 
     def _windows(self, shard: int, length: int) -> npt.NDArray[Any]:
         """All windows of a shard, as an array of two dimensions that copies nothing."""
@@ -336,6 +330,20 @@ class Tokens:
             eot_id=self.eot_id,
             eot=self.eot,
         )
+
+
+def cast(ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Copy ids to an array of another integer dtype; one that it cannot hold is an error."""
+    if not _can_cast(ids.dtype, out.dtype):
+        limits = np.iinfo(out.dtype)
+        for one in (ids.min(initial=0), ids.max(initial=0)):
+            if not limits.min <= int(one) <= limits.max:
+                raise DatasetError(
+                    f"the tokens hold the id {one}, which {out.dtype} cannot hold. Ask for a wider "
+                    "dtype, such as int64; if no vocabulary is that large, the file is not what it "
+                    "was taken for."
+                )
+    np.copyto(out, ids, casting="unsafe")
 
 
 def _make(

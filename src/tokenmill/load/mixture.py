@@ -1,0 +1,66 @@
+"""Several sources as one: what a loader takes its rows from, and in what proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+
+from tokenmill.errors import UsageError
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["Mixture"]
+
+
+class Mixture:
+    """Sources by name, each with its tokens and its weight.
+
+    `changes` gives other weights from a row on: {row: {name: weight}}; sources that it does not
+    name keep their weight, and each goes on from where it was. In each `block` of rows every source
+    has exactly its share.
+
+    >>> web, code = Tokens.of(range(1_000)), Tokens.of(range(500))
+    >>> Mixture({"web": (web, 0.7), "code": (code, 0.3)}, changes={2_000: {"code": 0.6}})
+    <Mixture: web 0.7, code 0.3; from row 2,000: web 0.7, code 0.6>
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[Tokens, float]],
+        *,
+        changes: Mapping[int, Mapping[str, float]] | None = None,
+        block: int = 10_000,
+    ) -> None:
+        if not sources:
+            raise UsageError("a mixture needs at least one source: {name: (tokens, weight)}.")
+        self.names = tuple(sources)
+        self.tokens = tuple(tokens for tokens, _ in sources.values())
+        self.block = block
+        weights = {name: float(weight) for name, (_, weight) in sources.items()}
+        phases = [(0, tuple(weights.values()))]
+        for row, changed in sorted((changes or {}).items()):
+            unknown = [name for name in changed if name not in weights]
+            if unknown:
+                raise UsageError(
+                    f"the change at row {row:,} names {unknown[0]!r}, which is no source of the "
+                    f"mixture; there are {', '.join(self.names)}."
+                )
+            weights |= {name: float(weight) for name, weight in changed.items()}
+            phases.append((row, tuple(weights.values())))
+        self.phases = tuple(phases)
+
+    def in_memory(self) -> Mixture:
+        """The same mixture with all tokens copied into memory."""
+        copied = copy(self)
+        copied.tokens = tuple(tokens.in_memory() for tokens in self.tokens)
+        return copied
+
+    def __repr__(self) -> str:
+        told = [
+            ", ".join(f"{name} {weight:g}" for name, weight in zip(self.names, phase, strict=True))
+            for _, phase in self.phases
+        ]
+        later = [
+            f"; from row {row:,}: {text}"
+            for (row, _), text in zip(self.phases[1:], told[1:], strict=True)
+        ]
+        return f"<Mixture: {told[0]}{''.join(later)}>"

@@ -1,0 +1,152 @@
+"""All rows of a run: from a row's number to its tokens.
+
+Guarantees: a row follows from the tokens of the sources, the settings and its number alone, not
+from how many rows are asked for at once, nor from how the tokens are divided into files. Costs: one
+computation of the order for all rows asked for, and one gather for each source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import UsageError
+from tokenmill.load.mixture import Mixture
+from tokenmill.order.mixture import MixtureOrder
+from tokenmill.order.rows import Kind, RowOrder
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["Places", "Rows"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where some rows are: the number of each one's source (None: all in the first), and its first
+    token in it."""
+
+    sources: Integers | None
+    starts: Integers
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, some: slice) -> Places:
+        sources = None if self.sources is None else self.sources[some]
+        return Places(sources, self.starts[some])
+
+
+class Rows:
+    """The rows of one source or of a mixture, in the order in which a run takes them.
+
+    >>> rows = Rows(Tokens.of(range(100, 200)), seq_len=9, seed=1, order="sequential")
+    >>> rows.read(rows.locate(np.array([2])), np.empty((1, 10), np.int32)).tolist()
+    [[118, 119, 120, 121, 122, 123, 124, 125, 126, 127]]
+    """
+
+    def __init__(
+        self,
+        data: Tokens | Mixture,
+        *,
+        seq_len: int,
+        seed: int = 0,
+        order: Kind = "shuffled",
+        shuffle_block: int | None = None,
+    ) -> None:
+        if not isinstance(data, (Tokens, Mixture)):
+            raise UsageError(
+                f"a loader takes the tokens of a split or a Mixture, not {type(data).__name__}. "
+                'Give data["train"] rather than data; an array goes in as Tokens.of(array).'
+            )
+        mixture = data if isinstance(data, Mixture) else None
+        self.names = ("",) if isinstance(data, Tokens) else data.names
+        self.tokens = (data,) if isinstance(data, Tokens) else data.tokens
+        self.seq_len = seq_len
+        self.orders = tuple(
+            RowOrder(
+                tokens=len(tokens),
+                seq_len=seq_len,
+                seed=seed,
+                name=name,
+                kind=order,
+                shuffle_block=shuffle_block,
+            )
+            for name, tokens in zip(self.names, self.tokens, strict=True)
+        )
+        self.mixture: MixtureOrder | None = None
+        if mixture:
+            self.mixture = MixtureOrder(
+                names=mixture.names, phases=mixture.phases, seed=seed, block=mixture.block
+            )
+
+        self.dtype = np.result_type(*(tokens.dtype for tokens in self.tokens))
+
+    def locate(self, rows: Integers) -> Places:
+        """Where some rows (1-D, from 0 on) are."""
+        if self.mixture is None:
+            return Places(None, self.orders[0].starts(rows))
+        sources, numbers = self.mixture.assign(rows)
+        starts = np.empty_like(numbers)
+        for source, order in enumerate(self.orders):
+            chosen = sources == source
+            starts[chosen] = order.starts(numbers[chosen])
+        return Places(sources, starts)
+
+    def read(self, places: Places, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """The tokens of some rows, (rows, seq_len + 1), in `out` or an array of their own dtype."""
+        length = self.seq_len + 1
+        if places.sources is None:
+            return self.tokens[0].gather(places.starts, length, self.dtype, out)
+        if out is None:
+            out = np.empty((len(places), length), self.dtype)
+        for source, tokens in enumerate(self.tokens):
+            chosen = np.flatnonzero(places.sources == source)
+            if len(chosen):
+                # An id that is too large for `out` is found before rows are put in their places.
+                fits = np.can_cast(tokens.dtype, out.dtype)
+                dtype = tokens.dtype if fits else out.dtype
+                out[chosen] = tokens.gather(places.starts[chosen], length, dtype)
+        return out
+
+    def find_edges(self, places: Places) -> tuple[Integers, Integers]:
+        """Where documents begin in the inputs of some rows: (row, place), sorted."""
+        if places.sources is None:
+            return self.tokens[0].find_edges(places.starts, self.seq_len)
+        found = []
+        for source, tokens in enumerate(self.tokens):
+            chosen = np.flatnonzero(places.sources == source)
+            edge_rows, edge_places = tokens.find_edges(places.starts[chosen], self.seq_len)
+            found.append((chosen[edge_rows], edge_places))
+        edge_rows, edge_places = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.lexsort((edge_places, edge_rows))
+        return edge_rows[order], edge_places[order]
+
+    def counts(self, row: int) -> dict[str, int]:
+        """How many of the first `row` rows come from each source, by its name."""
+        if self.mixture is None:
+            return {self.names[0]: row}
+        return dict(zip(self.names, self.mixture.counts(row).tolist(), strict=True))
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that decides which tokens row n holds, JSON-able."""
+        first = self.orders[0]
+        identity: dict[str, Any] = {
+            "seq_len": self.seq_len,
+            "seed": first.seed,
+            "order": first.kind,
+            "shuffle_block": first.shuffle_block,
+            "sources": {
+                name: {"tokens": len(tokens), "fingerprint": tokens.fingerprint}
+                for name, tokens in zip(self.names, self.tokens, strict=True)
+            },
+        }
+        if self.mixture is not None:
+            identity["weights"] = [[row, list(weights)] for row, weights in self.mixture.phases]
+            identity["block"] = self.mixture.block
+        return identity
