@@ -41,12 +41,15 @@ _GROUP = 1 << 20  # bytes of batches that the thread hands over at once
 class Batch:
     """Some rows: `targets` are the tokens that follow `inputs`, both (rows, seq_len).
 
-    `row` is the number of the first one; `documents` is there if the loader was asked for it.
+    `row` is the number of the first one. Inputs and targets are views of `tokens`,
+    (rows, seq_len + 1), unless the loader was asked for contiguous ones; `documents` is there if it
+    was asked for them.
     """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
     row: int
+    tokens: npt.NDArray[Any] | None = None
     documents: DocumentBatch | None = None
 
 
@@ -308,18 +311,17 @@ class BatchMaker:
 
     def _make(self, places: Places, row: int, buffers: Buffers) -> Batch:
         rows, count = self.rows, len(places)
-        if self.contiguous:
-            tokens = rows.read(places)
-            inputs, targets = buffers.take()[: 2 * count].reshape(2, count, rows.seq_len)
-            cast(tokens[:, :-1], inputs)
-            cast(tokens[:, 1:], targets)
-        else:
-            tokens = rows.read(places, buffers.take()[:count])
-            inputs, targets = tokens[:, :-1], tokens[:, 1:]
         documents = None
         if self.documents:
             documents = locate_documents(*rows.find_edges(places), count, rows.seq_len)
-        return Batch(inputs, targets, row, documents)
+        if not self.contiguous:
+            tokens = rows.read(places, buffers.take()[:count])
+            return Batch(tokens[:, :-1], tokens[:, 1:], row, tokens, documents)
+        tokens = rows.read(places)
+        inputs, targets = buffers.take()[: 2 * count].reshape(2, count, rows.seq_len)
+        cast(tokens[:, :-1], inputs)
+        cast(tokens[:, 1:], targets)
+        return Batch(inputs, targets, row, None, documents)
 
 
 def _limit(

@@ -1,0 +1,252 @@
+"""Batches as PyTorch tensors: three ways to the same rows in the same order.
+
+    Loader          an iterator of tensors on a device; no worker process, exact to the row
+    TokenBatches    an `IterableDataset` of whole batches, for `DataLoader(..., batch_size=None)` with
+                    any number of workers, and for torchdata's `StatefulDataLoader`
+    TokenRows       a map-style `Dataset` of rows, for a sampler or a collator of one's own
+
+Batches are tuples of contiguous tensors, (inputs, targets), with `documents=True` a third one. On
+the CPU they share the memory of the NumPy arrays. For CUDA they go through pinned memory, and the
+copy is not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from tokenmill.errors import StateError, UsageError
+from tokenmill.load import loader as arrays
+from tokenmill.load.mixture import Mixture
+from tokenmill.load.rows import Rows
+from tokenmill.load.state import check_state
+from tokenmill.order.rows import Kind
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["Batch", "DocumentedBatch", "Documents", "Loader", "TokenBatches", "TokenRows"]
+
+
+class Batch(NamedTuple):
+    """Inputs and the tokens that follow them, each (rows, seq_len)."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+class Documents(NamedTuple):
+    """The documents in a batch; see `tokenmill.order.documents.DocumentBatch`."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+
+
+class DocumentedBatch(NamedTuple):
+    """A batch, and the documents in it."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    documents: Documents
+
+
+class Loader:
+    """`tokenmill.Loader` with tensors on a device; `settings` are its arguments.
+
+    >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
+    >>> inputs, targets = next(loader)
+    >>> targets
+    tensor([[441, 442, 443, 444],
+            [525, 526, 527, 528]])
+    """
+
+    def __init__(
+        self, data: Tokens | Mixture, *, device: str | torch.device = "cpu", **settings: Any
+    ) -> None:
+        self.device = torch.device(device)
+        # A device gets the rows in one piece, half as much to copy, and takes them apart itself.
+        self._contiguous = self.device.type == "cpu"
+        self.arrays = arrays.Loader(data, **settings, contiguous=self._contiguous)
+
+    @property
+    def row(self) -> int:
+        """The cursor: how many rows the run has consumed, on all ranks together."""
+        return self.arrays.row
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __iter__(self) -> Self:
+        iter(self.arrays)
+        return self
+
+    def __next__(self) -> Batch | DocumentedBatch:
+        return self._convert(next(self.arrays))
+
+    def batch_at(self, step: int) -> Batch | DocumentedBatch:
+        """The batch of any step; see `tokenmill.Loader.batch_at`."""
+        return self._convert(self.arrays.batch_at(step))
+
+    def ledger(self) -> dict[str, arrays.SourceLedger]:
+        """What the run has consumed so far of each source, on all ranks together."""
+        return self.arrays.ledger()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, and which run it is: small, and fit for JSON."""
+        return self.arrays.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        """Go on where a run was; see `tokenmill.Loader.load_state_dict`."""
+        self.arrays.load_state_dict(state, force=force)
+
+    def close(self) -> None:
+        """End the thread; the next batch starts another."""
+        self.arrays.close()
+
+    def _convert(self, batch: arrays.Batch) -> Batch | DocumentedBatch:
+        if self._contiguous:
+            return _as_tensors(batch)
+        assert batch.tokens is not None
+        tokens = self._move(torch.from_numpy(batch.tokens))
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if batch.documents is None:
+            return Batch(inputs, targets)
+        ids, positions, ends, longest = _documents(batch)
+        documents = Documents(self._move(ids), self._move(positions), self._move(ends), longest)
+        return DocumentedBatch(inputs, targets, documents)
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()  # which PyTorch keeps until the copy is done
+        return tensor.to(self.device, non_blocking=True)
+
+
+class TokenBatches(IterableDataset[Any]):
+    """Whole batches, for a `DataLoader` that leaves them whole.
+
+    Worker i of k makes every k-th batch, and the `DataLoader` asks them in turn, so that batches come
+    in the one order whatever k. An iteration begins at row `start`, or goes on from a state. The
+    state counts the batches that this copy gave: `StatefulDataLoader` saves and restores that of each
+    worker. To go on with another number of workers, ranks or another batch size, begin at the row
+    that was reached: `start=steps * batch_size * world_size`.
+
+    >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, limit_rows=4)
+    >>> [inputs.shape for inputs, targets in torch.utils.data.DataLoader(batches, batch_size=None)]
+    [torch.Size([2, 4]), torch.Size([2, 4])]
+    """
+
+    def __init__(self, data: Tokens | Mixture, *, start: int = 0, **settings: Any) -> None:
+        self._loader = arrays.Loader(data, **{"contiguous": True, **settings}, prefetch=0)
+        if start < 0:
+            raise UsageError(f"start is {start}; rows count from 0.")
+        self.start = start
+        # Where the iteration began, and the batches that this copy has given in it.
+        self._begun, self._given = start, 0
+        self._goes_on = False  # whether the next iteration goes on with that one
+
+    def __len__(self) -> int:
+        left = max(0, _known(self._loader.limit) - self.start)
+        return -(-left // self._loader.global_batch)
+
+    def __iter__(self) -> Iterator[Batch | DocumentedBatch]:
+        worker, workers = _worker()
+        if not self._goes_on:
+            self._begun, self._given = self.start, 0
+        self._goes_on = False
+        row = self._begun + (worker + self._given * workers) * self._loader.global_batch
+        for group in self._loader.maker.groups(row, stride=workers):
+            for batch in group:
+                self._given += 1
+                yield _as_tensors(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this copy of the dataset is; in a worker, that worker's part of the run."""
+        return {
+            **self._loader.state_dict(),
+            "row": self._begun,
+            "given": self._given,
+            "workers": _worker()[1],
+            "global_batch": self._loader.global_batch,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from a state, in the same worker of as many."""
+        own = self.state_dict()
+        row = check_state({**state, "given": own["given"]}, own, force=False)
+        given = state.get("given")
+        if not isinstance(given, int) or given < 0:
+            raise StateError(f"This state is damaged: the batches given are {given!r}.")
+        self._begun, self._given, self._goes_on = row, given, True
+
+
+class TokenRows(Dataset[Batch]):
+    """The rows of a run by their numbers, up to a limit; an epoch, unless it is said otherwise.
+
+    A `DataLoader` asks for all rows of a batch at once, which are then read at once. Row n is row n
+    of the order, so no shuffling is called for.
+
+    >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
+    >>> len(rows), rows[0].inputs
+    (249, tensor([440, 441, 442, 443]))
+    """
+
+    def __init__(
+        self,
+        data: Tokens | Mixture,
+        *,
+        seq_len: int,
+        seed: int = 0,
+        order: Kind = "shuffled",
+        shuffle_block: int | None = None,
+        limit_rows: int | None = None,
+    ) -> None:
+        self.rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
+        if limit_rows is None and self.rows.mixture is not None:
+            raise UsageError("the sources of a mixture have epochs of their own; give limit_rows.")
+        self._length = self.rows.orders[0].windows if limit_rows is None else limit_rows
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, row: int) -> Batch:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
+        numbers = np.array(rows, np.int64)
+        numbers[numbers < 0] += self._length
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self._length:
+            raise IndexError(f"rows go from 0 to {self._length - 1:,}")
+        places = self.rows.locate(numbers)
+        out = np.empty((len(numbers), self.rows.seq_len + 1), np.int64)
+        tokens = torch.from_numpy(self.rows.read(places, out))
+        return [Batch(row[:-1], row[1:]) for row in tokens]
+
+
+def _as_tensors(batch: arrays.Batch) -> Batch | DocumentedBatch:
+    inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    if batch.documents is None:
+        return Batch(inputs, targets)
+    return DocumentedBatch(inputs, targets, Documents(*_documents(batch)))
+
+
+def _documents(batch: arrays.Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    found = batch.documents
+    assert found is not None
+    ids, positions, ends = map(torch.from_numpy, (found.ids, found.positions, found.cu_seqlens))
+    return ids, positions, ends, found.max_seqlen
+
+
+def _worker() -> tuple[int, int]:
+    """Which of how many `DataLoader` workers this process is: 0 of 1, if it is none."""
+    worker = get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
+
+
+def _known(limit: int | None) -> int:
+    if limit is None:
+        raise TypeError("batches without a limit have no length; see limit_epochs")
+    return limit
