@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from tokenmill.errors import DatasetError
 from tokenmill.store.formats.protocol import Asked
@@ -26,24 +26,23 @@ def list_shards(files: Mapping[str, int], ending: str) -> list[str]:
     return names if len(set(map(len, names))) < 2 else sorted(names, key=_by_number)
 
 
-def split_by_name(names: Iterable[str]) -> dict[str, list[str]]:
+def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     """The shards for training, and those whose names say validation.
 
     >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin"])
     {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin']}
     """
-    splits: dict[str, list[str]] = {"train": [], "val": []}
-    for name in names:
-        splits["val" if _VALIDATION.search(name) else "train"].append(name)
-    return splits
+    val = [name for name in names if "val" in name.lower() and _VALIDATION.search(name)]
+    held = set(val)
+    return {"train": [name for name in names if name not in held], "val": val}
 
 
-def check_gaps(asked: Asked, names: Iterable[str]) -> None:
+def check_gaps(asked: Asked, names: Sequence[str]) -> None:
     """Refuse a numbered sequence with a number missing, unless the user named the format.
 
     A shard that was not downloaded would otherwise change the data without a word.
     """
-    if asked.format is not None:
+    if asked.format is not None or not names or _is_unbroken(names):
         return
     numbers: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for name in names:
@@ -59,6 +58,22 @@ def check_gaps(asked: Asked, names: Iterable[str]) -> None:
             f"{min(found)} to {max(found)}. Fetch it; or, to go without, name the format "
             "(see docs/formats.md)."
         )
+
+
+def _is_unbroken(names: Sequence[str]) -> bool:
+    """Whether sorted names are surely one sequence: a quick look at very many."""
+    first, last = _NUMBER.fullmatch(names[0]), _NUMBER.fullmatch(names[-1])
+    if not first or not last or (first[1], first[3]) != (last[1], last[3]):
+        return False
+    # What is sorted between two names that begin alike begins like them, too.
+    before, after = len(first[1]), len(names[0]) - len(first[3] or "")
+    digits = "".join([name[before:after] for name in names])
+    return (
+        len(digits) == len(names) * len(first[2])
+        and digits.isdecimal()
+        and len(set(map(len, names))) == 1
+        and int(last[2]) - int(first[2]) + 1 == len(names)
+    )
 
 
 def _by_number(name: str) -> tuple[str, int, str]:

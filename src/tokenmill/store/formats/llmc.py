@@ -56,15 +56,16 @@ def read(asked: Asked) -> Contents:
     if not names:
         raise NotThisFormat("it has no .bin files")
     kind = _recognize(asked, names[0])
-    check_gaps(asked, names)
     asked.agree(kind.dtype, names[0])
-    splits = split_by_name(names) if asked.is_folder else {"train": names}
-    if not splits.get("val"):
-        splits.pop("val", None)
-        if asked.is_folder and asked.val_fraction is None and len(names) > 1:
-            splits = {"train": names[:-1], "val": names[-1:]}
+    splits = {"train": names}
+    if asked.is_folder:
+        splits = {split: some for split, some in split_by_name(names).items() if some}
+        for some in splits.values():
+            check_gaps(asked, some)
+    if asked.is_folder and "val" not in splits and len(names) > 1 and asked.val_fraction is None:
+        splits = {"train": names[:-1], "val": names[-1:]}
     contents = Contents(
-        splits={split: _shards(asked, some, files, kind) for split, some in splits.items() if some},
+        splits={split: _shards(asked, some, files, kind) for split, some in splits.items()},
         eot_id=kind.eot_id,
         eot="before",
         vocab_size=kind.vocab_size,
@@ -91,7 +92,7 @@ def _recognize(asked: Asked, name: str) -> _Kind:
 
 
 def _shards(asked: Asked, names: list[str], files: Mapping[str, int], kind: _Kind) -> FileShards:
-    sizes = np.fromiter((files[name] for name in names), np.int64, len(names))
+    sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     counts, rest = np.divmod(sizes - HEADER, kind.dtype.itemsize)
     wrong = (counts < 1) | (rest != 0)
     if wrong.any():

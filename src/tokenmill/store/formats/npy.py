@@ -84,4 +84,4 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
             f"{name} has the shape {shape}, and tokens are in one dimension. "
             "Save them so: np.save(path, ids.reshape(-1))."
         )
-    return shape[0], dtype, file.tell()
+    return int(shape[0]), dtype, file.tell()

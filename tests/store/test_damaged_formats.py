@@ -1,0 +1,174 @@
+"""Files made by chance or malice: only tokenmill's own errors come out, and memory stays small."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign import llmc_bytes, write_llmc_folder, write_raw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.store.formats.npy import parse_header
+from tokenmill.store.verify import examine
+
+IDS = np.arange(40, dtype=np.uint16)
+
+
+def npy_bytes(ids):
+    with tempfile.TemporaryFile() as file:
+        np.save(file, ids)
+        file.seek(0)
+        return file.read()
+
+
+NPY, LLMC = npy_bytes(IDS), llmc_bytes(IDS)
+
+
+def use(path, **options):
+    """Open and read everything; only errors of ours may come out."""
+    with suppress(TokenmillError):
+        dataset = tokenmill.open(path, **options)
+        for split in dataset.splits:
+            tokens = dataset[split]
+            assert len(tokens[:]) == len(tokens)
+            tokens.gather(np.arange(len(tokens)), 1, tokens.dtype)
+            assert tokens.fingerprint
+        examine(path, **options)
+
+
+@st.composite
+def damaged(draw, data):
+    changed = bytearray(data)
+    for _ in range(draw(st.integers(0, 4))):
+        if changed:
+            # Headers are where damage does most: the first bytes are changed as often as all others.
+            end = draw(st.sampled_from([min(len(changed), 140), len(changed)]))
+            changed[draw(st.integers(0, end - 1))] = draw(st.integers(0, 255))
+    kept = draw(st.sampled_from([len(changed), draw(st.integers(0, len(changed)))]))
+    return bytes(changed[:kept]) + draw(st.binary(max_size=9))
+
+
+@settings(max_examples=250, deadline=None)
+@given(content=damaged(NPY) | damaged(LLMC) | st.binary(max_size=200), data=st.data())
+def test_damaged_files_are_read_or_refused(content, data):
+    ending = data.draw(st.sampled_from([".npy", ".bin", ""]))
+    dtype = data.draw(st.sampled_from([None, "uint16", "uint32"]))
+    format = data.draw(st.sampled_from([None, "npy", "llm.c", "raw", "nanogpt", "tokenmill"]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"x{ending}"
+        path.write_bytes(content)
+        use(path, dtype=dtype, format=format)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    contents=st.lists(damaged(LLMC), min_size=1, max_size=4),
+    name=st.sampled_from(["s_{}.bin", "s_val_{}.bin", "{}", "train.bin", "val{}.bin"]),
+    meta=st.binary(max_size=40) | st.sampled_from([b'{"dtype": "uint32"}', b'{"dtype": []}']),
+)
+def test_damaged_folders_are_read_or_refused(contents, name, meta):
+    with tempfile.TemporaryDirectory() as folder:
+        for number, content in enumerate(contents):
+            (Path(folder) / name.format(number)).write_bytes(content)
+        (Path(folder) / "meta.json").write_bytes(meta)
+        use(folder)
+        use(folder, dtype="uint16")
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=damaged(NPY))
+def test_a_damaged_header_is_parsed_as_numpy_does_or_refused(content):
+    try:
+        count, dtype, offset = parse_header("x.npy", content)
+    except DatasetError:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npy"
+        path.write_bytes(content[:offset] + bytes(count * dtype.itemsize if count < 1000 else 0))
+        if count < 1000:
+            expected = np.load(path, allow_pickle=False)
+            assert (expected.shape, expected.dtype) == ((count,), dtype)
+
+
+def claim(header: str) -> bytes:
+    text = header.encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1),
+        b"\x93NUMPY\x03\x00" + struct.pack("<I", 2**32 - 1),
+        claim("{'descr': '<u2', 'fortran_order': False, 'shape': (4611686018427387904,), }"),
+        claim("{'descr': '<u2', 'fortran_order': False, 'shape': (-1,), }"),
+        claim("{'descr': '<u2', 'fortran_order': False, 'shape': (True,), }"),
+        claim("{'descr': '|O', 'fortran_order': False, 'shape': (9,), }"),
+        claim("{'descr': '<u2', 'fortran_order': False, 'shape': " + "(" * 9000),
+        claim("__import__('os').abort()"),
+        struct.pack("<3i", 20240520, 1, -1),
+        struct.pack("<3i", 20240520, 1, 2**31 - 1),
+        struct.pack("<3i", 20240801, 7, 2**31 - 1),
+    ],
+)
+def test_claims_of_a_large_file_cost_no_memory(tmp_path, start):
+    path = tmp_path / "x.npy"
+    path.write_bytes(start)
+    os.truncate(path, 1 << 33)  # sparse
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError):
+            tokenmill.open(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_verify_reads_a_large_file_in_little_memory(tmp_path):
+    path = tmp_path / "x.bin"
+    path.touch()
+    os.truncate(path, 100 << 20)
+    tracemalloc.start()
+    try:
+        found = examine(path, dtype="uint16", vocab_size=5)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert (found.problems, found.tokens) == ([], 50 << 20)
+
+
+def test_verify_names_the_file_and_place_of_ids_that_the_vocabulary_lacks(tmp_path):
+    write_llmc_folder(tmp_path, [[1, 2], [3, 50257], [4]])
+    (problem,) = examine(tmp_path).problems
+    assert problem.file == "edu_fineweb_train_000002.bin"
+    assert "id 50257 at token 1" in problem.what
+    np.save(tmp_path / "x.npy", np.array([1, -1, 9]))
+    assert "id -1 at token 1" in examine(tmp_path / "x.npy").problems[0].what
+    assert "vocabulary is not known" in examine(tmp_path / "x.npy").notes[0]
+    assert len(examine(tmp_path / "x.npy", vocab_size=9).problems) == 2
+
+
+def test_verify_goes_on_after_a_damaged_shard(tmp_path):
+    write_llmc_folder(tmp_path, [[number] for number in range(1, 6)])
+    for number in (2, 3):
+        path = tmp_path / f"edu_fineweb_train_00000{number}.bin"
+        path.write_bytes(bytes(12) + path.read_bytes()[12:])
+    found = examine(tmp_path)
+    assert [problem.file[-5:] for problem in found.problems] == ["2.bin", "3.bin"]
+    assert found.shards == 5
+
+
+def test_verify_counts_documents_by_the_end_of_text_id(tmp_path):
+    write_llmc_folder(tmp_path / "a", [[50256, 1, 50256], [50256]])
+    assert examine(tmp_path / "a").documents == 3
+    write_raw(tmp_path / "x.bin", [1, 2])
+    assert examine(tmp_path / "x.bin", dtype="uint16").documents is None

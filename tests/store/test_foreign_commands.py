@@ -1,0 +1,79 @@
+"""`info`, `peek` and `verify` on tokens of other makes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from foreign import write_llmc_folder, write_raw
+
+import tokenmill
+from tokenmill.cli import main
+from tokenmill.errors import UsageError
+from tokenmill.inspect.peek import peek
+from tokenmill.tokenizers import load_tokenizer
+
+
+@pytest.fixture
+def hello():
+    """Two short documents as GPT-2's ids, the end of text before each."""
+    ids, _ = load_tokenizer("gpt2").encode_batch([b"Hello there, world."])
+    return [50256, *ids.tolist(), 50256, *ids.tolist()]
+
+
+def told(capsys, *arguments, status=0):
+    assert main([str(one) for one in arguments]) == status
+    return capsys.readouterr().out
+
+
+def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
+    write_llmc_folder(tmp_path / "shards", [hello, hello])
+    out = told(capsys, "info", tmp_path / "shards")
+    for part in ("24 tokens\n", "llm.c", "gpt2, vocabulary of 50,257", "50256 before", "uint16"):
+        assert part in out.replace(f"{2 * len(hello)} tokens", "24 tokens")
+    assert "Sources" not in out
+    body = json.loads(told(capsys, "info", tmp_path / "shards", "--json"))
+    assert [one["name"] for one in body["splits"]] == ["train", "val"]
+    assert body["documents"] is None
+    write_raw(tmp_path / "x.bin", hello, "<u4")
+    out = told(capsys, "info", tmp_path / "x.bin", "--dtype", "uint32")
+    assert f"tokenmill verify {tmp_path}/x.bin --dtype uint32" in out
+    assert "not known" in out
+    assert main(["info", str(tmp_path / "x.bin")]) == 1
+    assert "dtype" in capsys.readouterr().err
+
+
+def test_peek_decodes_and_leads_on(tmp_path, capsys, hello):
+    write_llmc_folder(tmp_path / "shards", [hello, hello])
+    out = told(capsys, "peek", tmp_path / "shards", "--length", len(hello) // 2)
+    assert "\n<|endoftext|>Hello there, world.\n" in out
+    following = out.partition("The next tokens:")[2].splitlines()[0].strip()
+    out = told(capsys, *shlex.split(following)[1:])
+    assert out.count("Hello there, world.") == 1
+    assert "The next tokens" not in out
+    write_raw(tmp_path / "x.bin", hello)
+    assert main(["peek", str(tmp_path / "x.bin"), "--dtype", "uint16"]) == 1
+    assert "tokenizer=" in capsys.readouterr().err
+    out = told(capsys, "peek", tmp_path / "x.bin", "--dtype", "uint16", "--tokenizer", "gpt2")
+    assert out.count("Hello there, world.") == 2
+
+
+def test_peek_goes_by_tokens_where_no_table_tells_documents(tmp_path, hello):
+    np.save(tmp_path / "x.npy", np.array(hello))
+    dataset = tokenmill.open(tmp_path / "x.npy", tokenizer="gpt2")
+    found = peek(dataset, token=-2, length=9)
+    assert (found.start, list(found.ids)) == (len(hello) - 2, hello[-2:])
+    assert found.document is None
+    with pytest.raises(UsageError, match="no table of documents"):
+        peek(dataset, document=0)
+
+
+def test_verify_has_a_status_and_finds_ids_beyond_the_vocabulary(tmp_path, capsys, hello):
+    np.save(tmp_path / "x.npy", np.array(hello))
+    out = told(capsys, "verify", tmp_path / "x.npy")
+    assert "note: the vocabulary is not known" in out
+    assert f"sound: 1 shards, {len(hello)} tokens" in out
+    out = told(capsys, "verify", tmp_path / "x.npy", "--vocab-size", "50256", status=1)
+    assert "holds the id 50256 at token 0" in out
