@@ -32,6 +32,9 @@ def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Pat
     assert "UTF-16" in refused[1]
     told = run("prepare", texts, "--dry-run", *QUICK, "--text-field", "body")
     assert "e.jsonl" not in told.stdout
+    (texts / "f.txt").unlink()
+    told = run("prepare", texts, "--out", tmp_path / "out", *QUICK, "--text-field", "body")
+    assert f"Passed over: {named} ({texts}/d).\n" in told.stderr
 
 
 def test_long_lists_of_what_cannot_be_used_are_cut(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_invalid_utf_8_is_repaired_dropped_or_refused(tmp_path: Path, name: str)
         offset, place, line = 17, 19, 2
     else:
         text.write_bytes(b'{"text": "one"}\n{"text": "tw\xffo"}\n{"text": "three"}\n')
-        offset, place, line = 16, 16, 2
+        offset, place, line = 16, 28, 2
     kept = tokenmill.prepare(text, tmp_path / "repair", **OPTIONS)
     assert kept.manifest.ledger["repaired_documents"] == 1
     assert "tw\ufffdo" in run("peek", tmp_path / "repair", "--document", "1").stdout

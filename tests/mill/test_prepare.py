@@ -150,8 +150,9 @@ def test_nothing_kept_is_an_error_that_says_what_was_dropped(tmp_path: Path) -> 
     assert make(path, tmp_path / "other", text_field="body").manifest.splits["train"].documents == 2
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "blank.txt").write_bytes(b" \n\n ")
-    with pytest.raises(InputError, match="empty: 2"):
+    with pytest.raises(InputError, match="empty: 2") as caught:
         make([tmp_path / "empty.txt", tmp_path / "blank.txt"], tmp_path / "out3")
+    assert "--text-field" not in str(caught.value)
 
 
 def test_wrong_calls_say_what_is_wrong_before_any_work(tmp_path: Path, text: Path) -> None:

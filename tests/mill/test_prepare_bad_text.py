@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_process import in_process
@@ -50,6 +51,26 @@ def test_rejected_texts_are_named_by_line_and_place_also_in_late_parts(tmp_path:
     ]
     assert [entry["offset"] for entry in told] == [data.rfind(b"line one", 0, at) for at in places]
     assert report.manifest.ledger["dropped"]["invalid UTF-8"]["documents"] == 5
+
+
+@pytest.mark.parametrize("on_bad_text", ["drop", "refuse"])
+def test_bad_text_in_a_record_is_named_by_its_byte(tmp_path: Path, on_bad_text: str) -> None:
+    rows = [b'{"n": %d, "text": "caf\\u00e9 %d"}' % (n, n) for n in range(100)]
+    rows[70] = b'{"n": 70, "text": "caf\\u00e9 and caf\xe9"}'
+    data = b"\n".join(rows)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    place = f"invalid UTF-8 at byte {data.index(bytes([0xE9]))}"
+    with in_process(part=500, block=128):
+        options: dict[str, Any] = {"tokenizer": "bytes", "workers": 1, "on_bad_text": on_bad_text}
+        if on_bad_text == "refuse":
+            with pytest.raises(InputError, match=place):
+                tokenmill.prepare(path, tmp_path / "out", **options)
+            return
+        tokenmill.prepare(path, tmp_path / "out", **options)
+    (told,) = map(json.loads, (tmp_path / "out" / "rejected.jsonl").read_text().splitlines())
+    assert told["reason"].startswith(place)
+    assert (told["line"], told["offset"]) == (71, data.rfind(b"\n", 0, data.index(b"\xe9")) + 1)
 
 
 def test_a_giant_with_bad_text_is_dropped_or_repaired_as_a_whole(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.mill.plan import Piece, SourceFile
+from tokenmill.mill.find import SourceFile
+from tokenmill.mill.plan import Piece
 from tokenmill.mill.records import Chunk, Cutter, Places
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, is_utf8, read_piece

@@ -14,12 +14,12 @@ from typing import Any
 import orjson
 import xxhash
 
-from tokenmill.mill.find import PassedOver, SourceFile, find_files
+from tokenmill.mill.find import PassedOver, SourceFile
 from tokenmill.mill.records import overlaps_itself
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import count_row_groups
 
-__all__ = ["Part", "Piece", "Plan", "SourceFile", "find_files", "make_plan"]
+__all__ = ["Part", "Piece", "Plan", "make_plan"]
 
 PART_BYTES = 16 << 20
 MOST_PARTS = 16_384  # of one input; beyond that parts grow, so that their files stay countable

@@ -20,9 +20,10 @@ from typing import Any
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.mill.engines import LocalEngine, available_cores, disk_error
+from tokenmill.mill.find import find_files, tell_passed_over
 from tokenmill.mill.folder import OutputFolder
 from tokenmill.mill.part import Job
-from tokenmill.mill.plan import Part, find_files, make_plan
+from tokenmill.mill.plan import Part, make_plan
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.stages import Nobody, Stages, Watcher
 from tokenmill.store.manifest import Manifest
@@ -96,9 +97,10 @@ class Mill:
         self.workers = workers or available_cores()
         self.memory = memory or self.workers * MEMORY_A_WORKER
         if self.memory < self.workers * (128 << 20):
+            need = "1 worker needs" if self.workers == 1 else f"{self.workers} workers need"
             raise UsageError(
-                f"memory is {self.memory:,} bytes; {self.workers} workers need at least "
-                f"{self.workers * (128 << 20):,}. Give more, or use fewer workers."
+                f"memory is {self.memory:,} bytes; {need} at least {self.workers * (128 << 20):,}. "
+                "Give more, or use fewer workers."
             )
         if isinstance(inputs, (str, os.PathLike)):
             inputs = [inputs]
@@ -126,8 +128,7 @@ class Mill:
         done_before = len(self.plan.parts)
         if manifest is None:
             if self.plan.passed_over:
-                some = self.plan.passed_over
-                watcher.note(f"Passed over, being no text: {len(some):,} files, such as {some[0]}.")
+                watcher.note(f"Passed over: {tell_passed_over(self.plan.passed_over)}.")
             folder.remember(self.plan, self.settings, fingerprint)
             manifest, done_before = Stages(self, folder, watcher).finish()
             was_finished = False

@@ -250,15 +250,12 @@ class Stages:
             place = f"line {entry['line']}" if entry.get("line") else f"row {entry.get('row')}"
             told.append(f"The first: {entry['source']}, {place}: {entry['reason']}")
             break
-        field = self.settings.text_field
-        return "\n".join(
-            [
-                f"No document was kept out of {sifted.ledger['documents_in']:,}:",
-                *told,
-                f"If the text is in another field than {field!r}, name it with --text-field and "
-                "add --restart.",
-            ]
-        )
+        if any(source.kind in ("jsonl", "parquet") for source in self.plan.sources):
+            told.append(
+                f"If the text is in another field than {self.settings.text_field!r}, name it with "
+                "--text-field and add --restart."
+            )
+        return "\n".join([f"No document was kept out of {sifted.ledger['documents_in']:,}:", *told])
 
     def _set_aside(self, receipts: list[Receipt]) -> list[dict[str, Any]]:
         return [

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.mill.clean import clean_block
-from tokenmill.mill.plan import SourceFile
+from tokenmill.mill.find import SourceFile
 from tokenmill.mill.records import Chunk, Places, Rejection, count_byte, count_characters
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, is_utf8
@@ -141,7 +141,8 @@ def _judge_bad_text(
             text.decode("utf-8")
         except UnicodeDecodeError as error:
             offset = chunk.offsets[i]
-            place = offset + error.start if source.kind == "text" else offset
+            in_text = source.kind == "text"
+            place = offset + error.start if in_text else chunk.bad_bytes.get(offset, offset)
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,
