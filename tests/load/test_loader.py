@@ -1,0 +1,417 @@
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill import Loader, Mixture, Tokens
+from tokenmill.errors import DatasetError, StateError, UsageError
+from tokenmill.order.mixture import MixtureOrder
+from tokenmill.order.rows import RowOrder
+
+IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "tokenmill"]
+
+
+def expected_rows(ids, seq_len, rows, **order):
+    """Rows by the order and NumPy's slices alone."""
+    starts = RowOrder(tokens=len(ids), seq_len=seq_len, **order).starts(np.asarray(rows))
+    return np.stack([ids[start : start + seq_len + 1] for start in starts.tolist()])
+
+
+def test_batches_are_the_rows_of_the_order_in_turn():
+    loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16, seed=5)
+    for step in range(300):  # nearly three epochs
+        batch = next(loader)
+        rows = expected_rows(IDS, 16, range(3 * step, 3 * step + 3), seed=5)
+        assert batch.row == 3 * step
+        assert batch.inputs.dtype == batch.targets.dtype == np.int64
+        assert np.array_equal(batch.inputs, rows[:, :-1])
+        assert np.array_equal(batch.targets, rows[:, 1:])
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 1, 7])
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "random"])
+def test_every_way_of_making_a_batch_makes_the_same(contiguous, prefetch, order):
+    loader = Loader(
+        Tokens.of(IDS), batch_size=4, seq_len=10, seed=1, order=order, prefetch=prefetch,
+        contiguous=contiguous, dtype=np.int32,
+    )  # fmt: skip
+    with loader:
+        for step in range(20):
+            batch, again = next(loader), loader.batch_at(step)
+            rows = expected_rows(IDS, 10, range(4 * step, 4 * step + 4), seed=1, kind=order)
+            for one in (batch, again):
+                assert one.row == 4 * step
+                assert np.array_equal(one.inputs, rows[:, :-1])
+                assert np.array_equal(one.targets, rows[:, 1:])
+                assert one.inputs.dtype == np.int32
+                assert one.inputs.flags.c_contiguous == contiguous
+
+
+def test_a_million_steps_ahead_is_as_near_as_the_next():
+    loader = Loader(Tokens.of(IDS), batch_size=2, seq_len=16, seed=5)
+    rows = expected_rows(IDS, 16, [2_000_000_000_000, 2_000_000_000_001], seed=5)
+    assert np.array_equal(loader.batch_at(10**12).inputs, rows[:, :-1])
+
+
+def test_batches_that_are_kept_do_not_change():
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, seed=2, prefetch=2)
+    kept = [next(loader) for _ in range(60)]
+    views = [next(loader).targets[1:2, 3:] for _ in range(60)]  # of which only a view is kept
+    for step, batch in enumerate(kept):
+        rows = expected_rows(IDS, 16, range(4 * step, 4 * step + 4), seed=2)
+        assert np.array_equal(batch.inputs, rows[:, :-1])
+    for step, view in enumerate(views, start=60):
+        assert np.array_equal(view, expected_rows(IDS, 16, [4 * step + 1], seed=2)[:, 4:])
+
+
+@given(
+    windows=st.integers(1, 40),
+    world_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    batch_sizes=st.lists(st.integers(1, 6), min_size=4, max_size=4),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=60)
+def test_any_chain_of_restarts_gives_every_row_once(windows, world_sizes, batch_sizes, data):
+    tokens = Tokens.of(np.arange(windows * 3 + 1))
+    limit = data.draw(st.integers(0, 3 * windows))
+    state, seen = None, []
+    for number, (world_size, batch_size) in enumerate(
+        zip(world_sizes, batch_sizes[: len(world_sizes)], strict=True)
+    ):
+        loaders = [
+            Loader(
+                tokens, batch_size=batch_size, seq_len=3, rank=rank, world_size=world_size,
+                limit_rows=limit, prefetch=rank % 2,
+            )
+            for rank in range(world_size)
+        ]  # fmt: skip
+        last = number == len(world_sizes) - 1
+        steps = None if last else data.draw(st.integers(0, 4))
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+        while steps is None or steps > 0:
+            if loaders[0].row >= limit:
+                break
+            batches = [next(loader) for loader in loaders]
+            assert len({loader.row for loader in loaders}) == 1
+            seen += [row for batch in batches for row in batch.inputs[:, 0].tolist()]
+            steps = None if steps is None else steps - 1
+        state = loaders[0].state_dict()
+        for loader in loaders:
+            loader.close()
+    order = RowOrder(tokens=windows * 3 + 1, seq_len=3)
+    assert seen == order.starts(np.arange(limit)).tolist()
+
+
+def test_limits():
+    tokens = Tokens.of(IDS)  # 312 windows of 16
+    assert len(Loader(tokens, batch_size=10, seq_len=16, limit_epochs=1)) == 32
+    assert len(Loader(tokens, batch_size=10, seq_len=16, limit_epochs=1, drop_last=True)) == 31
+    assert len(Loader(tokens, batch_size=10, seq_len=16, limit_tokens=1_600)) == 10
+    loader = Loader(tokens, batch_size=10, seq_len=16, limit_rows=25)
+    assert [len(batch.inputs) for batch in loader] == [10, 10, 5]
+    assert [batch.row for batch in loader] == [0, 10, 20]  # and again
+    assert list(Loader(tokens, batch_size=10, seq_len=16, limit_rows=0)) == []
+    with pytest.raises(TypeError, match="limit_epochs"):
+        len(Loader(tokens, batch_size=10, seq_len=16))
+    with pytest.raises(IndexError, match="from 0 to 24"):
+        loader.batch_at(3)
+
+
+def test_ranks_have_as_many_batches_as_each_other():
+    counts = [
+        [
+            len(batch.inputs)
+            for batch in Loader(
+                Tokens.of(IDS), batch_size=2, seq_len=16, rank=rank, world_size=4, limit_rows=18
+            )
+        ]
+        for rank in range(4)
+    ]
+    assert counts == [[2, 2, 0], [2, 2, 1], [2, 2, 0], [2, 2, 1]]
+
+
+def test_a_break_and_another_loop_go_on():
+    loader = Loader(Tokens.of(IDS), batch_size=2, seq_len=16)
+    for batch in loader:
+        if batch.row == 8:
+            break
+    assert next(iter(loader)).row == 10
+
+
+@pytest.fixture
+def mixture():
+    web, code = Tokens.of(np.arange(3_000)), Tokens.of(np.arange(10_000, 11_000))
+    return Mixture({"web": (web, 3), "code": (code, 1)}, changes={100: {"code": 3}}, block=20)
+
+
+def test_a_mixture_takes_each_source_in_its_own_order(mixture):
+    loader = Loader(mixture, batch_size=8, seq_len=4, seed=3)
+    order = MixtureOrder(
+        names=("web", "code"), phases=((0, (3.0, 1.0)), (100, (3.0, 3.0))), seed=3, block=20
+    )
+    for step in range(40):
+        sources, numbers = order.assign(np.arange(8 * step, 8 * step + 8))
+        batch = next(loader)
+        for row, (source, number) in enumerate(
+            zip(sources.tolist(), numbers.tolist(), strict=True)
+        ):
+            name, length, base = [("web", 3_000, 0), ("code", 1_000, 10_000)][source]
+            start = RowOrder(tokens=length, seq_len=4, seed=3, name=name).starts(np.array([number]))
+            assert batch.inputs[row].tolist() == (base + start + np.arange(4)).tolist()
+
+
+def test_the_ledger_says_what_was_taken_of_each_source(mixture):
+    loader = Loader(mixture, batch_size=10, seq_len=4)
+    for _ in range(16):
+        next(loader)
+    ledger = loader.ledger()
+    assert (ledger["web"].rows, ledger["code"].rows) == (75 + 30, 25 + 30)
+    assert ledger["web"].tokens == 105 * 4
+    assert ledger["web"].epochs == pytest.approx(105 / (2_999 // 4))
+
+
+def test_sources_of_several_dtypes_mix():
+    web = Tokens.of(np.arange(500, dtype=np.uint16))
+    code = Tokens.of(np.arange(70_000, 70_500, dtype=np.uint32))
+    for contiguous in (False, True):
+        mixed = Mixture({"web": (web, 1), "code": (code, 1)}, block=10)
+        loader = Loader(mixed, batch_size=10, seq_len=4, contiguous=contiguous)
+        firsts = next(loader).inputs[:, 0]
+        assert (firsts >= 70_000).sum() == (firsts < 500).sum() == 5
+
+
+def test_in_memory_batches_are_the_same(tmp_path, mixture):
+    plain, copied = (
+        Loader(mixture, batch_size=8, seq_len=4, in_memory=in_memory) for in_memory in (False, True)
+    )
+    for _ in range(5):
+        assert np.array_equal(next(plain).inputs, next(copied).inputs)
+
+
+def test_documents_come_with_the_batch(mixture):
+    ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
+    loader = Loader(
+        Tokens.of(ids, eot_id=0), batch_size=2, seq_len=6, order="sequential", documents=True
+    )
+    documents = next(loader).documents
+    assert documents.ids.tolist() == [[0, 0, 0, 1, 1, 2], [0, 0, 0, 0, 1, 1]]
+    assert documents.positions.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 1]]
+    assert documents.cu_seqlens.tolist() == [0, 3, 5, 6, 10, 12]
+
+
+def test_documents_of_a_mixture_are_those_of_its_rows():
+    ids = np.random.default_rng(4).integers(0, 5, 400)
+    a, b = Tokens.of(ids, eot_id=0), Tokens.of(ids[::-1].copy(), eot_id=0)
+    mixed = Mixture({"a": (a, 1), "b": (b, 1)}, block=4)
+    batch = next(Loader(mixed, batch_size=16, seq_len=8, documents=True))
+    for row in range(16):
+        ends = (batch.inputs[row] == 0).cumsum()
+        assert batch.documents.ids[row].tolist() == [0, *ends[:-1].tolist()]
+
+
+def test_a_state_is_small_and_says_what_it_is_of():
+    loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16, seed=5)
+    next(loader)
+    state = loader.state_dict()
+    assert state["row"] == 3
+    assert state["version"] == 1
+    assert len(json.dumps(state)) < 400
+    other = Loader(Tokens.of(IDS), batch_size=7, seq_len=16, seed=5, prefetch=0)
+    other.load_state_dict(json.loads(json.dumps(state)))
+    assert next(other).row == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 6}, "seed is 5 in the state and 6 here"),
+        ({"seq_len": 15}, "seq_len is 16 in the state and 15 here"),
+        ({"order": "sequential"}, "order is 'shuffled' in the state and 'sequential' here"),
+        ({"shuffle_block": 4}, "shuffle_block is None in the state and 4 here"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_by_name_unless_forced(change, named):
+    state = Loader(Tokens.of(IDS), batch_size=3, seq_len=16, seed=5).state_dict() | {"row": 9}
+    other = Loader(Tokens.of(IDS), batch_size=3, **({"seq_len": 16, "seed": 5} | change))
+    with pytest.raises(StateError, match="force=True") as caught:
+        other.load_state_dict(state)
+    assert named in str(caught.value)
+    assert other.row == 0
+    other.load_state_dict(state, force=True)
+    assert other.row == 9
+
+
+def test_a_state_of_other_data_or_another_mixture_is_refused(mixture):
+    state = Loader(Tokens.of(IDS), batch_size=3, seq_len=16).state_dict()
+    changed = IDS.copy()
+    changed[0] += 1
+    with pytest.raises(StateError, match="fingerprint"):
+        Loader(Tokens.of(changed), batch_size=3, seq_len=16).load_state_dict(state)
+    with pytest.raises(StateError, match=r"sources\.web"):
+        Loader(mixture, batch_size=3, seq_len=16).load_state_dict(state)
+    state = Loader(mixture, batch_size=3, seq_len=16).state_dict()
+    mixture.phases = mixture.phases[:1]
+    with pytest.raises(StateError, match="weights"):
+        Loader(mixture, batch_size=3, seq_len=16).load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [{}, [], None, {"version": 2}, {"version": 1, "row": -1}])
+def test_what_is_no_state_is_refused(state):
+    loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16)
+    with pytest.raises(StateError):
+        loader.load_state_dict(state)
+
+
+def test_the_same_tokens_in_any_number_of_files_give_the_same_batches(tmp_path):
+    import tokenmill
+
+    whole = tmp_path / "whole.npy"
+    np.save(whole, IDS)
+    digests, states = [], []
+    for shards in (1, 7, 100):
+        folder = tmp_path / f"shards_{shards}"
+        folder.mkdir()
+        for number, part in enumerate(np.array_split(IDS, shards)):
+            header = np.zeros(256, "<i4")
+            header[:3] = 20240520, 1, len(part)
+            with (folder / f"x_train_{number:06}.bin").open("wb") as file:
+                file.write(header.tobytes() + part.astype("<u2").tobytes())
+        val = np.zeros(256, "<i4")
+        val[:3] = 20240520, 1, 1
+        (folder / "x_val_000000.bin").write_bytes(val.tobytes() + b"\0\0")
+        digests.append(_digest(tokenmill.open(folder)["train"]))
+        states.append(Loader(tokenmill.open(folder)["train"], batch_size=2, seq_len=9).state_dict())
+    digests.append(_digest(tokenmill.open(whole)["train"]))
+    states.append(Loader(tokenmill.open(whole)["train"], batch_size=2, seq_len=9).state_dict())
+    assert len(set(digests)) == 1
+    assert all(state == states[0] for state in states)
+
+
+def _digest(tokens):
+    with Loader(tokens, batch_size=5, seq_len=33, seed=8) as loader:
+        return b"".join(next(loader).inputs.tobytes() for _ in range(80))
+
+
+def test_an_id_that_the_dtype_cannot_hold_is_an_error_that_reaches_the_caller():
+    ids = np.zeros(1_000, np.int64)
+    ids[500] = 70_000
+    for contiguous in (False, True):
+        loader = Loader(
+            Tokens.of(ids), batch_size=8, seq_len=10, order="sequential", dtype=np.uint16,
+            contiguous=contiguous,
+        )  # fmt: skip
+        for _ in range(6):
+            next(loader)
+        with pytest.raises(DatasetError, match="70000"):
+            next(loader)
+        with pytest.raises(DatasetError, match="70000"):  # again, and it does not hang
+            next(loader)
+        assert loader.row == 48
+
+
+def test_a_file_that_is_cut_short_is_an_error_that_reaches_the_caller(tmp_path):
+    import tokenmill
+
+    path = tmp_path / "x.npy"
+    np.save(path, IDS)
+    loader = Loader(tokenmill.open(path)["train"], batch_size=4, seq_len=16)
+    with path.open("r+b") as file:
+        file.truncate(1_000)
+    with pytest.raises(DatasetError, match=r"x\.npy"):
+        next(loader)
+
+
+def test_closing_and_dropping_end_the_thread():
+    before = len(threads())
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16)
+    next(loader)
+    assert len(threads()) == before + 1
+    loader.close()
+    assert len(threads()) == before
+    assert next(loader).row == 4
+    del loader
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while len(threads()) > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_program_ends_while_batches_are_made():
+    program = (
+        "import numpy as np, tokenmill\n"
+        "loader = tokenmill.Loader(tokenmill.Tokens.of(np.arange(9999)), batch_size=2, seq_len=8)\n"
+        "print(next(loader).row)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n", b"")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_goes_on_by_itself():
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, seed=3)
+    next(loader)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, next(loader).inputs.tobytes() + next(loader).inputs.tobytes())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    assert told == next(loader).inputs.tobytes() + next(loader).inputs.tobytes()
+
+
+def test_a_pickled_loader_goes_on_where_it_was():
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, seed=3)
+    next(loader)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert np.array_equal(next(copy).inputs, next(loader).inputs)
+    assert copy.row == 8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"seq_len": 0}, "seq_len is 0"),
+        ({"seq_len": 5_003}, "5,003 tokens, too few"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
+        ({"rank": 1}, "together"),
+        ({"limit_rows": 1, "limit_epochs": 1}, "give one of"),
+        ({"limit_rows": -1}, "-1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong, told):
+    with pytest.raises(UsageError, match=told):
+        Loader(Tokens.of(IDS), **({"batch_size": 4, "seq_len": 16} | wrong))
+
+
+def test_a_dataset_in_place_of_a_split_is_refused():
+    with pytest.raises(UsageError, match=r'data\["train"\]'):
+        Loader(IDS, batch_size=4, seq_len=16)
+
+
+def test_a_mixture_has_no_epochs(mixture):
+    with pytest.raises(UsageError, match="limit_rows"):
+        Loader(mixture, batch_size=4, seq_len=16, limit_epochs=1)
