@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,21 @@ __all__ = ["MixtureOrder", "share_slots"]
 LARGEST_BLOCK = 2**20
 _SLOT_BITS = np.uint64(LARGEST_BLOCK - 1)
 _STRETCH = 8_192  # slots laid out at once, if blocks are smaller: NumPy has its price for each call
+
+
+class _Stretch(NamedTuple):
+    """A few whole blocks of a phase, laid out together; the end of the phase may cut them short."""
+
+    first: int  # row
+    stop: int
+    sources: Places  # of each slot
+    ranks: Places  # of each slot among those of its source
+    before: Places  # the rows that each source gave before the first
+
+    def count_before(self, row: int) -> Places:
+        """The rows that each source gave before a row of this stretch."""
+        taken = self.sources[: row - self.first]
+        return self.before + np.bincount(taken, minlength=len(self.before))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +101,7 @@ class MixtureOrder:
             for name, weight, slot in zip(self.names, weights, slots, strict=True):
                 if weight > 0 and not slot:
                     raise UsageError(
-                        f"source {name!r} has weight {weight} of {math.fsum(weights)} in the phase "
+                        f"source {name!r} has weight {weight} of {sum(weights)} in the phase "
                         f"from row {first:,}, which is no row in a block of {self.block:,}. Use a "
                         "larger block, a larger weight, or 0 to leave it out."
                     )
@@ -108,34 +124,28 @@ class MixtureOrder:
     def counts(self, row: int) -> npt.NDArray[np.int64]:
         """How many of the first `row` rows of the run come from each source."""
         check_rows(np.array([row]))
-        first, _, sources, _, base = self._stretch(row)
-        return base + np.bincount(sources[: row - first], minlength=len(self.names))
+        return self._stretch(row).count_before(row)
 
     def _assign_ascending(self, rows: Places) -> tuple[Places, Places]:
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
         done = 0
         while done < len(rows):
-            first, stop, slot_sources, slot_ranks, base = self._stretch(int(rows[done]))
-            end = int(np.searchsorted(rows, stop))
-            places = rows[done:end] - first
-            taken = slot_sources[places]
+            stretch = self._stretch(int(rows[done]))
+            end = int(np.searchsorted(rows, stretch.stop))
+            places = rows[done:end] - stretch.first
+            taken = stretch.sources[places]
             sources[done:end] = taken
-            numbers[done:end] = slot_ranks[places] + base[taken]
+            numbers[done:end] = stretch.ranks[places] + stretch.before[taken]
             done = end
         return sources, numbers
 
-    def _stretch(self, row: int) -> tuple[int, int, Places, Places, Places]:
-        """The stretch of blocks that holds a row.
-
-        Its first row and the first after it, each slot's source and rank among the slots of that
-        source, and the rows that each source gave before.
-        """
+    def _stretch(self, row: int) -> _Stretch:
+        """The stretch that holds a row."""
         phase = int(np.searchsorted(self._firsts, row, side="right")) - 1
-        return self._stretch_in(phase, row, self._bases[phase])
+        return self._stretch_of(phase, row, self._given[phase])
 
-    def _stretch_in(
-        self, phase: int, row: int, base: Places
-    ) -> tuple[int, int, Places, Places, Places]:
+    def _stretch_of(self, phase: int, row: int, given: Places) -> _Stretch:
+        """The stretch of a phase that holds a row, or would, if the phase did not end at it."""
         phase_first = self.phases[phase][0]
         blocks = max(1, _STRETCH // self.block)
         number = (row - phase_first) // (blocks * self.block)
@@ -146,21 +156,21 @@ class MixtureOrder:
         key = make_key("mixture", self.seed, phase_first)
         shares = self.shares[phase]
         sources, ranks = _lay_out(key, number * blocks, blocks, shares)
-        return first, stop, sources, ranks, base + number * blocks * np.array(shares)
+        before = given + number * blocks * np.array(shares)
+        return _Stretch(first, stop, sources, ranks, before)
 
     @cached_property
     def _firsts(self) -> Places:
         return np.array([first for first, _ in self.phases])
 
     @cached_property
-    def _bases(self) -> list[Places]:
+    def _given(self) -> list[Places]:
         """The rows that each source gave before each phase."""
-        bases = [np.zeros(len(self.names), np.int64)]
+        given = [np.zeros(len(self.names), np.int64)]
         for phase, row in enumerate(self._firsts[1:].tolist()):
             # The last block of a phase may be cut short, so its layout has to be counted.
-            first, _, sources, _, base = self._stretch_in(phase, row, bases[-1])
-            bases.append(base + np.bincount(sources[: row - first], minlength=len(self.names)))
-        return bases
+            given.append(self._stretch_of(phase, row, given[-1]).count_before(row))
+        return given
 
 
 def share_slots(weights: tuple[float, ...], slots: int) -> tuple[int, ...]:
