@@ -283,6 +283,22 @@ def test_folders_of_raw_files_open_with_a_dtype(tmp_path):
         assert dataset["val"][:].tolist() == [4]
 
 
+def test_numbered_npy_shards_open_and_a_pile_of_files_does_not(tmp_path):
+    for name, ids in (("web_train_01", [1, 2]), ("web_train_02", [3]), ("web_val_00", [4])):
+        np.save(tmp_path / f"{name}.npy", np.array(ids, np.uint16))
+    dataset = tokenmill.open(tmp_path)
+    assert (dataset.format, dataset.splits) == ("npy", ("train", "val"))
+    assert dataset["train"][:].tolist() == [1, 2, 3]
+    assert dataset["val"][:].tolist() == [4]
+    np.save(tmp_path / "web_train_04.npy", np.array([5], np.uint16))
+    refused(tmp_path, "web_train_03.npy is missing")
+    (tmp_path / "web_train_04.npy").unlink()
+    np.save(tmp_path / "web_train_03.npy", np.array([5], np.int32))
+    refused(tmp_path, "web_train_03.npy holds int32, and the shards before it hold uint16")
+    (tmp_path / "web_train_03.npy").rename(tmp_path / "wiki.npy")
+    refused(tmp_path, "not numbered shards; open one by itself")
+
+
 def test_links_are_followed_as_download_caches_need_it(tmp_path):
     write_llmc_folder(tmp_path / "blobs", [[1, 2], [3]])
     (tmp_path / "snapshot").mkdir()

@@ -95,6 +95,16 @@ def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_pa
     assert as_lists(tokens.find_edges(starts, 20)) == as_lists(by_id)
 
 
+@pytest.mark.parametrize("rows", [1, 40, 1000])
+@pytest.mark.parametrize("shard_tokens", [7, 90, 300])
+def test_many_rows_over_few_shards_equal_the_oracle(tmp_path, rows, shard_tokens):
+    random = np.random.default_rng(rows)
+    oracle = build(tmp_path, {"train": [random.bytes(999)]}, shard_tokens=shard_tokens)["train"]
+    starts = random.integers(0, len(oracle) - 20, rows)
+    expected = np.lib.stride_tricks.sliding_window_view(oracle, 20)[starts]
+    assert np.array_equal(tokenmill.open(tmp_path)["train"].gather(starts, 20), expected)
+
+
 def test_edges_that_nothing_tells_are_an_error_with_a_cure():
     with pytest.raises(DatasetError, match=r"eot_id=50256"):
         Tokens.of([1, 2, 3]).find_edges(np.array([0]), 2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +97,32 @@ def test_a_slice_is_the_callers_own(folder):
     part = tokens[0:5]
     part[:] = 0
     assert tokens[0] != 0
+
+
+FORKS = """
+import os, sys, numpy, tokenmill
+tokens = tokenmill.open(sys.argv[1])["train"]
+before = tokens.gather(numpy.arange(len(tokens) - 15), 15)
+child = os.fork()
+same = numpy.array_equal(tokens.gather(numpy.arange(len(tokens) - 15), 15), before)
+if not child:
+    os._exit(0 if same else 3)
+assert same and os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_reads_on(folder):
+    subprocess.run([sys.executable, "-c", FORKS, folder], check=True, timeout=60)
+
+
+def test_a_name_with_dots_is_no_path_out_of_the_folder(folder):
+    (folder / "train/shard_00000.bin").rename(folder / "train/a..b")
+
+    def edit(body):
+        body["splits"]["train"]["shards"][0]["path"] = "train/a..b"
+
+    edit_manifest(folder, edit)
+    assert tokenmill.open(folder)["train"][0] == ord("H")
 
 
 def test_opening_touches_no_shard(folder):
@@ -231,7 +259,9 @@ def test_a_link_within_the_folder_and_a_link_to_the_folder_are_fine(folder, tmp_
     assert tokenmill.open(tmp_path / "link")["train"][0] == ord("H")
 
 
-@pytest.mark.parametrize("path", ["../x.bin", "/etc/passwd", "a/../../x", "", "a\x1b[31m", "a\\b"])
+@pytest.mark.parametrize(
+    "path", ["../x.bin", "/etc/passwd", "a/../../x", "", "a\x1b[31m", "a\\b", "a\nb"]
+)
 def test_a_path_out_of_the_folder_is_refused(folder, path):
     def edit(body):
         body["splits"]["train"]["shards"][0]["path"] = path

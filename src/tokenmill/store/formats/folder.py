@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tokenmill.errors import DatasetError
 from tokenmill.store.formats.protocol import Asked
 
-__all__ = ["check_gaps", "list_shards", "split_by_name"]
+__all__ = ["are_numbered", "check_gaps", "list_shards", "split_by_name"]
 
 _NUMBER = re.compile(r"(.*?)([0-9]+)(\.[^0-9]*)?")
 _VALIDATION = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?:[^a-z]|$)", re.IGNORECASE)
@@ -35,6 +35,16 @@ def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     val = [name for name in names if "val" in name.lower() and _VALIDATION.search(name)]
     held = set(val)
     return {"train": [name for name in names if name not in held], "val": val}
+
+
+def are_numbered(names: Sequence[str]) -> bool:
+    """Whether names differ in a number alone.
+
+    >>> are_numbered(["a_1.npy", "a_2.npy"]), are_numbered(["a_1.npy", "b_2.npy"])
+    (True, False)
+    """
+    matches = [_NUMBER.fullmatch(name) for name in names]
+    return None not in matches and len({(match[1], match[3]) for match in matches if match}) == 1
 
 
 def check_gaps(asked: Asked, names: Sequence[str]) -> None:

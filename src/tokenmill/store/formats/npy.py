@@ -1,7 +1,7 @@
-"""One genuine NumPy file: integers in one dimension.
+"""Genuine NumPy files: integers in one dimension, in one file or in numbered shards.
 
-Its header is parsed by NumPy and never read as tokens. No pickle is loaded. Everything is checked
-at opening; the size again when it is mapped.
+Headers are parsed by NumPy and never read as tokens. No pickle is loaded. Everything is checked at
+opening, for which every file is opened once; sizes again when they are mapped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ import numpy as np
 
 from tokenmill.errors import DatasetError
 from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, open_foreign
+from tokenmill.store.formats.folder import (
+    are_numbered,
+    check_gaps,
+    list_shards,
+    split_by_name,
+)
 from tokenmill.store.formats.protocol import DTYPES, Asked, Contents, NotThisFormat
 from tokenmill.store.shards import FileShards
 
@@ -22,39 +28,65 @@ MOST = 1 << 16  # bytes of a header; a longer one is no array of integers
 
 
 def read(asked: Asked) -> Contents:
-    """What a .npy file holds."""
-    if asked.is_folder:
-        raise NotThisFormat("it is a folder, and a .npy is opened by itself")
-    name = asked.path.name
-    if not asked.head.startswith(MAGIC):
-        reason = "it does not begin with NumPy's magic bytes"
-        if name.endswith(".npy"):
+    """What a .npy file or a folder of numbered ones holds."""
+    splits = _list(asked) if asked.is_folder else {"train": [asked.path.name]}
+    first = next(iter(splits.values()))[0]
+    if not asked.read_head(first).startswith(MAGIC):
+        reason = f"{first} does not begin with NumPy's magic bytes"
+        if first.endswith(".npy"):
             reason += ", so it is cut, damaged, or a headerless file such as OLMo's, with ids alone"
         raise NotThisFormat(reason)
+    return Contents(splits={split: _shards(asked, names) for split, names in splits.items()})
+
+
+def _list(asked: Asked) -> dict[str, list[str]]:
+    """The files of each split of a folder, if they surely belong together."""
+    names = list_shards(asked.files, ".npy")
+    if not names or list_shards(asked.files, ".bin"):
+        raise NotThisFormat("it is a folder, and not one of .npy files alone")
+    splits = {split: some for split, some in split_by_name(names).items() if some}
+    for some in splits.values():
+        if len(some) > 1 and not are_numbered(some):
+            raise NotThisFormat("its .npy files are not numbered shards; open one by itself")
+        check_gaps(asked, some)
+    return splits
+
+
+def _shards(asked: Asked, names: list[str]) -> FileShards:
+    found = [_look(asked, name) for name in names]
+    dtype = found[0][0]
+    for name, (other, *_) in zip(names, found, strict=True):
+        if other != dtype:
+            raise DatasetError(f"{name} holds {other}, and the shards before it hold {dtype}.")
+    counts, offsets, sizes = np.array([places for _, *places in found], np.int64).T.copy()
+    if not counts.any():
+        raise DatasetError(f"{asked.folder / names[0]} holds no tokens.")
+    return FileShards(
+        folder=asked.folder.absolute(),
+        names=names,
+        dtype=dtype,
+        counts=counts,
+        offsets=offsets,
+        sizes=sizes,
+        foreign=True,
+    )
+
+
+def _look(asked: Asked, name: str) -> tuple[np.dtype[Any], int, int, int]:
+    """The dtype and the number of a file's ids, where they begin, and the file's bytes."""
     with open_foreign(asked.folder, name) as file:
         start = file.read(MOST)
         size = file.seek(0, io.SEEK_END)
     count, dtype, offset = parse_header(name, start)
     asked.agree(dtype, name)
-    if size != offset + count * dtype.itemsize:
+    expected = offset + count * dtype.itemsize
+    if size != expected:
         raise DamagedFileError(
             name,
-            f"has {size:,} bytes, and by its header it should have "
-            f"{offset + count * dtype.itemsize:,}",
+            f"has {size:,} bytes, and by its header it should have {expected:,}",
             FOREIGN_CURE,
         )
-    if not count:
-        raise DatasetError(f"{name} holds no tokens.")
-    shards = FileShards(
-        folder=asked.folder.absolute(),
-        names=[name],
-        dtype=dtype,
-        counts=np.array([count], np.int64),
-        offsets=np.array([offset], np.int64),
-        sizes=np.array([size], np.int64),
-        foreign=True,
-    )
-    return Contents(splits={"train": shards})
+    return dtype, count, offset, size
 
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
