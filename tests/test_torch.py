@@ -1,0 +1,169 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import tokenmill
+import tokenmill.torch as tt
+from tokenmill import Mixture, Tokens
+from tokenmill.errors import StateError, UsageError
+
+IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
+SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    """From a file, as in life: workers map it themselves."""
+    np.save(tmp_path / "ids.npy", IDS)
+    return tokenmill.open(tmp_path / "ids.npy")["train"]
+
+
+def numpy_batches(tokens, steps, **settings):
+    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
+    return [loader.batch_at(step) for step in range(steps)]
+
+
+def assert_equal(batch, expected):
+    inputs, targets = batch[:2]
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
+    assert np.array_equal(inputs.numpy(), expected.inputs)
+    assert np.array_equal(targets.numpy(), expected.targets)
+
+
+def test_tensors_are_the_numpy_loaders_rows(tokens):
+    loader = tt.Loader(tokens, **SETTINGS)
+    for step, expected in enumerate(numpy_batches(tokens, 90)):
+        assert_equal(next(loader), expected)
+        assert_equal(loader.batch_at(step), expected)
+    assert loader.row == 360
+    assert loader.ledger()[""].rows == 360
+    loader.close()
+
+
+def test_a_device_that_is_not_the_cpu_gets_the_same_shapes(tokens):
+    inputs, targets = next(tt.Loader(tokens, **SETTINGS, device="meta"))
+    assert inputs.shape == targets.shape == (4, 16)
+    assert inputs.device.type == "meta"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_cuda_device_gets_the_same_rows(tokens):
+    loader = tt.Loader(tokens, **SETTINGS, device="cuda")
+    for expected in numpy_batches(tokens, 50):
+        assert_equal([tensor.cpu() for tensor in next(loader)], expected)
+
+
+def test_tensors_that_are_kept_do_not_change(tokens):
+    loader = tt.Loader(tokens, **SETTINGS, prefetch=2)
+    kept = [next(loader) for _ in range(60)]
+    for batch, expected in zip(kept, numpy_batches(tokens, 60), strict=True):
+        assert_equal(batch, expected)
+
+
+def test_a_state_passes_between_the_loaders_of_arrays_and_tensors(tokens):
+    arrays = tokenmill.Loader(tokens, **SETTINGS)
+    next(arrays)
+    loader = tt.Loader(tokens, **{**SETTINGS, "batch_size": 2})
+    loader.load_state_dict(json.loads(json.dumps(arrays.state_dict())))
+    assert_equal(next(loader), tokenmill.Loader(tokens, **SETTINGS | {"batch_size": 2}).batch_at(2))
+    arrays.load_state_dict(loader.state_dict())
+    assert arrays.row == 6
+
+
+def test_documents_come_as_tensors():
+    ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
+    loader = tt.Loader(
+        Tokens.of(ids, eot_id=0), batch_size=2, seq_len=6, order="sequential", documents=True
+    )
+    documents = next(loader).documents
+    assert documents.cu_seqlens.tolist() == [0, 3, 5, 6, 10, 12]
+    assert documents.cu_seqlens.dtype == torch.int32
+    assert documents.max_seqlen == 4
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (1, "spawn")]
+)
+def test_workers_do_not_change_the_order(tokens, workers, context):
+    batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=81)
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=context,
+    )
+    assert len(loader) == 21
+    got = list(loader)
+    for batch, expected in zip(got, numpy_batches(tokens, 21, limit_rows=81), strict=True):
+        assert_equal(batch, expected)
+    assert len(list(loader)) == 21  # and it can be had again
+
+
+def test_a_start_in_the_middle_goes_on_with_other_workers(tokens):
+    batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=80, start=20)
+    got = list(DataLoader(batches, batch_size=None, num_workers=2))
+    for batch, expected in zip(got, numpy_batches(tokens, 20)[5:], strict=True):
+        assert_equal(batch, expected)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 6, 20])
+def test_a_stateful_data_loader_goes_on_exactly(tokens, workers, stop):
+    def make():
+        batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=83)
+        return StatefulDataLoader(batches, batch_size=None, num_workers=workers)
+
+    first = make()
+    got = []
+    for batch in first:
+        got.append(batch)
+        if len(got) == stop:
+            break
+    state = first.state_dict()
+    second = make()
+    second.load_state_dict(state)
+    got += list(second)
+    for batch, expected in zip(got, numpy_batches(tokens, 21, limit_rows=83), strict=True):
+        assert_equal(batch, expected)
+
+
+def test_a_worker_state_of_another_run_is_refused(tokens):
+    state = tt.TokenBatches(tokens, **SETTINGS).state_dict()
+    with pytest.raises(StateError, match="seed"):
+        tt.TokenBatches(tokens, **{**SETTINGS, "seed": 4}).load_state_dict(state)
+    with pytest.raises(StateError, match="workers"):
+        tt.TokenBatches(tokens, **SETTINGS).load_state_dict({**state, "workers": 2})
+    with pytest.raises(StateError, match="damaged"):
+        tt.TokenBatches(tokens, **SETTINGS).load_state_dict({**state, "given": "x"})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_by_number_are_the_rows_of_the_run(tokens, workers):
+    rows = tt.TokenRows(tokens, seq_len=16, seed=3)
+    assert len(rows) == 312
+    got = list(DataLoader(rows, batch_size=4, num_workers=workers))
+    for batch, expected in zip(got, numpy_batches(tokens, 78), strict=True):
+        assert_equal(batch, expected)
+    assert torch.equal(rows[-1].targets, rows[311].targets)
+    with pytest.raises(IndexError, match="0 to 311"):
+        rows[312]
+
+
+def test_rows_of_a_mixture_need_a_limit(tokens):
+    mixture = Mixture({"a": (tokens, 1)})
+    with pytest.raises(UsageError, match="limit_rows"):
+        tt.TokenRows(mixture, seq_len=16)
+    assert len(tt.TokenRows(mixture, seq_len=16, limit_rows=7)) == 7
+
+
+def test_batches_without_a_limit_have_no_length(tokens):
+    with pytest.raises(TypeError, match="limit_epochs"):
+        len(tt.TokenBatches(tokens, **SETTINGS))
