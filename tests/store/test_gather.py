@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,21 @@ def test_many_rows_over_few_shards_equal_the_oracle(tmp_path, rows, shard_tokens
     starts = random.integers(0, len(oracle) - 20, rows)
     expected = np.lib.stride_tricks.sliding_window_view(oracle, 20)[starts]
     assert np.array_equal(tokenmill.open(tmp_path)["train"].gather(starts, 20), expected)
+
+
+@pytest.mark.parametrize("firsts", [[0, 2**64 - 1, 5], [5, 0, 9], [2**63, 3, 4], [9, 8, 7]])
+def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, firsts):
+    build(tmp_path, {"train": ["abc", "def", "gh"]}, shard_tokens=100)
+    path = tmp_path / "train/shard_00000.docs.npy"
+    table = np.load(path)
+    table["first"] = firsts
+    np.save(path, table)
+    tokens = tokenmill.open(tmp_path)["train"]
+    for start in range(len(tokens) - 4):
+        with suppress(DatasetError):
+            rows, places = tokens.find_edges(np.array([start, 0]), 4)
+            assert set(rows.tolist()) <= {0, 1}
+            assert set(places.tolist()) <= {0, 1, 2, 3}
 
 
 def test_edges_that_nothing_tells_are_an_error_with_a_cure():

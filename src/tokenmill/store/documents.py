@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -119,40 +120,36 @@ class Documents:
     def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
         """Where documents begin in [start, start + length) of each row: (row, place), sorted.
 
-        Works shard by shard: all rows that touch one are looked up together.
+        A row is cut where it crosses shards; all pieces in one shard are looked up together.
         """
-        first_shard = self._token_starts.searchsorted(starts, "right") - 1
-        last_shard = self._token_starts.searchsorted(starts + (length - 1), "right") - 1
-        rows, offsets = spread(last_shard - first_shard + 1)
-        shards = first_shard[rows] + offsets
-        order = np.argsort(shards, kind="stable")
-        touched, begin = np.unique(shards[order], return_index=True)
-        found: list[tuple[Integers, Integers]] = []
-        for shard, some in zip(touched.tolist(), np.split(order, begin[1:]), strict=True):
+        first = self._token_starts.searchsorted(starts, "right") - 1
+        last = self._token_starts.searchsorted(starts + (length - 1), "right") - 1
+        rows, offsets = spread(last - first + 1)
+        shards = first[rows] + offsets
+        order = shards.argsort(kind="stable")
+        rows, shards = rows[order], shards[order]
+        begins = starts[rows] - self._token_starts[shards]
+        edges = np.maximum(np.stack((begins, begins + length), axis=1), 0).astype(np.uint64)
+        found = []
+        counts = np.zeros(len(rows), np.int64)
+        cuts = (shards[1:] != shards[:-1]).nonzero()[0] + 1
+        for low, high in pairwise([0, *cuts.tolist(), len(shards)]):
+            shard = int(shards[low])
             if self._shards.documents[shard]:
-                own = rows[some]
-                at, places = self._edges_in(shard, starts[own], length)
-                found.append((own[at], places))
-        if not found:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        row = np.concatenate([pair[0] for pair in found])
-        place = np.concatenate([pair[1] for pair in found])
-        order = np.lexsort((place, row))
-        return row[order], place[order]
-
-    def _edges_in(self, shard: int, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """The edges of some rows that lie in one shard."""
-        firsts = self._map(shard)["first"]
-        begin = starts - self._token_starts[shard]
-        low = firsts.searchsorted(np.maximum(begin, 0).astype(np.uint64))
-        high = firsts.searchsorted((begin + length).astype(np.uint64))
-        if (high < low).any():
+                firsts = self._map(shard)["first"]
+                bounds = firsts.searchsorted(edges[low:high].ravel()).reshape(-1, 2)
+                counts[low:high] = bounds[:, 1] - bounds[:, 0]
+                found += [firsts[a:b] for a, b in bounds.tolist()]
+        if (counts < 0).any():
+            raise self._damaged(int(shards[counts.argmin()]), "its documents are not in order")
+        at = np.repeat(np.arange(len(rows)), counts)
+        places = np.concatenate([*found, np.empty(0, np.uint64)]).astype(np.int64) - begins[at]
+        wrong = (places < 0) | (places >= length)
+        if wrong.any():
+            shard = int(shards[at[wrong.argmax()]])
             raise self._damaged(shard, "its documents are not in order")
-        at, offsets = spread(high - low)
-        places = firsts[low[at] + offsets].astype(np.int64) - begin[at]
-        if len(places) and not (places.min() >= 0 and places.max() < length):
-            raise self._damaged(shard, "its documents are not in order")
-        return at, places
+        order = np.lexsort((places, rows[at]))
+        return rows[at][order], places[order]
 
     def _damaged(self, shard: int, what: str) -> DatasetError:
         return DamagedFileError(self._shards.documents_path[shard], f"is damaged: {what}")
