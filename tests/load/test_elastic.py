@@ -1,0 +1,111 @@
+"""Every row once, in one order, through real processes: whatever the ranks, workers, batch sizes,
+and wherever the run stops and goes on with others."""
+
+import itertools
+import json
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from tokenmill.order.rows import RowOrder
+
+IDS = np.random.default_rng(0).integers(0, 60_000, 20_011).astype(np.uint16)
+SEQ_LEN = 8
+ROWS = 6_000  # more than two epochs
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("elastic") / "ids.npy"
+    np.save(path, IDS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The digest of every row, by the order and NumPy's slices."""
+    starts = RowOrder(tokens=len(IDS), seq_len=SEQ_LEN, seed=7).starts(np.arange(ROWS))
+    ids = IDS.astype(np.int64)
+    return [xxhash.xxh3_64_hexdigest(ids[s : s + SEQ_LEN].tobytes()) for s in starts.tolist()]
+
+
+@contextmanager
+def ranks(path, count):
+    program = Path(__file__).with_name("rank_process.py")
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(count):
+            process = subprocess.Popen(
+                [sys.executable, program, path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(process.wait, timeout=60)
+            stack.callback(process.stdout.close)
+            stack.callback(process.stdin.close)
+            processes.append(process)
+        yield processes
+
+
+def run(processes, *, world_size, batch_size, steps, workers=None, state=None):
+    """The rows that all ranks together get, in the order of steps and ranks; and the state."""
+    for rank in range(world_size):
+        settings = {
+            "batch_size": batch_size,
+            "seq_len": SEQ_LEN,
+            "seed": 7,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        job = {"settings": settings, "steps": steps, "workers": workers, "state": state}
+        processes[rank].stdin.write(json.dumps(job) + "\n")
+        processes[rank].stdin.flush()
+    answers = [json.loads(processes[rank].stdout.readline()) for rank in range(world_size)]
+    by_rank = [answer["batches"] for answer in answers]
+    assert {len(batches) for batches in by_rank} == {steps}
+    rows = [row for step in zip(*by_rank, strict=True) for batch in step for row in batch]
+    states = [answer["state"] for answer in answers]
+    assert all(state == states[0] for state in states)
+    return rows, states[0]
+
+
+def test_data_loader_workers_and_ranks_of_any_number(path, expected):
+    grid = itertools.product((1, 2, 3), (0, 1, 2), (1, 4), (1, 5))
+    with ranks(path, 3) as processes:
+        for world_size, workers, batch_size, stop in grid:
+            first, state = run(
+                processes, world_size=world_size, workers=workers, batch_size=batch_size, steps=stop
+            )
+            # And on, with as few alike as may be.
+            then, state = run(
+                processes,
+                world_size=4 - world_size,
+                workers=2 - workers,
+                batch_size=5 - batch_size,
+                steps=4,
+                state=state,
+            )
+            assert first + then == expected[: state["row"]]
+
+
+@pytest.mark.parametrize("chain", [(8, 3, 16, 1), (1, 16, 2, 5)])
+def test_chains_of_world_sizes(path, expected, chain):
+    with ranks(path, max(chain)) as processes:
+        rows, state = [], None
+        for number, world_size in enumerate(chain):
+            more, state = run(
+                processes,
+                world_size=world_size,
+                batch_size=3 + number,
+                steps=7 + 13 * number,
+                state=state,
+            )
+            rows += more
+        assert rows == expected[: state["row"]]
+        assert len(rows) > 1_000
