@@ -21,7 +21,7 @@ def list_shards(files: Mapping[str, int], ending: str) -> list[str]:
     >>> list_shards({"a_10.bin": 4, "a_9.bin": 4, "x.txt": 4}, ".bin")
     ['a_9.bin', 'a_10.bin']
     """
-    names = sorted(name for name in files if name.endswith(ending) and not name.startswith("."))
+    names = sorted([name for name in files if name.endswith(ending) and name[0] != "."])
     # Names of equal length are in order already: a shorter look at many files.
     return names if len(set(map(len, names))) < 2 else sorted(names, key=_by_number)
 
@@ -34,7 +34,8 @@ def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     """
     val = [name for name in names if "val" in name.lower() and _VALIDATION.search(name)]
     held = set(val)
-    return {"train": [name for name in names if name not in held], "val": val}
+    train = [name for name in names if name not in held] if held else list(names)
+    return {"train": train, "val": val}
 
 
 def are_numbered(names: Sequence[str]) -> bool:

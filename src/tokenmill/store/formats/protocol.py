@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenmill.errors import DatasetError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.store.documents import DocumentTable
 from tokenmill.store.files import open_foreign
 from tokenmill.store.manifest import Manifest
@@ -56,18 +56,8 @@ class Asked:
     @cached_property
     def files(self) -> Mapping[str, int]:
         """The files in the folder, in no order, with their sizes in bytes."""
-        found = {}
-        descriptor = os.open(self.path, os.O_RDONLY)  # names are then looked up in it directly
-        try:
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    if entry.is_file():
-                        found[entry.name] = entry.stat().st_size
-        except OSError as error:
-            raise DatasetError(f"{self.path} cannot be read: {error.strerror}.") from error
-        finally:
-            os.close(descriptor)
-        return found
+        with os.scandir(self.path) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
 
     @property
     def folder(self) -> Path:
