@@ -53,6 +53,7 @@ def compare_documents(folder: Path) -> None:
     for split in dataset.splits:
         tokens = dataset[split]
         for document in tokens.documents or ():
+            assert document.source is not None
             raw = Path(document.source.path).read_bytes()
             text = clean(raw.decode("utf-8", "replace"))
             ids = tokens[document.start : document.start + document.length]

@@ -74,18 +74,17 @@ def _show_origin(found: Peek) -> None:
         _line(f"tokens:   {found.start} to {found.end - 1} of {count(found.tokens)}")
         _line(f"shard:    {found.shard}, from its token {found.shard_token}")
         return
-    unit = "row" if document.source.unit == "row" else "byte"
     last = document.start + document.length - 1
     shown = ""
     if len(found.ids) < document.length:
         shown = f"; shown are {found.start} to {found.end - 1}"
-    rows = {
-        "document": f"{document.number} of {count(found.documents)} in split {document.split}",
-        "source": f"{document.source.path}, {unit} {document.offset}",
-        "tokens": f"{count(document.length)}: {document.start} to {last} of the split{shown}",
-        "shard": f"{found.shard}, from its token {found.shard_token}",
-        "key": document.key,
-    }
+    rows = {"document": f"{document.number} of {count(found.documents)} in split {document.split}"}
+    if document.source is not None:
+        rows["source"] = f"{document.source.path}, {document.source.unit} {document.offset}"
+    rows["tokens"] = f"{count(document.length)}: {document.start} to {last} of the split{shown}"
+    rows["shard"] = f"{found.shard}, from its token {found.shard_token}"
+    if document.key is not None:
+        rows["key"] = document.key
     for name, value in rows.items():
         _line(f"{name + ':':10}{value}")
 

@@ -23,22 +23,30 @@ from tokenmill.store.files import DamagedFileError, check_size, map_file, open_i
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
 from tokenmill.store.shard_table import ShardTable
 
-__all__ = ["Document", "DocumentTable", "Documents", "inside", "read_table_header", "sums"]
+__all__ = [
+    "Document",
+    "DocumentStarts",
+    "DocumentTable",
+    "Documents",
+    "inside",
+    "read_table_header",
+    "sums",
+]
 
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One document: where its tokens are, and where its text came from."""
+    """One document: where its tokens are, and where its text came from, if that is known."""
 
     number: int
     split: str
     start: int
     length: int
-    key: str
-    source: Source
-    offset: int
+    key: str | None = None
+    source: Source | None = None
+    offset: int | None = None
 
 
 class DocumentTable(Protocol):
@@ -153,6 +161,63 @@ class Documents:
 
     def _damaged(self, shard: int, what: str) -> DatasetError:
         return DamagedFileError(self._shards.documents_path[shard], f"is damaged: {what}")
+
+
+class DocumentStarts:
+    """Documents of which only the starts are known, as an array that may be mapped from a file.
+
+    The starts are in order, the first is 0, and each document ends where the next begins.
+
+    >>> documents = DocumentStarts(np.array([0, 3, 4]), total=9, split="train")
+    >>> documents.at(3).number, documents[-1].length
+    (1, 5)
+    """
+
+    def __init__(self, starts: npt.NDArray[Any], *, total: int, split: str) -> None:
+        self._starts, self._total, self._split = starts, total, split
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Document:
+        number = inside(number, len(self), "document")
+        start, *following = self._starts[number : number + 2].tolist()
+        length = (following[0] if following else self._total) - start
+        if not 0 <= start < self._total or not 0 <= length <= self._total - start:
+            raise self._damaged()
+        return Document(number=number, split=self._split, start=start, length=length)
+
+    def at(self, token: int) -> Document:
+        """The document that holds a token of the split."""
+        token = inside(token, self._total, "token")
+        number = int(self._starts.searchsorted(self._starts.dtype.type(token), "right")) - 1
+        if number < 0:
+            raise self._damaged()
+        return self[number]
+
+    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
+        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+        kind = self._starts.dtype
+        low = self._starts.searchsorted(starts.astype(kind))
+        high = self._starts.searchsorted((starts + length).astype(kind))
+        if (high < low).any():
+            raise self._damaged()
+        rows, offsets = spread(high - low)
+        places = self._starts[low[rows] + offsets].astype(np.int64) - starts[rows]
+        if ((places < 0) | (places >= length)).any() or (
+            np.diff(places)[np.diff(rows) == 0] < 0
+        ).any():
+            raise self._damaged()
+        return rows, places
+
+    def _damaged(self) -> DatasetError:
+        return DatasetError(
+            f"the documents of split {self._split!r} are not in order, or not within its tokens. "
+            "Copy or download the data again."
+        )
 
 
 class _Tables:

@@ -73,7 +73,7 @@ def read(asked: Asked) -> Contents:
     )
     for name in {names[0], names[-1]}:
         with open_foreign(asked.folder, name) as file:
-            check_header(file, name)
+            check_header(file, name, kind.version)
     return contents
 
 
@@ -115,13 +115,13 @@ def _shards(asked: Asked, names: list[str], files: Mapping[str, int], kind: _Kin
     )
 
 
-def check_header(file: BinaryIO, name: str, version: int | None = None) -> None:
-    """Refuse a shard whose header does not fit its size, or is of another kind than `version`."""
+def check_header(file: BinaryIO, name: str, version: int) -> None:
+    """Refuse a shard whose header does not fit its size, or is not of this version."""
     file.seek(0)
     head = file.read(12)
     magic, said, count = struct.unpack("<iii", head) if len(head) == 12 else (0, 0, 0)
     kind = _KINDS.get(magic)
-    if kind is None or said != kind.version or version not in (None, said):
+    if kind is None or said != kind.version or said != version:
         raise DamagedFileError(
             name,
             f"does not begin with the header of its fellows (magic number {magic}, version {said})",

@@ -49,11 +49,6 @@ class Asked:
         return self.path.is_dir()
 
     @cached_property
-    def head(self) -> bytes:
-        """The first bytes of the file."""
-        return self.read_head(self.path.name)
-
-    @cached_property
     def files(self) -> Mapping[str, int]:
         """The files in the folder, in no order, with their sizes in bytes."""
         with os.scandir(self.path) as entries:
