@@ -13,6 +13,7 @@ copy is not waited for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -158,10 +159,10 @@ class TokenBatches(IterableDataset[Any]):
             self._begun, self._given = self.start, 0
         self._goes_on = False
         row = self._begun + (worker + self._given * workers) * self._loader.global_batch
-        for group in self._loader.maker.groups(row, stride=workers):
-            for batch in group:
-                self._given += 1
-                yield _as_tensors(batch)
+        maker, buffers = self._loader.maker, self._loader.maker.buffers()
+        for raw in chain.from_iterable(maker.groups(row, stride=workers)):
+            self._given += 1
+            yield _as_tensors(maker.finish(raw, buffers))
 
     def state_dict(self) -> dict[str, Any]:
         """Where this copy of the dataset is; in a worker, that worker's part of the run."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -34,7 +35,8 @@ __all__ = ["Batch", "BatchMaker", "Loader", "SourceLedger"]
 
 VERSION = 1
 _AHEAD = 16_384  # rows whose order is computed at once
-_GROUP = 1 << 20  # bytes of batches that the thread hands over at once
+_GROUP = 1 << 19  # bytes of rows that the thread hands over at once
+_BUFFERS = 8  # finished batches whose memory is taken again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class Batch:
     row: int
     tokens: npt.NDArray[Any] | None = None
     documents: DocumentBatch | None = None
+
+
+RawBatch = tuple[npt.NDArray[Any], int, DocumentBatch | None]  # rows in their own dtype, the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,7 @@ class Loader:
         limit_epochs: float | None = None,
         drop_last: bool = False,
         in_memory: bool = False,
-        prefetch: int = 4,
+        prefetch: int = 16,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -150,7 +155,8 @@ class Loader:
             contiguous=contiguous,
         )
         self._row = 0
-        self._ahead: Prefetch[Batch] | Iterator[Batch] | None = None
+        self._ahead: Iterator[RawBatch] | None = None
+        self._buffers = self.maker.buffers()
 
     @property
     def rows(self) -> Rows:
@@ -187,18 +193,24 @@ class Loader:
         if isinstance(self._ahead, Prefetch) and not self._ahead.is_alive:
             self._ahead = None  # this process was forked, and the thread was not
         if self._ahead is None:
-            groups = self.maker.groups(self._row, most=max(1, self.prefetch // 2))
-            if self.prefetch:
-                self._ahead = Prefetch(groups, depth=2)
-            else:
-                self._ahead = (batch for group in groups for batch in group)
+            self._ahead = self._start()
         try:
-            batch = next(self._ahead)
+            raw = next(self._ahead)
+            batch = self.maker.finish(raw, self._buffers)
         except BaseException:
             self.close()
             raise
         self._row = self.maker.step_end(self._row)
         return batch
+
+    def _start(self) -> Iterator[RawBatch]:
+        """The batches from the cursor on. Reading is for the thread, which may have to wait for a
+        disk; the cast is for the caller, in whose cache the batch then is."""
+        if not self.prefetch:
+            return chain.from_iterable(self.maker.groups(self._row))
+        size = self.batch_size * (self.seq_len + 1) * self.rows.dtype.itemsize
+        count = max(1, min(self.prefetch // 2, _GROUP // size))
+        return Prefetch(self.maker.groups(self._row, count=count), -(-self.prefetch // count))
 
     def batch_at(self, step: int) -> Batch:
         """The batch of any step, if all steps from row 0 on have this loader's global batch."""
@@ -209,7 +221,8 @@ class Loader:
         if row < 0 or (self.limit is not None and row >= self.limit):
             there = "from 0 on" if self.limit is None else f"from 0 to {self.limit - 1:,}"
             raise IndexError(f"row {row:,} is not one of the run, whose rows go {there}")
-        return next(self.maker.groups(row, steps=1))[0]
+        raw = next(self.maker.groups(row, steps=1))[0]
+        return self.maker.finish(raw, self._buffers)
 
     def ledger(self) -> dict[str, SourceLedger]:
         """What the run has consumed so far of each source, on all ranks together."""
@@ -249,7 +262,7 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None}
+        return {**self.__dict__, "_ahead": None, "_buffers": self.maker.buffers()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,14 +296,9 @@ class BatchMaker:
         )
 
     def groups(
-        self, row: int, *, most: int = 1, stride: int = 1, steps: int | None = None
-    ) -> Iterator[list[Batch]]:
-        """The batches from a row on, some at a time, and at most `most`."""
-        shape = (self.batch_size, self.rows.seq_len + 1)
-        if self.contiguous:
-            shape = (2 * self.batch_size, self.rows.seq_len)
-        buffers = Buffers(shape, self.dtype, 2 * most + 6)
-        count = max(1, min(most, _GROUP // (shape[0] * shape[1] * self.dtype.itemsize)))
+        self, row: int, *, count: int = 1, stride: int = 1, steps: int | None = None
+    ) -> Iterator[list[RawBatch]]:
+        """The batches from a row on, `count` at a time."""
         steps = steps or max(count, _AHEAD // self.batch_size // count * count)
         while self.limit is None or row < self.limit:
             shares: list[tuple[int, int]] = []
@@ -299,29 +307,44 @@ class BatchMaker:
                 row += self.batch_size * self.world_size * stride
             places = self.rows.locate(np.concatenate([np.arange(a, b) for a, b in shares]))
             done = 0
-            batches: list[Batch] = []
-            for first, end in shares:
-                batches.append(self._make(places[done : done + end - first], first, buffers))
-                done += end - first
-                if len(batches) == count:
-                    yield batches
-                    batches = []
-            if batches:
-                yield batches
+            for first in range(0, len(shares), count):
+                group = shares[first : first + count]
+                size = sum(end - begin for begin, end in group)
+                yield self._read(places[done : done + size], group)
+                done += size
 
-    def _make(self, places: Places, row: int, buffers: Buffers) -> Batch:
-        rows, count = self.rows, len(places)
-        documents = None
-        if self.documents:
-            documents = locate_documents(*rows.find_edges(places), count, rows.seq_len)
+    def _read(self, places: Places, shares: list[tuple[int, int]]) -> list[RawBatch]:
+        rows = self.rows.read(places)
+        batches = []
+        done = 0
+        for first, end in shares:
+            some = slice(done, done + end - first)
+            done = some.stop
+            documents = None
+            if self.documents:
+                edges = self.rows.find_edges(places[some])
+                documents = locate_documents(*edges, end - first, self.rows.seq_len)
+            batches.append((rows[some], first, documents))
+        return batches
+
+    def finish(self, raw: RawBatch, buffers: Buffers) -> Batch:
+        """A batch of the dtype that was asked for."""
+        rows, first, documents = raw
+        count, length = len(rows), self.rows.seq_len
         if not self.contiguous:
-            tokens = rows.read(places, buffers.take()[:count])
-            return Batch(tokens[:, :-1], tokens[:, 1:], row, tokens, documents)
-        tokens = rows.read(places)
-        inputs, targets = buffers.take()[: 2 * count].reshape(2, count, rows.seq_len)
-        cast(tokens[:, :-1], inputs)
-        cast(tokens[:, 1:], targets)
-        return Batch(inputs, targets, row, None, documents)
+            tokens = buffers.take()[:count]
+            cast(rows, tokens)
+            return Batch(tokens[:, :-1], tokens[:, 1:], first, tokens, documents)
+        inputs, targets = buffers.take()[: 2 * count].reshape(2, count, length)
+        cast(rows[:, :-1], inputs)
+        cast(rows[:, 1:], targets)
+        return Batch(inputs, targets, first, None, documents)
+
+    def buffers(self) -> Buffers:
+        """Memory for finished batches."""
+        length = self.rows.seq_len
+        shape = (2 * self.batch_size, length) if self.contiguous else (self.batch_size, length + 1)
+        return Buffers(shape, self.dtype, _BUFFERS)
 
 
 def _limit(
