@@ -1,0 +1,240 @@
+"""A Lightning data module whose rows go on: over epochs, checkpoints and changes of ranks.
+
+Guarantees: the trainer sees row 0, 1, 2, ... of the run, each once. An epoch of the trainer is so
+many steps and no more: the next one goes on with the rows that follow, which are in another order.
+A checkpoint of Lightning's, in the middle of an epoch or at its end, holds the rows of the batches
+that the trainer has finished, so a resumed run repeats none and leaves out none, also with another
+batch size or number of devices. Validation is the same rows each time.
+
+Rank and world size are the trainer's. Batches come as `tokenmill.torch.Loader` gives them, on the
+trainer's device, or from `DataLoader` workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader
+
+from tokenmill.errors import UsageError
+from tokenmill.load.mixture import Mixture
+from tokenmill.store.tokens import Tokens
+from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches
+
+__all__ = ["TokenDataModule"]
+
+AnyBatch: TypeAlias = Batch | DocumentedBatch
+
+
+class TokenDataModule(pl.LightningDataModule):
+    """Training rows that go on from epoch to epoch, and a fixed set of validation rows.
+
+    >>> module = TokenDataModule(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
+    >>> inputs, targets = next(iter(module.train_dataloader()))
+    >>> targets
+    tensor([[441, 442, 443, 444],
+            [525, 526, 527, 528]])
+    >>> module.state_dict()["row"]
+    2
+
+    Parameters
+    ----------
+    train
+        The tokens to train on, such as `tokenmill.open(path)["train"]`, or a Mixture.
+    val
+        The tokens to validate on, in their order.
+    batch_size
+        The rows of a batch, on each device.
+    seq_len, seed
+        As for `tokenmill.Loader`.
+    epoch_steps
+        The steps that the trainer shall call an epoch: by default as many whole batches as there
+        are windows, those of all sources of a mixture together.
+    val_rows
+        How many rows to validate on; all by default. Rows at the end that are fewer than the
+        devices are left out.
+    num_workers
+        `DataLoader` workers; 0 makes batches ahead in a thread, which is faster.
+    settings
+        Other arguments of `tokenmill.Loader`: order, shuffle_block, dtype, documents, in_memory,
+        prefetch.
+    """
+
+    def __init__(
+        self,
+        train: Tokens | Mixture,
+        val: Tokens | None = None,
+        *,
+        batch_size: int,
+        seq_len: int,
+        seed: int = 0,
+        epoch_steps: int | None = None,
+        val_rows: int | None = None,
+        num_workers: int = 0,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if refused := {"rank", "world_size", "limit_rows", "limit_epochs"} & settings.keys():
+            raise UsageError(
+                f"{min(refused)} is the trainer's to say: see its devices, max_steps and max_epochs."
+            )
+        if epoch_steps is not None and epoch_steps < 1:
+            raise UsageError(f"epoch_steps is {epoch_steps}; it must be at least 1.")
+        if settings.pop("in_memory", False):
+            train, val = train.in_memory(), val.in_memory() if val is not None else None
+        self._train, self._val = train, val
+        self._settings = {**settings, "batch_size": batch_size, "seq_len": seq_len, "seed": seed}
+        self._epoch_steps, self._val_rows, self._workers = epoch_steps, val_rows, num_workers
+        self._steps: _TrainingSteps | None = None
+        if val is None:  # Lightning skips validation where it finds the method that says nothing
+            self.__dict__["val_dataloader"] = super().val_dataloader
+
+    def setup(self, stage: str) -> None:
+        """Find out which of how many devices this is."""
+        if stage == "fit":
+            self._training_steps()
+
+    def train_dataloader(self) -> _TrainingSteps:
+        """The steps of an epoch, from the row on at which the run is."""
+        return self._training_steps()
+
+    def val_dataloader(self) -> _FixedSteps:
+        """The rows for validation, from the first on."""
+        assert self._val is not None
+        settings = {**self._settings, "order": "sequential", "shuffle_block": None}
+        return _FixedSteps(self._source(self._val, settings), self._val_rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is; Lightning saves it in its checkpoints."""
+        return self._training_steps().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a run was; Lightning calls it when it restores a checkpoint."""
+        if self.trainer is None or self.trainer.state.fn == "fit":  # not to validate with its model
+            self._training_steps().load_state_dict(state_dict)
+
+    def _training_steps(self) -> _TrainingSteps:
+        """One object for all epochs; another, at the same row, if this gets another trainer."""
+        steps = self._steps
+        if steps is None or steps.trainer is not self.trainer:
+            self._steps = _TrainingSteps(
+                self._source(self._train, self._settings), self._epoch_steps, self.trainer
+            )
+            if steps is not None:
+                self._steps.load_state_dict(steps.state_dict())
+        assert self._steps is not None
+        return self._steps
+
+    def _source(self, data: Tokens | Mixture, settings: Mapping[str, Any]) -> _Source:
+        if self.trainer is None:
+            return _Source(data, settings, self._workers, torch.device("cpu"))
+        ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        device = self.trainer.strategy.root_device
+        return _Source(data, {**settings, **ranks}, self._workers, device)
+
+
+class _Source:
+    """Makes iterators of batches, here or in workers."""
+
+    def __init__(
+        self,
+        data: Tokens | Mixture,
+        settings: Mapping[str, Any],
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        self._data, self._settings, self._workers, self._device = data, settings, workers, device
+
+    def loader(self, **limit: int) -> Loader:
+        return Loader(self._data, device=self._device, **self._settings, **limit)
+
+    def batches(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
+        """The batches from a row on: those of the loader, which is there, or of workers."""
+        if not self._workers:
+            return loader
+        settings = {name: value for name, value in self._settings.items() if name != "prefetch"}
+        dataset = TokenBatches(self._data, start=row, **settings, limit_rows=loader.arrays.limit)
+        return iter(
+            DataLoader(
+                dataset,
+                batch_size=None,
+                num_workers=self._workers,
+                pin_memory=self._device.type == "cuda",
+            )
+        )
+
+
+class _TrainingSteps:
+    """An iteration is the steps of an epoch, from the row on at which the run is.
+
+    It has a length because Lightning takes a batch in advance from what has none, and would then
+    save a state that is a batch ahead.
+    """
+
+    def __init__(self, source: _Source, steps: int | None, trainer: pl.Trainer | None) -> None:
+        self.trainer = trainer
+        self._source, self._loader = source, source.loader()
+        rows = self._loader.arrays.rows
+        windows = sum(order.windows for order in rows.orders)
+        self._length = steps or max(1, windows // self._loader.arrays.global_batch)
+        self._row = 0
+        # Of the first batch that the trainer has not finished: how many it had before, and the row.
+        self._unfinished: tuple[int, int] = (-1, 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[AnyBatch]:
+        batches = self._source.batches(self._loader, self._row)
+        for _ in range(self._length):
+            if (finished := self._finished()) != self._unfinished[0]:
+                self._unfinished = finished, self._row
+            batch = next(batches)
+            self._row += self._loader.arrays.global_batch
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        # A checkpoint may be saved in the middle of a step, on a signal or an exception.
+        finished, row = self._unfinished
+        if self.trainer is None or not self.trainer.training or self._finished() != finished:
+            row = self._row
+        return {**self._loader.state_dict(), "row": row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+        self._row = self._loader.row
+        self._unfinished = (-1, 0)
+
+    def _finished(self) -> int:
+        """The batches that the trainer has done with."""
+        if self.trainer is None:
+            return 0
+        total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        return int(total.processed)
+
+
+class _FixedSteps:
+    """The same batches each time, and as many on all ranks."""
+
+    def __init__(self, source: _Source, rows: int | None) -> None:
+        loader = source.loader().arrays
+        windows = loader.rows.orders[0].windows
+        rows = windows if rows is None else min(rows, windows)
+        rest = rows % loader.global_batch
+        if rest < loader.world_size:
+            rows -= rest  # some ranks would get a batch without rows, whose loss is not a number
+        if not rows:
+            raise UsageError(
+                f"validation has {rest} rows of {loader.seq_len:,} tokens, and each of the "
+                f"{loader.world_size} devices needs one. Use more tokens, or a smaller seq_len."
+            )
+        self._source, self._rows, self._global_batch = source, rows, loader.global_batch
+
+    def __len__(self) -> int:
+        return -(-self._rows // self._global_batch)
+
+    def __iter__(self) -> Iterator[AnyBatch]:
+        return iter(self._source.batches(self._source.loader(limit_rows=self._rows), 0))
