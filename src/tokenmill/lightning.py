@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from tokenmill.errors import UsageError
 from tokenmill.load.mixture import Mixture
+from tokenmill.load.ranks import leave_none_out
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches
 
@@ -223,15 +224,13 @@ class _FixedSteps:
         loader = source.loader().arrays
         windows = loader.rows.orders[0].windows
         rows = windows if rows is None else min(rows, windows)
-        rest = rows % loader.global_batch
-        if rest < loader.world_size:
-            rows -= rest  # some ranks would get a batch without rows, whose loss is not a number
-        if not rows:
+        self._rows = leave_none_out(rows, loader.batch_size, loader.world_size)
+        if not self._rows:
             raise UsageError(
-                f"validation has {rest} rows of {loader.seq_len:,} tokens, and each of the "
+                f"validation has {rows} rows of {loader.seq_len:,} tokens, and each of the "
                 f"{loader.world_size} devices needs one. Use more tokens, or a smaller seq_len."
             )
-        self._source, self._rows, self._global_batch = source, rows, loader.global_batch
+        self._source, self._global_batch = source, loader.global_batch
 
     def __len__(self) -> int:
         return -(-self._rows // self._global_batch)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tokenmill.errors import UsageError
 
-__all__ = ["find_rank"]
+__all__ = ["find_rank", "leave_none_out"]
 
 # torchrun and most others; srun, only inside a step, because a batch script itself is no rank; MPI.
 _LAUNCHERS = (
@@ -34,6 +34,18 @@ def find_rank(
             f"rank {rank} of {world_size} cannot be: ranks go from 0 to world_size - 1."
         )
     return rank, world_size
+
+
+def leave_none_out(rows: int, batch_size: int, world_size: int) -> int:
+    """So many of some rows that the last batch has at least one for each rank.
+
+    A rank without any would have a loss that is no number, or end a step before the others.
+
+    >>> leave_none_out(18, 2, 4), leave_none_out(20, 2, 4), leave_none_out(16, 2, 4)
+    (16, 20, 16)
+    """
+    rest = rows % (batch_size * world_size)
+    return rows - rest if rest < world_size else rows
 
 
 def _told(environment: Mapping[str, str]) -> tuple[int, int]:
