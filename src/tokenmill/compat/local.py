@@ -95,19 +95,22 @@ class LocalTokenizedDataset(IterableDataset[Any]):
             "order": "shuffled" if shuffle else "sequential",
         }
         self.num_sequences = len(TokenRows(self.tokens, **self._settings))
-        self._rows = self.num_sequences
+        self._epoch, self._rows = 0, self.num_sequences
+        self._batches()  # which finds settings that cannot be
         if batch_size is not None:
             self._rows = leave_none_out(self._rows, batch_size, find_rank(None, None)[1])
-        self._epoch = 0
-        self._batches()  # which finds settings that cannot be
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch, from 0."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """The sequences of all ranks; with `batch_size`, the batches of this one."""
-        return self.num_sequences if self._batch_size is None else len(self._batches())
+        """The sequences of this rank, or with `batch_size` its batches."""
+        if self._batch_size is not None:
+            return len(self._batches())
+        rank, world_size = find_rank(None, None)
+        steps, rest = divmod(self._rows, _TOGETHER * world_size)
+        return steps * _TOGETHER + rest * (rank + 1) // world_size - rest * rank // world_size
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches():

@@ -1,0 +1,62 @@
+"""`scripts/test_local_data.py` as it is typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test_local_data.py"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "training_data").mkdir()
+    ids = np.arange(50_000, dtype=np.int32)
+    np.save(tmp_path / "training_data/owt_train_tokens.npy", ids)
+    np.save(tmp_path / "training_data/owt_valid_tokens.npy", ids[5_000:9_001])
+    return tmp_path
+
+
+def test_it_tells_statistics_and_reads_batches(folder: Path) -> None:
+    told = run(folder, "--num_workers", "1", "--batches", "3", "--max_length", "100")
+    assert told.returncode == 0, told.stderr
+    assert told.stderr == ""
+    assert "tokens:     50,000 of int32" in told.stdout
+    assert "sequences:  499 of 100 tokens" in told.stdout
+    assert "vocabulary: ids from 5,000 to 9,000" in told.stdout
+    assert "Training: batches of 32 x 100, 16 an epoch, " in told.stdout
+    assert "Validation: batches of 32 x 100, 2 an epoch, " in told.stdout
+    assert told.stdout.count(" tokens/s") == 2
+
+
+def test_missing_files_are_all_named_with_status_1(folder: Path) -> None:
+    told = run(folder, "--train_data_path", "a.npy", "--val_data_path", "b.npy")
+    assert told.returncode == 1
+    assert told.stderr.splitlines()[0].startswith("Training data file not found: a.npy.")
+    assert told.stderr.splitlines()[1].startswith("Validation data file not found: b.npy.")
+    assert len(told.stderr.splitlines()) == 2
+
+
+def test_a_damaged_file_is_named_with_status_1(folder: Path) -> None:
+    path = folder / "training_data/owt_valid_tokens.npy"
+    path.write_bytes(path.read_bytes()[:-2])
+    told = run(folder)
+    assert told.returncode == 1
+    assert told.stderr.startswith("owt_valid_tokens.npy has 16,130 bytes")
+
+
+def test_settings_that_cannot_be_have_status_2(folder: Path) -> None:
+    told = run(folder, "--max_length", "0")
+    assert told.returncode == 2
+    assert "seq_len is 0" in told.stderr
+    assert "Traceback" not in told.stderr
