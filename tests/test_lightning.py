@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,18 @@ def test_the_search_for_a_learning_rate_takes_no_rows(tmp_path: Path) -> None:
     assert model.seen == firsts(5 * 4)
 
 
+def test_overfitting_sees_the_same_batches_each_epoch(tmp_path: Path) -> None:
+    model = Model()
+    trainer(tmp_path, max_epochs=3, overfit_batches=2).fit(model, module())
+    assert model.seen == firsts(8) * 3
+
+
+def test_no_thread_is_left_behind(tmp_path: Path) -> None:
+    data = module(val=VAL)
+    trainer(tmp_path, max_steps=5).fit(ValidatedModel(), data)
+    assert "tokenmill" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_mixtures_have_the_epochs_that_one_says(tmp_path: Path) -> None:
     mixed = Mixture({"train": (TRAIN, 1), "val": (VAL, 1)}, block=4)
     model = Model()
@@ -243,6 +256,7 @@ def test_a_module_by_itself_counts_what_it_gave() -> None:
     [
         ({"rank": 1}, "rank is the trainer's to say"),
         ({"limit_epochs": 1}, "limit_epochs is the trainer's to say"),
+        ({"limit_tokens": 1}, "limit_tokens is the trainer's to say"),
         ({"epoch_steps": 0}, "epoch_steps is 0"),
     ],
 )

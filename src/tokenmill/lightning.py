@@ -27,6 +27,8 @@ from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches
 
 __all__ = ["TokenDataModule"]
 
+_TRAINERS = {"rank", "world_size", "device", "limit_rows", "limit_tokens", "limit_epochs"}
+
 AnyBatch: TypeAlias = Batch | DocumentedBatch
 
 
@@ -78,7 +80,7 @@ class TokenDataModule(pl.LightningDataModule):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if refused := {"rank", "world_size", "limit_rows", "limit_epochs"} & settings.keys():
+        if refused := _TRAINERS & settings.keys():
             raise UsageError(
                 f"{min(refused)} is the trainer's to say: see its devices, max_steps and max_epochs."
             )
@@ -97,6 +99,11 @@ class TokenDataModule(pl.LightningDataModule):
         """Find out which of how many devices this is."""
         if stage == "fit":
             self._training_steps()
+
+    def teardown(self, stage: str) -> None:
+        """End the thread that makes batches ahead."""
+        if stage == "fit" and self._steps is not None:
+            self._steps.close()
 
     def train_dataloader(self) -> _TrainingSteps:
         """The steps of an epoch, from the row on at which the run is."""
@@ -189,6 +196,8 @@ class _TrainingSteps:
         return self._length
 
     def __iter__(self) -> Iterator[AnyBatch]:
+        if getattr(self.trainer, "overfit_batches", 0):  # then it wants the same ones each epoch
+            self.load_state_dict({**self._loader.state_dict(), "row": 0})
         batches = self._source.batches(self._loader, self._row)
         for _ in range(self._length):
             if (finished := self._finished()) != self._unfinished[0]:
@@ -208,6 +217,9 @@ class _TrainingSteps:
         self._loader.load_state_dict(state)
         self._row = self._loader.row
         self._unfinished = (-1, 0)
+
+    def close(self) -> None:
+        self._loader.close()
 
     def _finished(self) -> int:
         """The batches that the trainer has done with."""
