@@ -1,0 +1,132 @@
+"""Opening 15 trillion tokens in 150,000 shards, and going on at row ten billion of a run over them.
+
+The shards are sparse files: all sizes are real, and all tokens are 0. A prepared dataset and a
+folder of llm.c shards, against one of 10 million tokens; each step in a process of its own, whose
+peak of memory is told. Disk: some 100 MB of names, none of it content.
+
+    python benchmarks/huge.py [--shards 150000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from results import record
+
+SHARD = 100_000_000  # tokens
+ROW = 10**10
+
+
+def make_prepared(folder: Path, shards: int, tokens: int) -> None:
+    """A dataset as `prepare` leaves it, but for what is in the shards."""
+    import tokenmill
+    from tokenmill.store.manifest import Manifest, Shard, Split, write_atomically
+
+    text = folder.with_suffix(".txt")
+    text.write_text("To be, or not to be.")
+    tokenmill.prepare(text, folder, val_fraction=0)
+    manifest = Manifest.read(folder)
+    (folder / "train").mkdir(exist_ok=True)
+    table = next((folder / "train").glob("*.docs.npy")).read_bytes()
+    for path in (folder / "train").iterdir():
+        path.unlink()
+    made = []
+    for number in range(shards):
+        name = f"train/shard_{number:06}"
+        with (folder / f"{name}.bin").open("wb") as file:
+            file.truncate(tokens * 2)
+        (folder / f"{name}.docs.npy").write_bytes(table)
+        made.append(
+            Shard(
+                path=f"{name}.bin",
+                tokens=tokens,
+                documents=1,
+                xxh3_128="0" * 32,
+                documents_path=f"{name}.docs.npy",
+                documents_xxh3_128="0" * 32,
+            )
+        )
+    changed = dataclasses.replace(manifest, splits={"train": Split(shards=tuple(made))})
+    write_atomically(folder / "dataset_metadata.json", changed.to_json())
+
+
+def make_llmc(folder: Path, shards: int, tokens: int) -> None:
+    """Shards with llm.c's header."""
+    folder.mkdir()
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, tokens
+    for number in range(shards):
+        with (folder / f"edu_fineweb_train_{number:06}.bin").open("wb") as file:
+            file.write(header.tobytes())
+            file.truncate(1024 + tokens * 2)
+
+
+def run(path: str, row: int) -> dict[str, Any]:
+    """Open, and the batch from a row on, in this process; the state is that of a run so far."""
+    import tokenmill
+
+    started = time.perf_counter()
+    data = tokenmill.open(path)
+    opened = time.perf_counter()
+    loader = tokenmill.Loader(data["train"], batch_size=32, seq_len=1024, seed=1)
+    if row:
+        loader.load_state_dict({**loader.state_dict(), "row": row})
+    next(loader)
+    ended = time.perf_counter()
+    loader.close()
+    # Not ru_maxrss, which begins with what the parent had.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return {"open": opened - started, "batch": ended - opened, "peak": peak}
+
+
+def _measure(folder: Path, row: int) -> dict[str, float]:
+    """In a fresh process; what it can share with one before is the page cache."""
+    command = [sys.executable, __file__, "--run", str(folder), str(row)]
+    told: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--shards", type=int, default=150_000)
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        print(json.dumps(run(args.run[0], int(args.run[1]))))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind, make in (("prepared", make_prepared), ("llm.c", make_llmc)):
+            for shards, tokens in ((2, 5_000_000), (args.shards, SHARD)):
+                folder = Path(temporary) / f"{kind}_{shards}"
+                make(folder, shards, tokens)
+                os.sync()  # what making the files left to do shall not be measured
+                first, later = (_measure(folder, row) for row in (0, ROW))
+                rows.append(
+                    {
+                        "what": f"{kind}, {shards * tokens / 1e6:,.0f} M tokens, {shards:,} shards",
+                        "open (s)": round(first["open"], 2),
+                        "first batch (s)": round(first["batch"], 2),
+                        "go on at row 10¹⁰ (s)": round(later["batch"], 2),
+                        "peak memory (MB)": round(max(first["peak"], later["peak"])),
+                    }
+                )
+                print(rows[-1], flush=True)
+    record("huge", {}, rows)
+
+
+if __name__ == "__main__":
+    main()
