@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -193,15 +191,3 @@ def test_the_data_module_goes_on_from_epoch_to_epoch(
     assert sorted(found[:124]) == sorted(found[124:]) == sorted(oracle(ids))
     assert found[:124] != found[124:]
     assert windows(module.val_dataloader()) == oracle(ids)
-
-
-def test_importing_the_names_loads_no_framework() -> None:
-    code = (
-        "import sys, tokenmill, tokenmill.compat; "
-        "print([name for name in ('torch', 'lightning') if name in sys.modules])"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout == "[]\n", told.stderr
-    code = "import sys, tokenmill; tokenmill.Loader; print('tokenmill.compat' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout == "False\n", told.stderr

@@ -52,7 +52,5 @@ def test_the_code_on_a_page_runs(folder: Path, page: str) -> None:
     assert len(code) > 4
     script = folder / f"{page}.py"
     script.write_text("\n".join(code))
-    told = subprocess.run(
-        [sys.executable, script], cwd=folder, capture_output=True, text=True
-    )
+    told = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr

@@ -1,0 +1,36 @@
+"""The guides' names: all there, documented with an example, and loaded only when used."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from tokenmill import compat
+
+
+def test_the_names_are_exactly_those_that_resolve() -> None:
+    assert sorted(compat.__all__) == compat.__all__ == sorted(compat._WHERE)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        compat.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", compat.__all__)
+def test_every_name_is_documented_with_an_example(name: str) -> None:
+    thing = getattr(compat, name)
+    assert thing.__module__ == compat._WHERE[name]
+    assert ">>> " in (inspect.getdoc(thing) or "")
+
+
+def test_importing_the_names_loads_no_framework() -> None:
+    code = (
+        "import sys, tokenmill, tokenmill.compat; "
+        "print([name for name in ('torch', 'lightning') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout == "[]\n", told.stderr
+    code = "import sys, tokenmill; tokenmill.Loader; print('tokenmill.compat' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout == "False\n", told.stderr
