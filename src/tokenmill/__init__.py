@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Batch": "tokenmill.load.loader",
+    "Batch": "tokenmill.load.maker",
     "Dataset": "tokenmill.store.dataset",
     "Loader": "tokenmill.load.loader",
     "Mixture": "tokenmill.load.mixture",
@@ -46,7 +46,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
-    from tokenmill.load.loader import Batch, Loader
+    from tokenmill.load.loader import Loader
+    from tokenmill.load.maker import Batch
     from tokenmill.load.mixture import Mixture
     from tokenmill.mill.pretokenize import pretokenize
     from tokenmill.mill.run import Report, prepare

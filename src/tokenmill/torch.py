@@ -13,7 +13,6 @@ copy is not waited for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -159,10 +158,12 @@ class TokenBatches(IterableDataset[Any]):
             self._begun, self._given = self.start, 0
         self._goes_on = False
         row = self._begun + (worker + self._given * workers) * self._loader.global_batch
-        maker, buffers = self._loader.maker, self._loader.maker.buffers()
-        for raw in chain.from_iterable(maker.groups(row, stride=workers)):
+        maker = self._loader.maker
+        buffers = maker.buffers()
+        for group in maker.read(row, stride=workers):
+            (batch,) = maker.finish(group, buffers)
             self._given += 1
-            yield _as_tensors(maker.finish(raw, buffers))
+            yield _as_tensors(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this copy of the dataset is; in a worker, that worker's part of the run."""

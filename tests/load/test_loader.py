@@ -215,6 +215,19 @@ def test_documents_come_with_the_batch(mixture):
     assert documents.cu_seqlens.tolist() == [0, 3, 5, 6, 10, 12]
 
 
+def test_documents_come_with_every_batch_of_a_group_and_with_empty_ones():
+    ids = np.random.default_rng(4).integers(0, 9, 4_000)
+    settings = {"batch_size": 3, "seq_len": 8, "documents": True, "world_size": 4}
+    for rank in range(4):
+        loader = Loader(Tokens.of(ids, eot_id=0), **settings, rank=rank, limit_rows=122)
+        for batch in loader:
+            ends = (batch.inputs == 0).cumsum(1)
+            assert batch.documents.ids[:, 0].tolist() == [0] * len(batch.inputs)
+            assert np.array_equal(batch.documents.ids[:, 1:], ends[:, :-1])
+            cuts = np.flatnonzero(batch.documents.positions == 0)
+            assert batch.documents.cu_seqlens.tolist() == [*cuts.tolist(), batch.inputs.size]
+
+
 def test_documents_of_a_mixture_are_those_of_its_rows():
     ids = np.random.default_rng(4).integers(0, 5, 400)
     a, b = Tokens.of(ids, eot_id=0), Tokens.of(ids[::-1].copy(), eot_id=0)

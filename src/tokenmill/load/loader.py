@@ -14,48 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.load.buffers import Buffers
+from tokenmill.load.maker import Batch, BatchMaker, Group
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
 from tokenmill.load.ranks import find_rank
-from tokenmill.load.rows import Places, Rows
+from tokenmill.load.rows import Rows
 from tokenmill.load.state import check_state
-from tokenmill.order.documents import DocumentBatch, locate_documents
 from tokenmill.order.rows import Kind
-from tokenmill.store.tokens import Tokens, cast
+from tokenmill.store.tokens import Tokens
 
-__all__ = ["Batch", "BatchMaker", "Loader", "SourceLedger"]
+__all__ = ["Batch", "Loader", "SourceLedger"]
 
 VERSION = 1
-_AHEAD = 16_384  # rows whose order is computed at once
-_GROUP = 1 << 19  # bytes of rows that the thread hands over at once
-_BUFFERS = 8  # finished batches whose memory is taken again
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Some rows: `targets` are the tokens that follow `inputs`, both (rows, seq_len).
-
-    `row` is the number of the first one. Inputs and targets are views of `tokens`,
-    (rows, seq_len + 1), unless the loader was asked for contiguous ones; `documents` is there if it
-    was asked for them.
-    """
-
-    inputs: npt.NDArray[Any]
-    targets: npt.NDArray[Any]
-    row: int
-    tokens: npt.NDArray[Any] | None = None
-    documents: DocumentBatch | None = None
-
-
-RawBatch = tuple[npt.NDArray[Any], int, DocumentBatch | None]  # rows in their own dtype, the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +83,7 @@ class Loader:
     in_memory
         Whether to copy all tokens into memory first.
     prefetch
-        The batches that a thread makes ahead; 0 does without a thread.
+        The batches that a thread reads ahead; None: some MB of them; 0: no thread.
     """
 
     def __init__(
@@ -129,11 +105,11 @@ class Loader:
         limit_epochs: float | None = None,
         drop_last: bool = False,
         in_memory: bool = False,
-        prefetch: int = 16,
+        prefetch: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1.")
-        if prefetch < 0:
+        if prefetch is not None and prefetch < 0:
             raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
         if in_memory:
             data = data.in_memory()
@@ -142,7 +118,7 @@ class Loader:
         rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
         self.limit = _limit(rows, limit_rows, limit_tokens, limit_epochs)
         if drop_last and self.limit is not None:
-            self.limit -= self.limit % self.global_batch
+            self.limit -= self.limit % (batch_size * self.world_size)
         self.prefetch = prefetch
         self.maker = BatchMaker(
             rows=rows,
@@ -155,7 +131,8 @@ class Loader:
             contiguous=contiguous,
         )
         self._row = 0
-        self._ahead: Iterator[RawBatch] | None = None
+        self._ahead: Iterator[Group] | None = None
+        self._made: list[Batch] = []  # the last first
         self._buffers = self.maker.buffers()
 
     @property
@@ -171,7 +148,7 @@ class Loader:
     @property
     def global_batch(self) -> int:
         """The rows of a step, on all ranks together."""
-        return self.batch_size * self.world_size
+        return self.maker.global_batch
 
     @property
     def row(self) -> int:
@@ -190,27 +167,30 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        if isinstance(self._ahead, Prefetch) and not self._ahead.is_alive:
-            self._ahead = None  # this process was forked, and the thread was not
-        if self._ahead is None:
-            self._ahead = self._start()
-        try:
-            raw = next(self._ahead)
-            batch = self.maker.finish(raw, self._buffers)
-        except BaseException:
-            self.close()
-            raise
-        self._row = self.maker.step_end(self._row)
+        if not self._made:
+            try:
+                self._made = self.maker.finish(self._next_group(), self._buffers)[::-1]
+            except BaseException:
+                self.close()
+                raise
+        batch = self._made.pop()
+        self._row = batch.end
         return batch
 
-    def _start(self) -> Iterator[RawBatch]:
-        """The batches from the cursor on. Reading is for the thread, which may have to wait for a
+    def _next_group(self) -> Group:
+        """Some batches from the cursor on. Reading is for the thread, which may have to wait for a
         disk; the cast is for the caller, in whose cache the batch then is."""
-        if not self.prefetch:
-            return chain.from_iterable(self.maker.groups(self._row))
-        size = self.batch_size * (self.seq_len + 1) * self.rows.dtype.itemsize
-        count = max(1, min(self.prefetch // 2, _GROUP // size))
-        return Prefetch(self.maker.groups(self._row, count=count), -(-self.prefetch // count))
+        if isinstance(self._ahead, Prefetch) and not self._ahead.is_of_this_process:
+            self._ahead = None
+        if self._ahead is None:
+            count = self.maker.group_size
+            prefetch = 2 * count if self.prefetch is None else self.prefetch
+            if prefetch:
+                count = max(1, min(count, prefetch // 2))
+            self._ahead = self.maker.read(self._row, count=count)
+            if prefetch:
+                self._ahead = Prefetch(self._ahead, -(-prefetch // count))
+        return next(self._ahead)
 
     def batch_at(self, step: int) -> Batch:
         """The batch of any step, if all steps from row 0 on have this loader's global batch."""
@@ -221,8 +201,7 @@ class Loader:
         if row < 0 or (self.limit is not None and row >= self.limit):
             there = "from 0 on" if self.limit is None else f"from 0 to {self.limit - 1:,}"
             raise IndexError(f"row {row:,} is not one of the run, whose rows go {there}")
-        raw = next(self.maker.groups(row, steps=1))[0]
-        return self.maker.finish(raw, self._buffers)
+        return self.maker.finish(self.maker.read_one(row))[0]
 
     def ledger(self) -> dict[str, SourceLedger]:
         """What the run has consumed so far of each source, on all ranks together."""
@@ -247,7 +226,7 @@ class Loader:
 
     def close(self) -> None:
         """End the thread; the next batch starts another."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self._ahead, self._made = self._ahead, None, []
         if isinstance(ahead, Prefetch):
             ahead.close()
 
@@ -262,89 +241,7 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None, "_buffers": self.maker.buffers()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchMaker:
-    """Makes batches; the thread works with this, and not with the loader.
-
-    Of the steps from a row on, it makes every `stride`-th: processes that share a rank's work take
-    turns.
-    """
-
-    rows: Rows
-    dtype: np.dtype[Any]
-    batch_size: int
-    rank: int
-    world_size: int
-    limit: int | None
-    documents: bool
-    contiguous: bool
-
-    def step_end(self, row: int) -> int:
-        """The first row behind the step that begins with a row."""
-        end = row + self.batch_size * self.world_size
-        return end if self.limit is None else min(end, self.limit)
-
-    def share(self, row: int) -> tuple[int, int]:
-        """The rows, from and to, that are this rank's of the step that begins with a row."""
-        count = self.step_end(row) - row
-        return (
-            row + count * self.rank // self.world_size,
-            row + count * (self.rank + 1) // self.world_size,
-        )
-
-    def groups(
-        self, row: int, *, count: int = 1, stride: int = 1, steps: int | None = None
-    ) -> Iterator[list[RawBatch]]:
-        """The batches from a row on, `count` at a time."""
-        steps = steps or max(count, _AHEAD // self.batch_size // count * count)
-        while self.limit is None or row < self.limit:
-            shares: list[tuple[int, int]] = []
-            while len(shares) < steps and (self.limit is None or row < self.limit):
-                shares.append(self.share(row))
-                row += self.batch_size * self.world_size * stride
-            places = self.rows.locate(np.concatenate([np.arange(a, b) for a, b in shares]))
-            done = 0
-            for first in range(0, len(shares), count):
-                group = shares[first : first + count]
-                size = sum(end - begin for begin, end in group)
-                yield self._read(places[done : done + size], group)
-                done += size
-
-    def _read(self, places: Places, shares: list[tuple[int, int]]) -> list[RawBatch]:
-        rows = self.rows.read(places)
-        batches = []
-        done = 0
-        for first, end in shares:
-            some = slice(done, done + end - first)
-            done = some.stop
-            documents = None
-            if self.documents:
-                edges = self.rows.find_edges(places[some])
-                documents = locate_documents(*edges, end - first, self.rows.seq_len)
-            batches.append((rows[some], first, documents))
-        return batches
-
-    def finish(self, raw: RawBatch, buffers: Buffers) -> Batch:
-        """A batch of the dtype that was asked for."""
-        rows, first, documents = raw
-        count, length = len(rows), self.rows.seq_len
-        if not self.contiguous:
-            tokens = buffers.take()[:count]
-            cast(rows, tokens)
-            return Batch(tokens[:, :-1], tokens[:, 1:], first, tokens, documents)
-        inputs, targets = buffers.take()[: 2 * count].reshape(2, count, length)
-        cast(rows[:, :-1], inputs)
-        cast(rows[:, 1:], targets)
-        return Batch(inputs, targets, first, None, documents)
-
-    def buffers(self) -> Buffers:
-        """Memory for finished batches."""
-        length = self.rows.seq_len
-        shape = (2 * self.batch_size, length) if self.contiguous else (self.batch_size, length + 1)
-        return Buffers(shape, self.dtype, _BUFFERS)
+        return {**self.__dict__, "_ahead": None, "_made": [], "_buffers": self.maker.buffers()}
 
 
 def _limit(

@@ -7,9 +7,8 @@ computation of the order for all rows asked for, and one gather for each source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,20 +24,17 @@ __all__ = ["Places", "Rows"]
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """Where some rows are: the number of each one's source (None: all in the first), and its first
     token in it."""
 
     sources: Integers | None
     starts: Integers
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, some: slice) -> Places:
-        sources = None if self.sources is None else self.sources[some]
-        return Places(sources, self.starts[some])
+    def between(self, first: int, stop: int) -> Places:
+        """Those of some of the rows."""
+        sources = None if self.sources is None else self.sources[first:stop]
+        return Places(sources, self.starts[first:stop])
 
 
 class Rows:
@@ -103,7 +99,7 @@ class Rows:
         if places.sources is None:
             return self.tokens[0].gather(places.starts, length, self.dtype, out)
         if out is None:
-            out = np.empty((len(places), length), self.dtype)
+            out = np.empty((len(places.starts), length), self.dtype)
         for source, tokens in enumerate(self.tokens):
             chosen = np.flatnonzero(places.sources == source)
             if len(chosen):

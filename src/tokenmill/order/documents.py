@@ -38,6 +38,34 @@ class DocumentBatch:
     cu_seqlens: npt.NDArray[np.int32]
     max_seqlen: int
 
+    def split(self, count: int) -> list[DocumentBatch]:
+        """The documents of each of `count` batches of equal size, which these are together.
+
+        >>> both = locate_documents(np.array([1]), np.array([2]), rows=2, seq_len=4)
+        >>> [batch.cu_seqlens.tolist() for batch in both.split(2)]
+        [[0, 4], [0, 2, 4]]
+        """
+        if count == 1:
+            return [self]
+        rows, length = self.ids.shape
+        size = rows // count
+        borders = np.arange(count + 1) * (size * length)
+        edges = np.searchsorted(self.cu_seqlens, borders).tolist()
+        parts = []
+        for number in range(count):
+            some = slice(number * size, (number + 1) * size)
+            first, last = edges[number], edges[number + 1]
+            ends = self.cu_seqlens[first : last + 1] - np.int32(borders[number])
+            parts.append(
+                DocumentBatch(
+                    ids=self.ids[some],
+                    positions=self.positions[some],
+                    cu_seqlens=ends,
+                    max_seqlen=int(np.diff(ends).max()),
+                )
+            )
+        return parts
+
 
 def locate_documents(
     edge_rows: npt.NDArray[np.int64],
@@ -58,10 +86,10 @@ def locate_documents(
     ([0, 2, 4, 8], 4)
     """
     total = rows * seq_len
-    if rows < 1 or seq_len < 1 or total >= 2**31:
+    if rows < 0 or seq_len < 1 or total >= 2**31:
         raise UsageError(
-            f"a batch of {rows:,} rows of {seq_len:,} tokens cannot carry its documents: it needs "
-            "at least one of each, and below 2**31 tokens in all. Use a smaller batch."
+            f"a batch of {rows:,} rows of {seq_len:,} tokens cannot carry its documents: rows need "
+            "at least one token, and a batch has below 2**31 in all. Use a smaller batch."
         )
     edge_rows, edge_places = np.asarray(edge_rows, np.int64), np.asarray(edge_places, np.int64)
     inside = (edge_rows >= 0) & (edge_rows < rows) & (edge_places >= 0) & (edge_places < seq_len)
@@ -84,5 +112,5 @@ def locate_documents(
         ids=np.repeat(numbers.astype(np.int32), lengths).reshape(rows, seq_len),
         positions=positions.reshape(rows, seq_len),
         cu_seqlens=cu_seqlens,
-        max_seqlen=int(lengths.max()),
+        max_seqlen=int(lengths.max(initial=0)),
     )

@@ -1,0 +1,171 @@
+"""From the number of a row to finished batches, a group of batches at a time.
+
+A group is read in the dtype of the files, which may mean waiting for a disk, and can be done by a
+thread; then it is finished: cast to the dtype that was asked for. Groups are of a size at which
+the steps written in Python cost little, and at which what is read is still in the cache when it is
+cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.load.buffers import Buffers
+from tokenmill.load.rows import Places, Rows
+from tokenmill.order.documents import DocumentBatch, locate_documents
+from tokenmill.store.tokens import cast
+
+__all__ = ["Batch", "BatchMaker", "Group"]
+
+_AHEAD = 16_384  # rows whose order is computed at once
+_GROUP = 1 << 22  # bytes of a group's finished rows
+_BUFFERS = 4  # groups whose memory is taken again
+
+
+@dataclass(slots=True, eq=False)  # not frozen: that would take longer than all the rest of it
+class Batch:
+    """Some rows: `targets` are the tokens that follow `inputs`, both (rows, seq_len).
+
+    `row` is the number of the first one, and `end` that of the first one behind the step, on all
+    ranks. Inputs and targets are views of `tokens`, (rows, seq_len + 1), unless the loader was asked
+    for contiguous ones; `documents` is there if it was asked for them.
+    """
+
+    inputs: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    row: int
+    end: int
+    tokens: npt.NDArray[Any] | None = None
+    documents: DocumentBatch | None = None
+
+
+class Group(NamedTuple):
+    """The rows of some batches, in the dtype of the files."""
+
+    rows: npt.NDArray[Any]
+    firsts: list[int]  # the number of each batch's first row
+    ends: list[int]  # the first row behind each batch's step
+    documents: list[DocumentBatch] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMaker:
+    """Makes a rank's batches of a run from any row on."""
+
+    rows: Rows
+    dtype: np.dtype[Any]
+    batch_size: int
+    rank: int
+    world_size: int
+    limit: int | None
+    documents: bool
+    contiguous: bool
+
+    @property
+    def group_size(self) -> int:
+        """The batches of a group: one, where an id may turn out too large for its dtype, so that
+        the batches before it are not lost with it."""
+        if not np.can_cast(self.rows.dtype, self.dtype):
+            return 1
+        size = self.batch_size * self.rows.seq_len * self.dtype.itemsize
+        return max(1, _GROUP // (size << self.contiguous))
+
+    @property
+    def global_batch(self) -> int:
+        """The rows of a step, on all ranks together."""
+        return self.batch_size * self.world_size
+
+    def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[Group]:
+        """The batches from a row on: one, because somebody waits, and then `count` at a time.
+
+        With a stride, only every so many steps: processes that share a rank's work take turns.
+        """
+        step = self.global_batch * stride
+        whole = self._whole_steps(row, step)
+        ahead = max(1, _AHEAD // self.batch_size // count) * count
+        own = np.arange(self.batch_size) + self.rank * self.batch_size
+        done = 0
+        while done < whole:
+            steps = min(ahead, whole - done) if done else 1
+            begins = row + np.arange(done, done + steps) * step
+            places = self.rows.locate((begins[:, None] + own).ravel())
+            for first in range(0, steps, count):
+                some = begins[first : first + count]
+                firsts, ends = (some + int(own[0])).tolist(), (some + self.global_batch).tolist()
+                size = self.batch_size
+                yield self._read(places.between(first * size, (first + count) * size), firsts, ends)
+            done += steps
+        row += whole * step
+        if self.limit is not None and row < self.limit:
+            yield self.read_one(row)
+
+    def _whole_steps(self, row: int, step: int) -> int:
+        """How many steps, beginning `step` rows apart, no limit cuts short."""
+        if self.limit is None:
+            return 1 << 40
+        room = self.limit - row - self.global_batch
+        return room // step + 1 if room >= 0 else 0
+
+    def read_one(self, row: int) -> Group:
+        """The batch of the step that begins with a row, which may be cut short by the limit."""
+        end = row + self.global_batch
+        if self.limit is not None:
+            end = min(end, self.limit)
+        first, stop = (
+            row + (end - row) * rank // self.world_size for rank in (self.rank, self.rank + 1)
+        )
+        return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
+
+    def _read(self, places: Places, firsts: list[int], ends: list[int]) -> Group:
+        documents = self._locate(places, len(firsts)) if self.documents else None
+        return Group(self.rows.read(places), firsts, ends, documents)
+
+    def _locate(self, places: Places, batches: int) -> list[DocumentBatch]:
+        """The documents of each batch of a group."""
+        edges = self.rows.find_edges(places)
+        found = locate_documents(*edges, len(places.starts), self.rows.seq_len)
+        return found.split(batches)
+
+    def finish(self, group: Group, buffers: Buffers | None = None) -> list[Batch]:
+        """The batches of a group, of the dtype that was asked for."""
+        rows, firsts, ends, documents = group
+        total = len(rows)
+        memory = self._make_buffers(len(firsts)).take() if buffers is None else buffers.take()
+        tokens: Any = None
+        if self.contiguous:
+            inputs, targets = memory[:, :total]
+            cast(rows[:, :-1], inputs)
+            cast(rows[:, 1:], targets)
+        else:
+            tokens = memory[:total]
+            cast(rows, tokens)
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        size = total // len(firsts)
+        batches = []
+        for number, first in enumerate(firsts):
+            some = slice(number * size, number * size + size)
+            batches.append(
+                Batch(
+                    inputs[some],
+                    targets[some],
+                    first,
+                    ends[number],
+                    None if tokens is None else tokens[some],
+                    None if documents is None else documents[number],
+                )
+            )
+        return batches
+
+    def buffers(self) -> Buffers:
+        """Memory for finished groups."""
+        return self._make_buffers(self.group_size)
+
+    def _make_buffers(self, count: int) -> Buffers:
+        rows, length = count * self.batch_size, self.rows.seq_len
+        shape = (2, rows, length) if self.contiguous else (rows, length + 1)
+        return Buffers(shape, self.dtype, _BUFFERS)
