@@ -154,6 +154,30 @@ def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(
     assert again.seen == whole.seen[12 * 4 :]
 
 
+def test_a_checkpoint_after_validation_within_an_epoch_goes_on(tmp_path: Path) -> None:
+    saved = [
+        ModelCheckpoint(folder, filename="{step}", save_top_k=-1, save_on_train_epoch_end=False)
+        for folder in (tmp_path, tmp_path / "again")
+    ]
+    settings = {"max_epochs": 2, "val_check_interval": 5}
+    whole, again = ValidatedModel(), ValidatedModel()
+    trainer(tmp_path, saved[0], **settings).fit(whole, module(val=VAL))
+    trainer(tmp_path, saved[1], **settings).fit(
+        again, module(val=VAL), ckpt_path=tmp_path / "step=10.ckpt"
+    )
+    assert again.seen == whole.seen[10 * 4 :]
+
+
+def test_a_checkpoint_counts_batches_whose_gradients_are_summed(tmp_path: Path) -> None:
+    settings = {"max_epochs": 2, "accumulate_grad_batches": 2}
+    whole, again = Model(), Model()
+    trainer(tmp_path, every(tmp_path, 4), **settings).fit(whole, module())
+    trainer(tmp_path, every(tmp_path / "again", 4), **settings).fit(
+        again, module(), ckpt_path=tmp_path / "step=4.ckpt"
+    )
+    assert again.seen == whole.seen[4 * 2 * 4 :]
+
+
 def test_a_checkpoint_goes_on_with_another_batch_size(tmp_path: Path) -> None:
     trainer(tmp_path, every(tmp_path, 5), max_steps=5).fit(Model(), module())
     again = Model()
