@@ -62,10 +62,11 @@ class LocalTokenizedDataset(IterableDataset[Any]):
     """The sequences of a file, one after another, as (inputs, targets); with `batch_size`, in
     whole batches, for `DataLoader(..., batch_size=None)`.
 
-    Workers, and ranks as the launcher tells them, share the sequences; in whole batches, ranks get
-    as many each, and sequences at the end that are fewer than the ranks are left out. A `DataLoader` copies the
-    dataset to its workers for each epoch, so tell it the epoch: `dataset.set_epoch(epoch)`, as
-    `create_dataloaders` does by itself.
+    Workers, and ranks as the launcher tells them, share the sequences. In whole batches, all ranks
+    get as many, and sequences at the end that are fewer than the ranks are left out.
+
+    A `DataLoader` copies the dataset to its workers for each epoch, so tell it the epoch:
+    `dataset.set_epoch(epoch)`, as `create_dataloaders` does by itself.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
