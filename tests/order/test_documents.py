@@ -49,7 +49,7 @@ def test_it_equals_counting_token_by_token(data, rows, seq_len):
         (0, 4, 2, 4, "row 0, place 4"),
         (-1, 0, 2, 4, "row -1"),
         (0, -1, 2, 4, "place -1"),
-        (0, 0, 0, 4, "0 rows of 4 tokens"),
+        (0, 0, -1, 4, "-1 rows of 4 tokens"),
         (0, 0, 2, 0, "2 rows of 0 tokens"),
         (0, 0, 2**16, 2**15, "below 2**31"),
     ],

@@ -122,14 +122,13 @@ class BatchMaker:
         return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
 
     def _read(self, places: Places, firsts: list[int], ends: list[int]) -> Group:
-        documents = self._locate(places, len(firsts)) if self.documents else None
-        return Group(self.rows.read(places), firsts, ends, documents)
-
-    def _locate(self, places: Places, batches: int) -> list[DocumentBatch]:
-        """The documents of each batch of a group."""
-        edges = self.rows.find_edges(places)
-        found = locate_documents(*edges, len(places.starts), self.rows.seq_len)
-        return found.split(batches)
+        rows = self.rows.read(places)
+        documents = None
+        if self.documents:
+            edges = self.rows.find_edges(places, rows)
+            found = locate_documents(*edges, len(rows), self.rows.seq_len)
+            documents = found.split(len(firsts))
+        return Group(rows, firsts, ends, documents)
 
     def finish(self, group: Group, buffers: Buffers | None = None) -> list[Batch]:
         """The batches of a group, of the dtype that was asked for."""

@@ -109,15 +109,15 @@ class Rows:
                 out[chosen] = tokens.gather(places.starts[chosen], length, dtype)
         return out
 
-    def find_edges(self, places: Places) -> tuple[Integers, Integers]:
-        """Where documents begin in the inputs of some rows: (row, place), sorted."""
+    def find_edges(self, places: Places, rows: npt.NDArray[Any]) -> tuple[Integers, Integers]:
+        """Where documents begin in the inputs of some rows, which were read: (row, place), sorted."""
         if places.sources is None:
-            return self.tokens[0].find_edges(places.starts, self.seq_len)
+            return self.tokens[0].find_edges(places.starts, self.seq_len, rows)
         found = []
         for source, tokens in enumerate(self.tokens):
             chosen = np.flatnonzero(places.sources == source)
-            edge_rows, edge_places = tokens.find_edges(places.starts[chosen], self.seq_len)
-            found.append((chosen[edge_rows], edge_places))
+            edges = tokens.find_edges(places.starts[chosen], self.seq_len, rows[chosen])
+            found.append((chosen[edges[0]], edges[1]))
         edge_rows, edge_places = (np.concatenate(parts) for parts in zip(*found, strict=True))
         order = np.lexsort((edge_places, edge_rows))
         return edge_rows[order], edge_places[order]

@@ -263,11 +263,14 @@ class Tokens:
             done += len(part)
             shard, first = shard + 1, 0
 
-    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
+    def find_edges(
+        self, starts: Integers, length: int, rows: npt.NDArray[Any] | None = None
+    ) -> tuple[Integers, Integers]:
         """Where documents begin inside [start, start + length) of each row: (row, place), sorted.
 
         From the table of documents where there is one, else by the end-of-text id; the first
-        token of the split always begins one.
+        token of the split always begins one. `rows` are the tokens themselves, if they are at hand,
+        (rows, length or more).
 
         >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_edges(np.array([0, 3]), 3)
         (array([0, 0, 1]), array([0, 2, 2]))
@@ -285,15 +288,16 @@ class Tokens:
         step = max(1, PIECE // length)
         found = []
         for first in range(0, len(starts), step):
-            rows, places = np.nonzero(self._begins(starts[first : first + step], length))
-            found.append((rows + first, places))
-        return np.concatenate([pair[0] for pair in found]), np.concatenate(
-            [pair[1] for pair in found]
-        )
+            some = starts[first : first + step]
+            ids = self.gather(some, length, self.dtype) if rows is None else rows[first:, :length]
+            begins = self._begins(some, ids[: len(some)])
+            found.append(np.flatnonzero(begins) + first * length)
+        at, places = np.divmod(np.concatenate(found), length)
+        return at, places
 
-    def _begins(self, starts: Integers, length: int) -> npt.NDArray[np.bool_]:
+    def _begins(self, starts: Integers, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """For each token of the rows, whether a document begins with it, by the end-of-text id."""
-        ends: npt.NDArray[np.bool_] = self.gather(starts, length, self.dtype) == self.eot_id
+        ends: npt.NDArray[np.bool_] = rows == self.eot_id
         if self.eot == "before":
             ends[:, 0] |= starts == 0
             return ends
