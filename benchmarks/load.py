@@ -76,6 +76,8 @@ def run_loader(folder: Path, batch: int, length: int, dtype: str, *extra: str) -
     settings["documents"] = "documents" in extra
     if "inline" in extra:
         settings["prefetch"] = 0
+    if "views" in extra:
+        settings["contiguous"] = False
     loader: Any
     if "torch" in extra:
         from tokenmill import torch as tensors
@@ -167,6 +169,7 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
         "Loader, documents": ["loader", *first, "documents"],
         "limit, two copies": ["limit", *first, "2"],
         "torch Loader": ["loader", *first, "torch"],
+        "torch Loader, views": ["loader", *first, "torch", "views"],
         **{f"DataLoader, {n} workers": ["dataloader", *first, str(n)] for n in (0, 1, 2)},
     }
     best = contest(folder, rounds, contestants)
@@ -186,10 +189,12 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
         row("Loader, 32 × 1,024, four sources", "Loader, four sources", base),
         row("Loader, 32 × 1,024, with documents", "Loader, documents", base),
         row("`tokenmill.torch.Loader`, 32 × 1,024", "torch Loader", "limit, two copies"),
+        row("the same, `contiguous=False`", "torch Loader, views", base),
     ]
     peer = max((name for name in best if name.startswith("DataLoader")), key=best.__getitem__)
     rows.append(row(f"PyTorch {peer}, 32 × 1,024", peer, "limit, two copies"))
-    print(f"\ntorch Loader is {best['torch Loader'] / best[peer]:.1f} times {peer}")
+    for name in ("Loader, 32 × 1,024", "torch Loader", "torch Loader, views"):
+        print(f"{name} is {best[name] / best[peer]:.1f} times PyTorch's {peer}")
     record("load", {"tokens": tokens * 1_000_000, "rounds": rounds}, rows)
 
 

@@ -46,6 +46,20 @@ def test_tensors_are_the_numpy_loaders_rows(tokens):
     loader.close()
 
 
+def test_views_are_the_same_rows(tokens):
+    loader = tt.Loader(tokens, **SETTINGS, contiguous=False)
+    for expected in numpy_batches(tokens, 20):
+        inputs, targets = next(loader)
+        assert not inputs.is_contiguous()
+        assert np.array_equal(inputs.numpy(), expected.inputs)
+        assert np.array_equal(targets.numpy(), expected.targets)
+
+
+def test_reading_ahead_is_for_the_data_loader_to_say(tokens):
+    with pytest.raises(UsageError, match="prefetch_factor"):
+        tt.TokenBatches(tokens, **SETTINGS, prefetch=2)
+
+
 def test_a_device_that_is_not_the_cpu_gets_the_same_shapes(tokens):
     inputs, targets = next(tt.Loader(tokens, **SETTINGS, device="meta"))
     assert inputs.shape == targets.shape == (4, 16)

@@ -78,8 +78,9 @@ class Loader:
     contiguous
         Whether inputs and targets are arrays of their own rather than views of one.
     limit_rows, limit_tokens, limit_epochs
-        Where the run ends: at most one of them. The last batch may be smaller, unless `drop_last`.
-        An iteration that is begun at the end begins again at row 0.
+        Where the run ends: at most one of them. The last batch may be smaller, and a rank's share of
+        it may even be empty, unless `drop_last`. An iteration that is begun at the end begins again
+        at row 0.
     in_memory
         Whether to copy all tokens into memory first.
     prefetch
@@ -131,8 +132,9 @@ class Loader:
             contiguous=contiguous,
         )
         self._row = 0
-        self._ahead: Iterator[Group] | None = None
-        self._made: list[Batch] = []  # the last first
+        self._ahead: Iterator[list[Group]] | None = None
+        self._read: list[Group] = []  # the last first, as in what follows
+        self._made: list[Batch] = []
         self._buffers = self.maker.buffers()
 
     @property
@@ -169,7 +171,9 @@ class Loader:
     def __next__(self) -> Batch:
         if not self._made:
             try:
-                self._made = self.maker.finish(self._next_group(), self._buffers)[::-1]
+                if not self._read:
+                    self._read = self._next_groups()[::-1]
+                self._made = self.maker.finish(self._read.pop(), self._buffers)[::-1]
             except BaseException:
                 self.close()
                 raise
@@ -177,13 +181,13 @@ class Loader:
         self._row = batch.end
         return batch
 
-    def _next_group(self) -> Group:
+    def _next_groups(self) -> list[Group]:
         """Some batches from the cursor on. Reading is for the thread, which may have to wait for a
         disk; the cast is for the caller, in whose cache the batch then is."""
         if isinstance(self._ahead, Prefetch) and not self._ahead.is_of_this_process:
             self._ahead = None
         if self._ahead is None:
-            count = self.maker.group_size
+            count = self.maker.read_size
             prefetch = 2 * count if self.prefetch is None else self.prefetch
             if prefetch:
                 count = max(1, min(count, prefetch // 2))
@@ -226,7 +230,7 @@ class Loader:
 
     def close(self) -> None:
         """End the thread; the next batch starts another."""
-        ahead, self._ahead, self._made = self._ahead, None, []
+        ahead, self._ahead, self._read, self._made = self._ahead, None, [], []
         if isinstance(ahead, Prefetch):
             ahead.close()
 
@@ -241,7 +245,13 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None, "_made": [], "_buffers": self.maker.buffers()}
+        fresh: dict[str, Any] = {
+            "_ahead": None,
+            "_read": [],
+            "_made": [],
+            "_buffers": self.maker.buffers(),
+        }
+        return {**self.__dict__, **fresh}
 
 
 def _limit(

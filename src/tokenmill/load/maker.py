@@ -1,15 +1,16 @@
 """From the number of a row to finished batches, a group of batches at a time.
 
-A group is read in the dtype of the files, which may mean waiting for a disk, and can be done by a
-thread; then it is finished: cast to the dtype that was asked for. Groups are of a size at which
-the steps written in Python cost little, and at which what is read is still in the cache when it is
-cast.
+Rows are read in the dtype of the files, which may mean waiting for a disk, and can be done by a
+thread; then they are finished: cast to the dtype that was asked for. What is read at once is so much
+that threads seldom have to wake each other, and what is finished at once so little that its memory
+stays in the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ from tokenmill.store.tokens import cast
 __all__ = ["Batch", "BatchMaker", "Group"]
 
 _AHEAD = 16_384  # rows whose order is computed at once
-_GROUP = 1 << 22  # bytes of a group's finished rows
+_GROUP = 1 << 20  # bytes of the finished rows of a group
+_READ = 4  # groups that are read at once
 _BUFFERS = 4  # groups whose memory is taken again
 
 
@@ -66,7 +68,7 @@ class BatchMaker:
     documents: bool
     contiguous: bool
 
-    @property
+    @cached_property
     def group_size(self) -> int:
         """The batches of a group: one, where an id may turn out too large for its dtype, so that
         the batches before it are not lost with it."""
@@ -76,12 +78,18 @@ class BatchMaker:
         return max(1, _GROUP // (size << self.contiguous))
 
     @property
+    def read_size(self) -> int:
+        """The batches that are best read at once."""
+        return _READ * self.group_size
+
+    @property
     def global_batch(self) -> int:
         """The rows of a step, on all ranks together."""
         return self.batch_size * self.world_size
 
-    def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[Group]:
-        """The batches from a row on: one, because somebody waits, and then `count` at a time.
+    def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[list[Group]]:
+        """The batches from a row on: one, because somebody waits, and then `count` at a time, in
+        groups.
 
         With a stride, only every so many steps: processes that share a rank's work take turns.
         """
@@ -102,7 +110,7 @@ class BatchMaker:
             done += steps
         row += whole * step
         if self.limit is not None and row < self.limit:
-            yield self.read_one(row)
+            yield [self.read_one(row)]
 
     def _whole_steps(self, row: int, step: int) -> int:
         """How many steps, beginning `step` rows apart, no limit cuts short."""
@@ -119,16 +127,23 @@ class BatchMaker:
         first, stop = (
             row + (end - row) * rank // self.world_size for rank in (self.rank, self.rank + 1)
         )
-        return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
+        return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])[0]
 
-    def _read(self, places: Places, firsts: list[int], ends: list[int]) -> Group:
+    def _read(self, places: Places, firsts: list[int], ends: list[int]) -> list[Group]:
         rows = self.rows.read(places)
         documents = None
         if self.documents:
             edges = self.rows.find_edges(places, rows)
             found = locate_documents(*edges, len(rows), self.rows.seq_len)
             documents = found.split(len(firsts))
-        return Group(rows, firsts, ends, documents)
+        if len(firsts) <= self.group_size:
+            return [Group(rows, firsts, ends, documents)]
+        groups = []
+        for first in range(0, len(firsts), self.group_size):
+            some = slice(first, first + self.group_size)
+            own = rows[first * self.batch_size : some.stop * self.batch_size]
+            groups.append(Group(own, firsts[some], ends[some], documents and documents[some]))
+        return groups
 
     def finish(self, group: Group, buffers: Buffers | None = None) -> list[Batch]:
         """The batches of a group, of the dtype that was asked for."""
