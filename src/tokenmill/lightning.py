@@ -156,7 +156,7 @@ class _Source:
     ) -> None:
         self._data, self._settings, self._workers, self._device = data, settings, workers, device
 
-    def loader(self, **limit: int) -> Loader:
+    def loader(self, **limit: Any) -> Loader:
         return Loader(self._data, device=self._device, **self._settings, **limit)
 
     def batches(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
