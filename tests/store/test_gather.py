@@ -229,3 +229,20 @@ def test_tokens_of_an_array_pickle_and_are_shared_by_threads():
     with ThreadPoolExecutor(8) as pool:
         for n, rows in pool.map(lambda n: (n, tokens.gather(np.array([n, 0]), 9)), range(500)):
             assert rows.tolist() == [list(range(n, n + 9)), list(range(9))]
+
+
+def test_reading_ahead_changes_nothing(tmp_path):
+    ids = np.random.default_rng(0).integers(0, 60_000, 3_000_000).astype(np.uint16)
+    np.save(tmp_path / "ids.npy", ids)
+    held_out = tokenmill.open(tmp_path / "ids.npy", val_fraction=0.3)
+    starts = np.array([1_000_000, 5, 1_000_900, 2_099_000])
+    for tokens, whole in (
+        (held_out["train"], ids[:2_100_000]),
+        (held_out["val"], ids[2_100_000:]),
+        (Tokens.of(ids), ids),
+    ):
+        some = starts % (len(whole) - 100)
+        tokens.read_ahead(some, 100)
+        expected = np.stack([whole[start : start + 100] for start in some])
+        assert np.array_equal(tokens.gather(some, 100), expected)
+        assert np.array_equal(tokens[:], whole)

@@ -96,6 +96,8 @@ class Rows:
     def read(self, places: Places, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """The tokens of some rows, (rows, seq_len + 1), in `out` or an array of their own dtype."""
         length = self.seq_len + 1
+        if self.are_near:
+            self._read_ahead(places)
         if places.sources is None:
             return self.tokens[0].gather(places.starts, length, self.dtype, out)
         if out is None:
@@ -108,6 +110,20 @@ class Rows:
                 dtype = tokens.dtype if fits else out.dtype
                 out[chosen] = tokens.gather(places.starts[chosen], length, dtype)
         return out
+
+    @property
+    def are_near(self) -> bool:
+        """Whether rows that follow each other are near each other in the files."""
+        order = self.orders[0]
+        return order.kind == "sequential" or order.shuffle_block is not None
+
+    def _read_ahead(self, places: Places) -> None:
+        for source, tokens in enumerate(self.tokens):
+            chosen = places.starts
+            if places.sources is not None:
+                chosen = chosen[places.sources == source]
+            if len(chosen):
+                tokens.read_ahead(chosen, self.seq_len + 1)
 
     def find_edges(self, places: Places, rows: npt.NDArray[Any]) -> tuple[Integers, Integers]:
         """Where documents begin in the inputs of some rows, which were read: (row, place), sorted."""

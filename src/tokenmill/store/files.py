@@ -26,6 +26,7 @@ __all__ = [
     "map_file",
     "open_foreign",
     "open_inside",
+    "read_ahead",
 ]
 
 CURE = "Copy the file again from where it came, or run the same prepare command with --restart."
@@ -47,6 +48,7 @@ def _find_open_files() -> int:
 
 
 OPEN_FILES = _find_open_files()
+_AHEAD = 1 << 21  # bytes that the system is asked to read at once
 
 
 class DamagedFileError(DatasetError):
@@ -129,11 +131,34 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
 def map_file(
     file: BinaryIO, path: str, dtype: np.dtype[Any], count: int, offset: int
 ) -> npt.NDArray[Any]:
-    """`count` numbers or records of a file from byte `offset` on, as an array that reads it."""
+    """`count` numbers or records of a file from byte `offset` on, as an array that reads it.
+
+    The system is told that reads are scattered: otherwise it would read some MB around each row of
+    a few KB. Who is about to read in order says so with `read_ahead`.
+    """
     if not count:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     try:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype, count, offset)
     except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
         raise DamagedFileError(path, f"cannot be mapped into memory: {error}") from error
+
+
+def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
+    """Let the system read some elements of a mapped file soon, and all at once."""
+    whole = ids
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    mapped: Any = whole.base
+    if isinstance(mapped, memoryview):
+        mapped = mapped.obj
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    before = ids.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).ctypes.data
+    start, end = before + first * ids.itemsize, before + stop * ids.itemsize
+    # Linux reads only the beginning of what it is asked for at once, if that is long.
+    for place in range(start - start % mmap.PAGESIZE, end, _AHEAD):
+        mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))
