@@ -298,26 +298,33 @@ class Tokens:
                 "documents and no end-of-text id. Give the id: tokenmill.open(..., eot_id=50256)."
             )
         step = max(1, PIECE // length)
-        found = []
-        for first in range(0, len(starts), step):
-            some = starts[first : first + step]
-            ids = self.gather(some, length, self.dtype) if rows is None else rows[first:, :length]
-            begins = self._begins(some, ids[: len(some)])
-            found.append(np.flatnonzero(begins) + first * length)
+        found = [
+            self._find_eot(
+                starts[first : first + step],
+                length,
+                None if rows is None else rows[first : first + step],
+            )
+            + first * length
+            for first in range(0, len(starts), step)
+        ]
         at, places = np.divmod(np.concatenate(found), length)
         return at, places
 
-    def _begins(self, starts: Integers, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """For each token of the rows, whether a document begins with it, by the end-of-text id."""
-        ends: npt.NDArray[np.bool_] = rows == self.eot_id
-        if self.eot == "before":
-            ends[:, 0] |= starts == 0
-            return ends
-        begins = np.empty_like(ends)
-        begins[:, 1:] = ends[:, :-1]
-        before = self.gather(np.maximum(starts - 1, 0), 1, self.dtype)[:, 0]
-        begins[:, 0] = (starts == 0) | (before == self.eot_id)
-        return begins
+    def _find_eot(self, starts: Integers, length: int, rows: npt.NDArray[Any] | None) -> Integers:
+        """Where documents begin in some rows laid end to end, by the end-of-text id."""
+        if rows is None:
+            rows = self.gather(starts, length, self.dtype)
+        width = rows.shape[1]
+        after = self.eot != "before"
+        at, places = np.divmod(np.flatnonzero(rows.ravel() == self.eot_id), width)
+        places += after
+        inside = places < length
+        first = starts == 0  # the first token always begins a document, and ends none
+        if after:
+            first |= self.gather(np.maximum(starts - 1, 0), 1, self.dtype)[:, 0] == self.eot_id
+        flat = np.concatenate((np.flatnonzero(first) * length, (at * length + places)[inside]))
+        flat.sort()
+        return flat[np.append(True, flat[1:] != flat[:-1])] if len(flat) else flat
 
     @cached_property
     def fingerprint(self) -> str:
