@@ -62,3 +62,14 @@ def test_one_is_said_otherwise_than_many(tmp_path: Path, bad: int, repaired: str
     planned = run("prepare", text, "--dry-run", "--tokenizer", "bytes", "--workers", bad)
     assert planned.stdout.count(f"with {bad} worker{'s' if bad > 1 else ''}\n") == 1
     assert not re.search(r"\b1 \w+s\b", told.stdout + made.stdout.replace("s.", "."))
+
+
+def test_an_empty_training_split_is_told_and_peek_leads_on(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words")
+    out = tmp_path / "out"
+    told = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.999999")
+    assert "The training split is empty" in told.stdout
+    told = run("peek", out)
+    assert told.returncode == 1
+    assert "There are some in split 'val'." in told.stderr
+    assert run("info", out).stdout.startswith(f"{out}: 11 tokens of 1 document\n")

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import count, harmless, size, stdout, typed
+from tokenmill.cli.console import count, counted, harmless, size, stdout, typed
 from tokenmill.inspect.info import Info, describe
 
 __all__ = ["info"]
@@ -57,7 +57,7 @@ def info(
 
 
 def _show(found: Info) -> None:
-    told = f" of {count(found.documents)} documents" if found.documents is not None else ""
+    told = f" of {counted(found.documents, 'document')}" if found.documents is not None else ""
     _line(f"{found.path}: {count(found.tokens)} tokens{told}")
     per_token = []
     if found.characters_per_token is not None and found.bytes_per_token is not None:
@@ -126,7 +126,7 @@ def _show_origin(found: Info) -> None:
         if found.text_bytes is not None:
             _line(f"The text kept is {size(found.text_bytes)} after cleaning.")
         if found.repaired_documents:
-            _line(f"{count(found.repaired_documents)} documents had invalid UTF-8 repaired.")
+            _line(f"{counted(found.repaired_documents, 'document')} had invalid UTF-8 repaired.")
         if found.duplicate_lines:
             _line(f"{count(found.duplicate_lines)} repeated lines were left out.")
     if found.set_aside:

@@ -145,6 +145,11 @@ def show_report(report: Report, seconds: float) -> None:
     rate = ledger["bytes_in"] / max(1e-9, seconds)
     told = f"{per_token:.2f} characters a token; {size(_disk(report))} on disk"
     _line(told + ("." if report.was_finished else f"; {duration(seconds)}, {size(rate)}/s."))
+    if not manifest.splits["train"].tokens:
+        _line(
+            "The training split is empty: all documents fell to validation. "
+            "See --documents and --val-fraction."
+        )
     if not manifest.splits["val"].tokens and manifest.settings["val_fraction"]:
         _line(
             "The validation split is empty, because there are too few documents. "
