@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,17 +28,23 @@ def command(files: list[Path], out: Path, workers: int, dedup: str) -> list[str]
     return [*words, "--workers", str(workers), "--dedup", dedup]
 
 
-def kill_and_go_on(words: list[str], kills: int, seconds: float) -> int:
-    """Run the command, killing its process tree at random moments; returns how often it died."""
+def kill_and_go_on(words: list[str], out: Path, kills: int, seconds: float) -> int:
+    """Run the command, killing its process tree at random moments; returns how often it died.
+
+    A run that ends before it was killed so often is begun again, and its kills do not count.
+    """
     died = 0
     while True:
         process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
         try:
             # Early kills leave much to do, so that all stages get their share of them.
-            wait = None if died == kills else random.uniform(0.1, 0.6) * seconds
-            if process.wait(timeout=wait) == 0:
+            wait = None if died == kills else random.uniform(0.1, 0.4) * seconds
+            if process.wait(timeout=wait) != 0:
+                raise SystemExit("prepare failed")
+            if died == kills:
                 return died
-            raise SystemExit("prepare failed")
+            shutil.rmtree(out)
+            died = 0
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -61,9 +68,9 @@ def main() -> None:
             subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
             seconds = time.perf_counter() - started
             print(f"{workers} workers: {seconds:.1f} s", flush=True)
-        died = kill_and_go_on(
-            command(files, folder / "killed", 2, args.dedup), args.kills, seconds / 2
-        )
+        out = folder / "killed"
+        words = command(files, out, 2, args.dedup)
+        died = kill_and_go_on(words, out, args.kills, seconds / 2)
         print(f"killed {died} times", flush=True)
         for other in ("workers_2", "workers_3", "killed"):
             subprocess.run(["diff", "-r", folder / "workers_1", folder / other], check=True)
