@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 from pathlib import Path
 
@@ -26,3 +27,72 @@ def write_llmc_folder(folder: Path, parts, name: str = "edu_fineweb_train_{:06}.
 def write_raw(path: Path, ids, dtype: str = "<u2") -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(np.asarray(ids, dtype).tobytes())
+
+
+def megatron_bytes(
+    documents, *, dtype: str = "<u2", sequences=None, modes: bool = False
+) -> tuple[bytes, bytes]:
+    """The `.bin` and `.idx` of documents; `sequences` cuts each into that many."""
+    codes = {"|u1": 1, "|i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<u2": 8}
+    width = np.dtype(dtype).itemsize
+    lengths, borders = [], [0]
+    for number, document in enumerate(documents):
+        parts = np.array_split(np.asarray(document), sequences[number] if sequences else 1)
+        lengths += [len(part) for part in parts]
+        borders.append(len(lengths))
+    pointers = [sum(lengths[:number]) * width for number in range(len(lengths))]
+    index = b"MMIDIDX\0\0" + struct.pack("<QB", 1, codes[np.dtype(dtype).str])
+    index += struct.pack("<QQ", len(lengths), len(borders))
+    index += struct.pack(f"<{len(lengths)}i", *lengths)
+    index += struct.pack(f"<{len(pointers)}q", *pointers)
+    index += struct.pack(f"<{len(borders)}q", *borders)
+    index += bytes(len(lengths)) if modes else b""
+    return flat(documents, dtype), index
+
+
+def write_megatron(prefix: Path, documents, **kind) -> None:
+    prefix.parent.mkdir(exist_ok=True)
+    ids, index = megatron_bytes(documents, **kind)
+    prefix.with_name(prefix.name + ".bin").write_bytes(ids)
+    prefix.with_name(prefix.name + ".idx").write_bytes(index)
+
+
+def flat(documents, dtype: str) -> bytes:
+    return b"".join(np.asarray(document, dtype).tobytes() for document in documents)
+
+
+def ends_of(documents) -> list[int]:
+    return np.cumsum([len(document) for document in documents]).tolist()
+
+
+def write_datatrove(
+    path: Path,
+    documents,
+    *,
+    dtype: str = "<u2",
+    tokenizer: str = "gpt2",
+    beside=("index", "metadata"),
+) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(flat(documents, dtype))
+    ends = ends_of(documents)
+    if "index" in beside:
+        path.with_name(f"{path.name}.index").write_bytes(struct.pack(f"<{len(ends)}Q", *ends))
+    if "metadata" in beside:
+        told = f"{tokenizer}|{np.dtype(dtype).itemsize}\n{ends[-1]}\n{ends[-1]} T"
+        path.with_name(f"{path.name}.metadata").write_text(told)
+
+
+def olmo_table(documents) -> bytes:
+    ends = ends_of(documents)
+    lines = [
+        f'{end - len(document)},{end},id-{end},"s3://a,b/c.gz",{number}\n'
+        for number, (end, document) in enumerate(zip(ends, documents, strict=True))
+    ]
+    return gzip.compress("".join(lines).encode())
+
+
+def write_olmo(path: Path, documents, *, dtype: str = "<u2") -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(flat(documents, dtype))
+    path.with_suffix(".csv.gz").write_bytes(olmo_table(documents))

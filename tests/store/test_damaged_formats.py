@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import struct
 import tempfile
@@ -11,7 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign import llmc_bytes, write_llmc_folder, write_raw
+from foreign import (
+    flat,
+    llmc_bytes,
+    megatron_bytes,
+    olmo_table,
+    write_llmc_folder,
+    write_raw,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +50,9 @@ def use(path, **options):
             assert len(tokens[:]) == len(tokens)
             tokens.gather(np.arange(len(tokens)), 1, tokens.dtype)
             assert tokens.fingerprint
+            if tokens.documents is not None:
+                assert sum(one.length for one in tokens.documents) == len(tokens)
+                tokens.find_edges(np.arange(len(tokens)), 1)
         examine(path, **options)
 
 
@@ -82,6 +93,32 @@ def test_damaged_folders_are_read_or_refused(contents, name, meta):
         (Path(folder) / "meta.json").write_bytes(meta)
         use(folder)
         use(folder, dtype="uint16")
+
+
+DOCUMENTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+MEGATRON = dict(zip((".bin", ".idx"), megatron_bytes(DOCUMENTS), strict=True))
+DATATROVE = {
+    ".ds": flat(DOCUMENTS, "<u2"),
+    ".ds.index": struct.pack("<4Q", 3, 4, 6, 10),
+    ".ds.metadata": b"gpt2|2\n10\n10 T",
+}
+OLMO = {".npy": flat(DOCUMENTS, "<u2"), ".csv.gz": olmo_table(DOCUMENTS)}
+
+
+@settings(max_examples=300, deadline=None)
+@given(sound=st.sampled_from([MEGATRON, DATATROVE, OLMO]), data=st.data())
+def test_damaged_pairs_of_files_are_read_or_refused(sound, data):
+    with tempfile.TemporaryDirectory() as folder:
+        for ending, content in sound.items():
+            if data.draw(st.booleans()):
+                if ending == ".csv.gz" and data.draw(st.booleans()):
+                    content = gzip.compress(data.draw(damaged(gzip.decompress(content))))
+                else:
+                    content = data.draw(damaged(content))
+            (Path(folder) / f"x{ending}").write_bytes(content)
+        dtype = "uint16" if sound is OLMO else None
+        use(folder, dtype=dtype)
+        use(Path(folder) / f"x{next(iter(sound))}", dtype=dtype)
 
 
 @settings(max_examples=300, deadline=None)
@@ -128,6 +165,27 @@ def test_claims_of_a_large_file_cost_no_memory(tmp_path, start):
     try:
         with pytest.raises(DatasetError):
             tokenmill.open(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "head"),
+    [
+        ("x.idx", "x.bin", struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, (2**33 - 34 - 8) // 12, 1)),
+        ("x.idx", "x.bin", struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, 2**63, 2**63)),
+        ("x.ds.index", "x.ds", b""),
+    ],
+)
+def test_claims_of_a_large_index_cost_no_memory(tmp_path, name, beside, head):
+    (tmp_path / name).write_bytes(head)
+    os.truncate(tmp_path / name, 1 << 33)  # sparse
+    (tmp_path / beside).write_bytes(b"1234")
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError):
+            tokenmill.open(tmp_path)["train"].gather(np.array([0]), 1)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

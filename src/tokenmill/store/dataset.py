@@ -22,6 +22,7 @@ from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, Usage
 from tokenmill.store.files import CURE, open_inside
 from tokenmill.store.formats import recognize
 from tokenmill.store.formats.protocol import Asked, Contents, parse_dtype
+from tokenmill.store.formats.starts import PartOfDocuments
 from tokenmill.store.manifest import TOKENIZER_NAME, Manifest
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
@@ -166,6 +167,9 @@ def find(path: str | os.PathLike[str]) -> Path:
     found = Path(path)
     try:
         if not found.exists():
+            index = found.with_name(found.name + ".idx")  # of Megatron, which is named by prefix
+            if index.is_file():
+                return index
             raise DatasetError(
                 f"{found} does not exist. Make a dataset with: "
                 f"tokenmill prepare TEXTS --out {found}"
@@ -238,7 +242,12 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
     if not 0 < place < total:
         raise UsageError(f"val_fraction {val_fraction} of {total:,} tokens leaves a split empty.")
     train, val = cut(contents.splits["train"], place)
-    return replace(contents, splits={"train": train, "val": val})
+    documents = {
+        split: PartOfDocuments(whole, start, stop, split)
+        for whole in contents.documents.values()
+        for split, start, stop in (("train", 0, place), ("val", place, total))
+    }
+    return replace(contents, splits={"train": train, "val": val}, documents=documents)
 
 
 def _first(*values: int | None) -> int | None:

@@ -8,12 +8,30 @@ with `NAME` and `read` (see `protocol`) and put it in `FORMATS`.
 from __future__ import annotations
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.formats import llmc, nanogpt, npy, prepared, raw
+from tokenmill.store.formats import (
+    datatrove,
+    llmc,
+    megatron,
+    nanogpt,
+    npy,
+    olmo,
+    prepared,
+    raw,
+)
 from tokenmill.store.formats.protocol import Asked, Contents, Format, NotThisFormat
 
 __all__ = ["FORMATS", "recognize"]
 
-FORMATS: tuple[Format, ...] = (prepared, npy, llmc, nanogpt, raw)
+FORMATS: tuple[Format, ...] = (
+    prepared,
+    megatron,
+    npy,
+    llmc,
+    datatrove,
+    olmo,
+    nanogpt,
+    raw,
+)
 
 
 def recognize(asked: Asked) -> tuple[str, Contents]:

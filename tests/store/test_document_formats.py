@@ -1,0 +1,344 @@
+"""Formats that tell where documents begin: ids and borders are those that were written."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign import (
+    flat,
+    megatron_bytes,
+    olmo_table,
+    write_datatrove,
+    write_llmc,
+    write_megatron,
+    write_olmo,
+    write_raw,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.store.documents import DocumentStarts
+from tokenmill.store.formats.starts import BLOCK
+from tokenmill.store.verify import examine
+
+DOCUMENTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+IDS = list(range(1, 11))
+
+
+def refused(path, match, **options):
+    """The error of opening and using what is there."""
+    with pytest.raises(DatasetError, match=match) as caught:
+        use(tokenmill.open(path, **options)["train"])
+    return str(caught.value)
+
+
+def use(tokens):
+    assert len(tokens[:]) == len(tokens)
+    list(tokens.documents)
+
+
+def check_documents(tokens, documents):
+    """Compare with a naive reading of the documents: all numbers, all tokens, all rows."""
+    ids = [one for document in documents for one in document]
+    ends = np.cumsum([len(document) for document in documents]).tolist()
+    starts = [end - len(document) for end, document in zip(ends, documents, strict=True)]
+    assert tokens[:].tolist() == ids
+    assert len(tokens.documents) == len(documents)
+    told = [(one.number, one.start, one.length) for one in tokens.documents]
+    assert told == list(zip(range(len(starts)), starts, map(len, documents), strict=True))
+    for token in range(len(ids)):
+        holder = next(n for n, end in enumerate(ends) if token < end)
+        assert tokens.documents.at(token).number == holder
+    begins = {start for start, end in zip(starts, ends, strict=True) if start < end}
+    for length in {1, 2, len(ids) // 2 + 1, len(ids)}:
+        rows = np.arange(len(ids) - length + 1)
+        expected = [(r, p) for r in rows for p in range(length) if r + p in begins]
+        found = tokens.find_edges(rows[::-1].copy(), length)
+        flipped = sorted((len(rows) - 1 - r, p) for r, p in zip(*found, strict=True))
+        assert flipped == expected
+        assert np.array_equal(np.lexsort((found[1], found[0])), np.arange(len(found[0])))
+
+
+document = st.lists(st.integers(0, 250), min_size=1, max_size=6)
+files = st.lists(st.lists(document, min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(files=files, data=st.data())
+def test_documents_are_those_that_were_written(files, data):
+    empty = data.draw(st.booleans())
+    dtype = data.draw(st.sampled_from(["|u1", "<u2", "<i4", "<i8"]))
+    wide = data.draw(st.sampled_from(["<u2", "<u4"]))
+    documents = [one for file in files for one in file]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for number, file in enumerate(files):
+            sequences = [data.draw(st.integers(1, len(one))) for one in file]
+            write_megatron(
+                folder / "m" / f"web_{number}",
+                file,
+                dtype=dtype,
+                sequences=sequences,
+                modes=data.draw(st.booleans()),
+            )
+            write_datatrove(folder / "d" / f"{number:05}_web.ds", file, dtype=wide)
+            write_olmo(folder / "o" / f"part-{number}.npy", file, dtype=wide)
+            hollow = [[], *file, []] if empty else file
+            write_megatron(folder / "e" / f"web_{number}", hollow, dtype=dtype)
+        prints = set()
+        for name, format, options in (
+            ("m", "megatron", {}),
+            ("d", "datatrove", {}),
+            ("o", "olmo", {"dtype": np.dtype(wide)}),
+        ):
+            dataset = tokenmill.open(folder / name, **options)
+            assert (dataset.format, dataset.splits) == (format, ("train",))
+            check_documents(dataset["train"], documents)
+            check_documents(pickle.loads(pickle.dumps(dataset["train"])), documents)
+            prints.add(dataset["train"].fingerprint)
+            assert examine(folder / name, **options).problems == []
+        assert len(prints) == 1
+        hollow = [one for file in files for one in ([[], *file, []] if empty else file)]
+        check_documents(tokenmill.open(folder / "e")["train"], hollow)
+
+
+@settings(max_examples=60, deadline=None)
+@given(file=st.lists(document, min_size=2, max_size=8), fraction=st.floats(0.1, 0.9))
+def test_documents_are_cut_where_the_end_is_held_out(file, fraction):
+    total = sum(map(len, file))
+    place = int(total * (1 - fraction))
+    if not 0 < place < total:
+        return
+    sides = {"train": [], "val": []}
+    done = 0
+    for one in file:
+        cut = min(max(place - done, 0), len(one))
+        sides["train"] += [one[:cut]] if cut else []
+        sides["val"] += [one[cut:]] if cut < len(one) else []
+        done += len(one)
+    with tempfile.TemporaryDirectory() as folder:
+        write_megatron(Path(folder) / "x", file)
+        dataset = tokenmill.open(Path(folder) / "x", val_fraction=fraction)
+        for split, documents in sides.items():
+            check_documents(dataset[split], documents)
+            assert dataset[split].documents.at(0).split == split
+
+
+def test_a_megatron_pair_opens_by_prefix_and_by_either_file(tmp_path):
+    write_megatron(tmp_path / "web_text_document", DOCUMENTS, dtype="<i4")
+    for name in ("web_text_document", "web_text_document.bin", "web_text_document.idx"):
+        dataset = tokenmill.open(tmp_path / name)
+        assert (dataset.format, dataset.dtype) == ("megatron", np.dtype("<i4"))
+        check_documents(dataset["train"], DOCUMENTS)
+    with pytest.raises(UsageError, match="int32"):
+        tokenmill.open(tmp_path / "web_text_document", dtype="uint16")
+    raw = tokenmill.open(tmp_path / "web_text_document.bin", dtype="int32", format="raw")
+    assert raw["train"].documents is None
+
+
+def test_megatron_bytes_are_read_as_they_stand(tmp_path):
+    index = bytes.fromhex(
+        "4d4d494449445800000100000000000000080300000000000000030000000000000002000000010000"
+        "000100000000000000000000000400000000000000060000000000000000000000000000000200000000"
+        "0000000300000000000000"
+    )
+    (tmp_path / "x.idx").write_bytes(index)
+    (tmp_path / "x.bin").write_bytes(bytes([1, 0, 2, 0, 3, 0, 4, 1]))
+    check_documents(tokenmill.open(tmp_path / "x")["train"], [[1, 2, 3], [260]])
+
+
+def test_megatron_folders_are_split_by_name_and_must_be_pairs(tmp_path):
+    write_megatron(tmp_path / "web_train_0", DOCUMENTS)
+    write_megatron(tmp_path / "web_train_1", [[11], [12]])
+    write_megatron(tmp_path / "web_val_0", [[13]])
+    dataset = tokenmill.open(tmp_path)
+    check_documents(dataset["train"], [*DOCUMENTS, [11], [12]])
+    check_documents(dataset["val"], [[13]])
+    (tmp_path / "web_train_1.bin").rename(tmp_path / "away")
+    refused(tmp_path, "web_train_1.*not both")
+    refused(tmp_path / "web_train_1", r"web_train_1\.bin is missing")
+    (tmp_path / "web_train_1.idx").unlink()
+    write_megatron(tmp_path / "web_train_1", [[1]], dtype="<i4")
+    refused(tmp_path, "int32")
+
+
+def damage_index(**changes):
+    """A sound index of DOCUMENTS with some fields changed."""
+    _, index = megatron_bytes(DOCUMENTS)
+    changed = bytearray(index)
+    places = {"version": (9, "<Q"), "code": (17, "<B"), "sequences": (18, "<Q")}
+    places |= {"borders": (26, "<Q"), "length": (38, "<i"), "pointer": (58, "<q")}
+    places |= {"border": (34 + 48 + 8, "<q"), "last": (34 + 48 + 32, "<q")}
+    for field, value in changes.items():
+        place, kind = places[field]
+        struct.pack_into(kind, changed, place, value)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        (damage_index(version=2), "version 2"),
+        (damage_index(code=7), "float32, which are no tokens"),
+        (damage_index(code=9), "dtype code 9"),
+        (damage_index(code=4), "ends its last sequence at byte 28"),
+        (damage_index(sequences=2**60), "by its header"),
+        (damage_index(borders=0), "by its header"),
+        (damage_index(length=-1), "sequence 1 of -1 tokens"),
+        (damage_index(length=2), "not where the one before ends"),
+        (damage_index(pointer=-6), "sequence 1"),
+        (damage_index(pointer=2**62), "sequence 1"),
+        (damage_index(border=9), "documents of sequences that there are not"),
+        (damage_index(border=-1), "documents of sequences that there are not"),
+        (damage_index(border=4), "end before it begins"),
+        (damage_index(last=3), "ends its documents at sequence 3"),
+        (damage_index()[:-1], "has 121 bytes"),
+        (damage_index() + b"\0", "has 123 bytes"),
+        (damage_index()[:20], "begin with Megatron's header"),
+    ],
+)
+def test_a_megatron_index_that_lies_is_refused(tmp_path, index, says):
+    (tmp_path / "x.bin").write_bytes(flat(DOCUMENTS, "<u2"))
+    (tmp_path / "x.idx").write_bytes(damage_index())
+    check_documents(tokenmill.open(tmp_path / "x")["train"], DOCUMENTS)
+    (tmp_path / "x.idx").write_bytes(index)
+    assert "x" in refused(tmp_path / "x", says)
+
+
+def test_tokens_beside_a_lying_index_are_not_read(tmp_path):
+    write_megatron(tmp_path / "x", DOCUMENTS)
+    (tmp_path / "x.idx").write_bytes(damage_index(length=2))
+    tokens = tokenmill.open(tmp_path / "x")["train"]
+    with pytest.raises(DatasetError, match=r"x\.idx"):
+        tokens.gather(np.array([0]), 2)
+    assert [problem.file for problem in examine(tmp_path / "x").problems] == ["x.idx"]
+
+
+def test_a_megatron_bin_that_was_cut_is_refused(tmp_path):
+    write_megatron(tmp_path / "x", DOCUMENTS)
+    os.truncate(tmp_path / "x.bin", 18)
+    refused(tmp_path / "x", "the .bin has 18")
+    os.truncate(tmp_path / "x.bin", 17)
+    refused(tmp_path / "x", "no whole number of uint16")
+
+
+def test_disorder_far_behind_the_beginning_is_found(tmp_path):
+    count = BLOCK + 10
+    write_raw(tmp_path / "x.ds", range(count), "<u4")
+    ends = np.arange(1, count + 1, dtype="<u8")
+    (tmp_path / "x.ds.index").write_bytes(ends.tobytes())
+    assert tokenmill.open(tmp_path / "x.ds")["train"].documents.at(count - 1).number == count - 1
+    ends[BLOCK + 2] = BLOCK
+    (tmp_path / "x.ds.index").write_bytes(ends.tobytes())
+    with pytest.raises(DatasetError, match="262,146 end before it begins"):
+        tokenmill.open(tmp_path / "x.ds")["train"].documents.at(0)
+
+
+def test_datatrove_tells_its_width_by_metadata_or_index_or_user(tmp_path):
+    for dtype in ("<u2", "<u4"):
+        for beside in (("index", "metadata"), ("index",), ("metadata",)):
+            folder = tmp_path / f"{dtype[1:]}{len(beside)}{beside[0]}"
+            write_datatrove(folder / "x.ds", DOCUMENTS, dtype=dtype, beside=beside)
+            for path in (folder, folder / "x.ds"):
+                dataset = tokenmill.open(path)
+                assert (dataset.format, dataset.dtype) == ("datatrove", np.dtype(dtype))
+                assert dataset["train"][:].tolist() == IDS
+                assert (dataset["train"].documents is not None) == ("index" in beside)
+            with pytest.raises(UsageError, match="Leave dtype away"):
+                tokenmill.open(folder, dtype="int64")
+    write_datatrove(tmp_path / "x.ds", DOCUMENTS, beside=())
+    refused(tmp_path / "x.ds", "tells its dtype; give it")
+    assert tokenmill.open(tmp_path / "x.ds", dtype="uint16")["train"][:].tolist() == IDS
+
+
+def test_datatrove_names_a_tokenizer_only_if_it_is_known(tmp_path):
+    write_datatrove(tmp_path / "a" / "x.ds", DOCUMENTS, tokenizer="openai-community/gpt2")
+    assert tokenmill.open(tmp_path / "a").tokenizer.name == "gpt2"
+    write_datatrove(tmp_path / "b" / "x.ds", DOCUMENTS, tokenizer="../tokenizer.json|x")
+    assert tokenmill.open(tmp_path / "b").contents.tokenizer is None
+
+
+def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
+    write_datatrove(tmp_path / "00000_a.ds", DOCUMENTS)
+    write_datatrove(tmp_path / "00001_a.ds", [[1]], dtype="<u4")
+    refused(tmp_path, "several widths")
+    write_datatrove(tmp_path / "00001_a.ds", [[1]])
+    path = tmp_path / "00001_a.ds"
+    for ending, content, says in (
+        ("", b"123", r"00001_a\.ds has 3 bytes"),
+        (".metadata", b"gpt2|3\n1\n1", "2 or 4"),
+        (".metadata", b"gpt2", "2 or 4"),
+        (".metadata", b"gpt2|2\nx", "2 or 4"),
+        (".metadata", b"gpt2|2\n7", "7 tokens of 2"),
+        (".metadata", b"gpt2|4\n-1", "width"),
+        (".index", b"1234567", "has 7 bytes"),
+        (".index", struct.pack("<Q", 2**63 + 1), "2 or 4 bytes"),
+    ):
+        changed = path.with_name(path.name + ending)
+        before = changed.read_bytes()
+        changed.write_bytes(content)
+        refused(tmp_path, says)
+        changed.write_bytes(before)
+    path.with_name(path.name + ".index").write_bytes(struct.pack("<QQ", 2**64 - 1, 1))
+    refused(tmp_path, "end before it begins")
+
+
+def test_olmo_files_need_a_dtype_and_keep_their_documents(tmp_path):
+    write_olmo(tmp_path / "part-0.npy", DOCUMENTS)
+    refused(tmp_path / "part-0.npy", "OLMo")
+    dataset = tokenmill.open(tmp_path / "part-0.npy", dtype="uint16")
+    assert dataset.format == "olmo"
+    check_documents(dataset["train"], DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (olmo_table(DOCUMENTS[:-1]), "ends its documents at token 6 of 10"),
+        (olmo_table([*DOCUMENTS, [1]]), "line 5"),
+        (gzip.compress(b"0,3,a\n4,10,b\n"), "line 2"),
+        (gzip.compress(b"0,0,a\n0,10,b\n"), "line 1"),
+        (gzip.compress(b"start,end\n"), "no numbers at the start of line 1"),
+        (gzip.compress(b"-1,3\n"), "no numbers"),
+        (gzip.compress(b"0," + b"9" * 5000 + b"\n"), "no numbers"),
+        (gzip.compress(bytes(1 << 22)), "line of over"),
+        (b"", "ends its documents at token 0"),
+        (olmo_table(DOCUMENTS)[:-9], "cannot be decompressed"),
+        (b"plain text", "cannot be decompressed"),
+    ],
+)
+def test_an_olmo_table_that_lies_is_refused_and_the_ids_open_alone(tmp_path, table, says):
+    write_olmo(tmp_path / "x.npy", DOCUMENTS)
+    (tmp_path / "x.csv.gz").write_bytes(table)
+    assert "x.csv.gz" in refused(tmp_path / "x.npy", says, dtype="uint16")
+    raw = tokenmill.open(tmp_path / "x.npy", dtype="uint16", format="raw")
+    assert raw["train"][:].tolist() == IDS
+
+
+def test_an_llmc_shard_beside_some_other_idx_is_one(tmp_path):
+    write_llmc(tmp_path / "x.bin", IDS)
+    (tmp_path / "x.idx").write_bytes(b"something else")
+    assert tokenmill.open(tmp_path / "x.bin").format == "llm.c"
+    assert tokenmill.open(tmp_path).format == "llm.c"
+
+
+def test_file_documents_agree_with_documents_whose_starts_are_an_array(tmp_path):
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(1, 40, 3000)
+    documents = np.split(np.arange(lengths.sum()) % 60000, np.cumsum(lengths)[:-1])
+    write_megatron(tmp_path / "x", documents)
+    total = int(lengths.sum())
+    plain = DocumentStarts(np.cumsum(lengths) - lengths, total=total, split="train")
+    tokens = tokenmill.open(tmp_path / "x")["train"]
+    rows = rng.integers(0, total - 513, 200)
+    for one, other in zip(plain.find_edges(rows, 513), tokens.find_edges(rows, 513), strict=True):
+        assert np.array_equal(one, other)
