@@ -1,0 +1,289 @@
+"""Batches as global JAX arrays on a mesh of devices, in one process or in several.
+
+Guarantees: the rows of a step are those of `tokenmill.Loader` with the same seed, whatever the mesh,
+the number of processes and the sharding. A process reads the smallest aligned block of a step's rows
+that its devices need, which for the usual meshes is no row more than that. The state is one number of
+rows, the same on all processes, and goes on with another mesh.
+
+Costs: reading, casting and the transfer to the devices are done ahead by a thread. On the CPU, JAX
+may take the memory of a batch as it is, without a copy; it then holds a reference to that memory, by
+which the loader knows that it is in use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from tokenmill.errors import UsageError
+from tokenmill.load import loader as arrays
+from tokenmill.load.maker import BatchMaker
+from tokenmill.load.mixture import Mixture
+from tokenmill.load.prefetch import Prefetch
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["Batch", "DocumentedBatch", "Documents", "Loader"]
+
+# What a loader of arrays takes, and what follows from the sharding here.
+_DECIDED = {
+    "rank": "JAX knows which process this is",
+    "world_size": "JAX knows how many processes there are",
+    "contiguous": "the arrays on a device always are",
+    "drop_last": "a step that is cut short would not fit the sharding, and is always left out",
+}
+
+# Held while a thread is inside JAX, and for good once the program ends: Python ends its threads then
+# where they are, and one that is inside JAX would take the process down with it.
+_inside_jax = threading.Lock()
+atexit.register(_inside_jax.acquire)
+
+
+class Batch(NamedTuple):
+    """Inputs and the tokens that follow them, each (batch_size, seq_len)."""
+
+    inputs: jax.Array
+    targets: jax.Array
+
+
+class Documents(NamedTuple):
+    """The document of each token in its row, from 0, and the token's place in it."""
+
+    ids: jax.Array
+    positions: jax.Array
+
+
+class DocumentedBatch(NamedTuple):
+    """A batch, and the documents in it."""
+
+    inputs: jax.Array
+    targets: jax.Array
+    documents: Documents
+
+
+class Loader:
+    """Batches of `batch_size` rows over all devices and processes, without end or up to a limit.
+
+    >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
+    >>> inputs, targets = next(loader)
+    >>> targets
+    Array([[441, 442, 443, 444],
+           [525, 526, 527, 528]], dtype=int32)
+
+    Parameters
+    ----------
+    data
+        The tokens of a split, or a Mixture.
+    batch_size
+        The rows of a step, on all devices together.
+    seq_len
+        The tokens of a row's inputs, and of its targets.
+    sharding
+        Where the (batch_size, seq_len) arrays go: any sharding that can hold them.
+    mesh, data_axis
+        Instead of a sharding: the rows are divided over that axis of the mesh, and repeated over
+        the others. With neither, they are divided over all devices.
+    dtype
+        Of the arrays; JAX has no 64-bit integers, unless it is told to.
+    prefetch
+        The batches that a thread brings to the devices ahead; 0: no thread.
+    settings
+        The other arguments of `tokenmill.Loader`. With a limit, a last step that would be cut short
+        is left out.
+    """
+
+    def __init__(
+        self,
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        sharding: Sharding | None = None,
+        mesh: Mesh | None = None,
+        data_axis: str = "data",
+        dtype: npt.DTypeLike = np.int32,
+        prefetch: int = 4,
+        **settings: Any,
+    ) -> None:
+        for name, reason in _DECIDED.items():
+            if name in settings:
+                raise UsageError(f"{name} is not for this loader: {reason}.")
+        if prefetch < 0:
+            raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
+        if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
+            raise UsageError(
+                f"JAX has no {np.dtype(dtype)} as it is set up. Use int32, or "
+                'jax.config.update("jax_enable_x64", True).'
+            )
+        self.sharding = _choose_sharding(sharding, mesh, data_axis)
+        block, blocks = _find_block(self.sharding, (batch_size, seq_len))
+        self._place = _Placer(
+            sharding=self.sharding,
+            shape=(batch_size, seq_len),
+            first=block * (batch_size // blocks),
+        )
+        self.arrays = arrays.Loader(
+            data,
+            batch_size=batch_size // blocks,
+            seq_len=seq_len,
+            rank=block,
+            world_size=blocks,
+            dtype=dtype,
+            contiguous=True,
+            drop_last=True,
+            prefetch=0,
+            **settings,
+        )
+        self._prefetch = prefetch
+        self._row = 0
+        self._ahead: Iterator[tuple[Batch | DocumentedBatch, int]] | None = None
+
+    @property
+    def row(self) -> int:
+        """The cursor: how many rows the run has consumed, on all processes together."""
+        return self._row
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __iter__(self) -> Self:
+        if self.arrays.limit is not None and self._row >= self.arrays.limit:
+            self._move(0)
+        return self
+
+    def __next__(self) -> Batch | DocumentedBatch:
+        if self._ahead is None:
+            self._ahead = _transfer(self.arrays.maker, self._place, self._row)
+            if self._prefetch:
+                self._ahead = Prefetch(self._ahead, self._prefetch)
+        try:
+            batch, self._row = next(self._ahead)
+        except BaseException:
+            self.close()
+            raise
+        return batch
+
+    def batch_at(self, step: int) -> Batch | DocumentedBatch:
+        """The batch of any step; see `tokenmill.Loader.batch_at`. All processes have to ask."""
+        return self._place(self.arrays.batch_at(step))
+
+    def ledger(self) -> dict[str, arrays.SourceLedger]:
+        """What the run has consumed so far of each source."""
+        self.arrays.load_state_dict(self.state_dict())
+        return self.arrays.ledger()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, and which run it is: small, fit for JSON, the same on all processes."""
+        return {**self.arrays.state_dict(), "row": self._row}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        """Go on where a run was; see `tokenmill.Loader.load_state_dict`."""
+        self.arrays.load_state_dict(state, force=force)
+        self._move(self.arrays.row)
+
+    def close(self) -> None:
+        """End the thread; the next batch starts another."""
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, Prefetch):
+            ahead.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _move(self, row: int) -> None:
+        self.close()
+        self._row = row
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placer:
+    """Makes global arrays of the rows of a step that this process has read, from `first` on."""
+
+    sharding: Sharding
+    shape: tuple[int, int]
+    first: int
+
+    def __call__(self, batch: arrays.Batch) -> Batch | DocumentedBatch:
+        inputs, targets = self._put(batch.inputs), self._put(batch.targets)
+        if batch.documents is None:
+            return Batch(inputs, targets)
+        ids, positions = batch.documents.ids, batch.documents.positions
+        return DocumentedBatch(inputs, targets, Documents(self._put(ids), self._put(positions)))
+
+    def _put(self, rows: npt.NDArray[Any]) -> jax.Array:
+        def part(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
+            assert index is not None
+            first, stop, _ = index[0].indices(self.shape[0])
+            return rows[first - self.first : stop - self.first, index[1]]
+
+        # A quarter of what make_array_from_process_local_data takes.
+        return jax.make_array_from_callback(self.shape, self.sharding, part)
+
+
+def _transfer(
+    maker: BatchMaker, place: _Placer, row: int
+) -> Iterator[tuple[Batch | DocumentedBatch, int]]:
+    """The batches from a row on, each with the first row behind it.
+
+    It does not refer to the loader, which therefore ends, and the thread with it, when nobody else
+    does.
+    """
+    buffers = maker.buffers()
+    for groups in maker.read(row, count=maker.group_size):
+        for group in groups:
+            for batch in maker.finish(group, buffers):
+                yield _place_in_thread(place, batch), batch.end
+
+
+def _place_in_thread(place: _Placer, batch: arrays.Batch) -> Batch | DocumentedBatch:
+    with _inside_jax:
+        return place(batch)
+
+
+def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:
+    if sharding is not None:
+        if mesh is not None:
+            raise UsageError("give a sharding or a mesh, not both.")
+        return sharding
+    if mesh is None:
+        mesh, data_axis = Mesh(np.array(jax.devices()), ("data",)), "data"
+    if data_axis not in mesh.axis_names:
+        there = ", ".join(map(str, mesh.axis_names))
+        raise UsageError(
+            f"the mesh has no axis {data_axis!r} to divide rows over; give data_axis, one of: {there}."
+        )
+    return NamedSharding(mesh, PartitionSpec(data_axis))  # type: ignore[no-untyped-call]
+
+
+def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
+    """Which of how many equal blocks of a step's rows has all those that devices of this process
+    need: the smallest one."""
+    rows = shape[0]
+    if rows < 1:
+        raise UsageError(f"batch_size is {rows}; it must be at least 1.")
+    try:
+        indices = sharding.addressable_devices_indices_map(shape)
+    except ValueError as error:
+        raise UsageError(
+            f"batches of {shape[0]} x {shape[1]} do not fit {sharding}: {error}"
+        ) from None
+    ranges = [index[0].indices(rows) for index in indices.values() if index is not None]
+    if not ranges:
+        raise UsageError(f"no device of {sharding} is in process {jax.process_index()}.")
+    first, last = min(start for start, _, _ in ranges), max(stop for _, stop, _ in ranges) - 1
+    size = next(
+        size
+        for size in range(last - first + 1, rows + 1)
+        if rows % size == 0 and first // size == last // size
+    )
+    return first // size, rows // size

@@ -1,0 +1,81 @@
+"""Batches as a `tf.data.Dataset`.
+
+Guarantees: equal to what `tokenmill.Loader` gives; a batch is a function of its step, so the dataset
+begins at any row at once, and `tf.train.Checkpoint` saves and restores its iterators, which is a
+number. Costs: one call from TensorFlow into Python for each batch, made ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tokenmill.errors import UsageError
+from tokenmill.load.loader import Loader
+from tokenmill.load.mixture import Mixture
+from tokenmill.load.steps import Steps
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["make_dataset"]
+
+_ENDLESS = 1 << 40  # steps
+
+
+def make_dataset(
+    data: Tokens | Mixture,
+    *,
+    batch_size: int,
+    seq_len: int,
+    start: int = 0,
+    dtype: npt.DTypeLike = np.int32,
+    prefetch: int = 4,
+    **settings: Any,
+) -> tf.data.Dataset:
+    """Batches from row `start` on, as (inputs, targets), each (rows, seq_len).
+
+    `start` is a multiple of the global batch: a run goes on after `steps` with
+    `start=steps * batch_size * world_size`. With `documents=True` an element has two tensors more:
+    the document of each token in its row, and the token's place in it. The other settings are those
+    of `tokenmill.Loader`.
+
+    >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
+    >>> inputs, targets = next(iter(dataset))
+    >>> targets.numpy().tolist()
+    [[441, 442, 443, 444], [525, 526, 527, 528]]
+    """
+    if "contiguous" in settings:
+        raise UsageError("contiguous is not for this dataset: tensors always are.")
+    loader = Loader(
+        data, batch_size=batch_size, seq_len=seq_len, dtype=dtype, prefetch=0, **settings
+    )
+    first, rest = divmod(start, loader.global_batch)
+    if start < 0 or rest:
+        raise UsageError(
+            f"start is {start}; it must be a multiple of the {loader.global_batch} rows of a step."
+        )
+    if prefetch < 0:
+        raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
+    steps = Steps(loader)
+    kinds = [tf.as_dtype(dtype), *[tf.int32] * (2 * loader.maker.documents)]
+    is_whole = loader.limit is None or loader.limit % loader.global_batch == 0
+    shape = (batch_size if is_whole else None, seq_len)
+
+    def read(step: npt.NDArray[np.int64]) -> list[Any]:
+        batch = steps[int(step)]
+        found = batch.documents
+        return [batch.tokens] if found is None else [batch.tokens, found.ids, found.positions]
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def place(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        # One tensor is taken apart here, because each one that comes from Python takes its time.
+        # Not stateful: the same step gives the same batch, so an iterator may be saved.
+        tokens, *found = tf.numpy_function(read, [step], kinds, stateful=False)
+        tensors = [tokens[:, :-1], tokens[:, 1:], *found]
+        return tuple(tf.ensure_shape(tensor, shape) for tensor in tensors)
+
+    last = _ENDLESS if loader.limit is None else len(loader)
+    dataset = tf.data.Dataset.range(first, max(first, last)).map(place)
+    return dataset.prefetch(prefetch) if prefetch else dataset

@@ -1,0 +1,69 @@
+"""Meshes of four devices, in one process and in two: the rows are those of one device."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokenmill
+
+IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
+PROGRAM = Path(__file__).with_name("mesh_program.py")
+SETTINGS = {"batch_size": 8, "seq_len": 16, "seed": 3}
+
+
+def run(path, processes):
+    """What each process tells."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={4 // processes}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, path, str(process), str(processes), str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(processes)
+    ]
+    told = []
+    for process in started:
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+        told.append(json.loads(out.splitlines()[-1]))
+    return told
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_devices_together_hold_the_rows_of_one(tmp_path, processes):
+    np.save(tmp_path / "ids.npy", IDS)
+    loader = tokenmill.Loader(tokenmill.open(tmp_path / "ids.npy")["train"], **SETTINGS)
+    expected = [loader.batch_at(step) for step in (1, 1, 1_000)]
+    told = run(tmp_path / "ids.npy", processes)
+    assert len(told[0]) == 8
+    for name in told[0]:
+        for step, batch in enumerate(expected):
+            for part, whole in enumerate((batch.inputs, batch.targets)):
+                held = np.zeros(whole.shape, bool)
+                for process in told:
+                    for row, token, values in process[name]["steps"][step][part]:
+                        place = np.s_[row : row + len(values), token : token + len(values[0])]
+                        assert np.array_equal(whole[place], values), name
+                        held[place] = True
+                assert held.all(), name
+
+
+def test_a_process_reads_no_more_than_its_devices_need(tmp_path):
+    np.save(tmp_path / "ids.npy", IDS)
+    for process in run(tmp_path / "ids.npy", 2):
+        read = {name: told["read"] for name, told in process.items()}
+        assert read["rows over all devices"] == read["rows over one axis"] == 4
+        assert read["the same everywhere"] == read["tokens alone"] == 8
