@@ -19,10 +19,13 @@ _WHERE = {
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
+    "export": "tokenmill.convert.export",
+    "import_dataset": "tokenmill.convert.import_dataset",
     "load_tokenizer": "tokenmill.tokenizers",
     "open": "tokenmill.store.dataset",
     "prepare": "tokenmill.mill.run",
     "pretokenize": "tokenmill.mill.pretokenize",
+    "reshard": "tokenmill.convert.reshard",
     "train_tokenizer": "tokenmill.tokenizers",
     "verify": "tokenmill.store.verify",
 }
@@ -36,15 +39,21 @@ __all__ = [
     "Tokenizer",
     "TokenmillError",
     "Tokens",
+    "export",
+    "import_dataset",
     "load_tokenizer",
     "open",
     "prepare",
     "pretokenize",
+    "reshard",
     "train_tokenizer",
     "verify",
 ]
 
 if TYPE_CHECKING:
+    from tokenmill.convert.export import export
+    from tokenmill.convert.import_dataset import import_dataset
+    from tokenmill.convert.reshard import reshard
     from tokenmill.errors import TokenmillError
     from tokenmill.load.loader import Loader
     from tokenmill.load.maker import Batch

@@ -11,7 +11,18 @@ HEAVY = (
     "numpy pyarrow gigatoken torch jax jaxlib grain tensorflow lightning ray datasets pandas "
     "tokenizers tiktoken sentencepiece huggingface_hub multiprocessing"
 ).split()
-COMMANDS = ["prepare", "pretokenize", "info", "peek", "verify", "tokenizer", "tokenizer train"]
+COMMANDS = [
+    "prepare",
+    "pretokenize",
+    "info",
+    "peek",
+    "verify",
+    "export",
+    "import",
+    "reshard",
+    "tokenizer",
+    "tokenizer train",
+]
 
 
 @pytest.mark.parametrize(

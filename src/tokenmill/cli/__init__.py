@@ -42,6 +42,17 @@ app.command(
 app.command("tokenmill.cli.info:info", name="info", help="Tell what is in a dataset.")
 app.command("tokenmill.cli.peek:peek", name="peek", help="Show one document and its origin.")
 app.command("tokenmill.cli.verify:verify", name="verify", help="Check every byte of a dataset.")
+app.command(
+    "tokenmill.cli.export:export", name="export", help="Write tokens as another program's files."
+)
+app.command(
+    "tokenmill.cli.import_:import_",
+    name="import",
+    help="Make a dataset of another program's tokens.",
+)
+app.command(
+    "tokenmill.cli.reshard:reshard", name="reshard", help="Cut a dataset into other shards."
+)
 app.command("tokenmill.cli.tokenizer:app", name="tokenizer", help="Train a tokenizer.")
 
 

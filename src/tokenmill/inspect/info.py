@@ -129,7 +129,9 @@ def _describe_split(dataset: Dataset, name: str) -> SplitInfo:
 def _add_origin(found: Info, manifest: Manifest) -> Info:
     """What only the manifest of a prepared dataset tells."""
     ledger, tokens = manifest.ledger, found.tokens
-    text_bytes, characters = _number(ledger, "text_bytes"), _number(ledger, "characters")
+    # Of tokens that were imported, the text is not known: nothing is then said to be none.
+    text_bytes = _number(ledger, "text_bytes") or None
+    characters = None if text_bytes is None else _number(ledger, "characters")
     dropped, set_aside = ledger.get("dropped"), ledger.get("set_aside")
     return replace(
         found,

@@ -1,0 +1,82 @@
+"""`tokenmill export`: tokens as another program's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.bar import show_bar
+from tokenmill.cli.console import counted, harmless, stdout
+from tokenmill.cli.progress import tell_stopped
+from tokenmill.convert.export import TOKENS_PER_SHARD
+from tokenmill.convert.export import export as export_tokens
+
+__all__ = ["export"]
+
+
+def export(
+    path: Annotated[Path, Parameter(name="PATH")],
+    /,
+    *,
+    to: Literal["llmc", "nanogpt", "npy", "megatron", "datatrove"],
+    out: Path,
+    tokens_per_shard: int = TOKENS_PER_SHARD,
+    tokenizer: str | None = None,
+    eot_id: int | None = None,
+    vocab_size: int | None = None,
+    dtype: str | None = None,
+    format: str | None = None,
+) -> int:
+    """Write tokens as another program's files, and compare them with the source.
+
+    The same command goes on after an interruption.
+
+    Parameters
+    ----------
+    path
+        A dataset's folder, or a file or folder of tokens of another make.
+    to
+        What to write.
+    out
+        A new or empty folder.
+    tokens_per_shard
+        The tokens in each file, for formats with several.
+    tokenizer
+        The one that made the tokens, where they do not tell it.
+    eot_id
+        The id between documents, where the tokens do not tell it.
+    vocab_size
+        All ids are below it, where the tokens do not tell their vocabulary.
+    dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What it is, if that is not recognised.
+    """
+    try:
+        with show_bar("exporting") as progress:
+            made = export_tokens(
+                path,
+                to,
+                out,
+                tokens_per_shard=tokens_per_shard,
+                progress=progress,
+                tokenizer=tokenizer,
+                eot_id=eot_id,
+                vocab_size=vocab_size,
+                dtype=dtype,
+                format=format,
+            )
+    except KeyboardInterrupt:
+        return tell_stopped(f"in {out}")
+    before = f", {made.files_done_before:,} of them before" if made.files_done_before else ""
+    _line(f"{made.path}: {made.format}, {counted(len(made.files), 'file')}{before}")
+    for split, tokens in made.tokens.items():
+        _line(f"  {split}: {counted(tokens, 'token')}, compared with the source")
+    return 0
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))

@@ -1,0 +1,79 @@
+"""`tokenmill import`: a prepared dataset of another program's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.bar import show_bar
+from tokenmill.cli.console import counted, harmless, stdout, typed
+from tokenmill.cli.progress import tell_stopped
+from tokenmill.convert.import_dataset import TOKENS_PER_SHARD, import_dataset
+
+__all__ = ["import_"]
+
+
+def import_(
+    path: Annotated[Path, Parameter(name="PATH")],
+    /,
+    *,
+    out: Path,
+    tokenizer: str | None = None,
+    tokens_per_shard: int = TOKENS_PER_SHARD,
+    val_fraction: float | None = None,
+    eot_id: int | None = None,
+    dtype: str | None = None,
+    format: str | None = None,
+) -> int:
+    """Make a dataset of another program's tokens, with a manifest, checksums and documents.
+
+    The same command goes on after an interruption.
+
+    Parameters
+    ----------
+    path
+        A file or folder of tokens.
+    out
+        A new or empty folder.
+    tokenizer
+        The one that made the tokens, where they do not tell it.
+    tokens_per_shard
+        The tokens in each file but the last.
+    val_fraction
+        The share at the end that is held out, where there is no validation split.
+    eot_id
+        The id between documents, where it is not the tokenizer's.
+    dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What it is, if that is not recognised.
+    """
+    try:
+        with show_bar("importing") as progress:
+            made = import_dataset(
+                path,
+                out,
+                tokens_per_shard=tokens_per_shard,
+                progress=progress,
+                tokenizer=tokenizer,
+                val_fraction=val_fraction,
+                eot_id=eot_id,
+                dtype=dtype,
+                format=format,
+            )
+    except KeyboardInterrupt:
+        return tell_stopped(f"in {out}")
+    for name, split in made.splits.items():
+        _line(
+            f"{name}: {counted(split.tokens, 'token')}, {counted(split.documents, 'document')}, "
+            f"{counted(len(split.shards), 'shard')}"
+        )
+    _line(f"\nNext:  tokenmill verify {typed(out)}")
+    return 0
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))

@@ -1,0 +1,47 @@
+"""`tokenmill reshard`: the same dataset in other shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.bar import show_bar
+from tokenmill.cli.console import counted, harmless, stdout
+from tokenmill.cli.progress import tell_stopped
+from tokenmill.convert.reshard import reshard as reshard_dataset
+
+__all__ = ["reshard"]
+
+
+def reshard(
+    path: Annotated[Path, Parameter(name="PATH")],
+    /,
+    *,
+    out: Path,
+    tokens_per_shard: int,
+) -> int:
+    """Make a dataset again with shards of another length; no batch changes by it.
+
+    The same command goes on after an interruption.
+
+    Parameters
+    ----------
+    path
+        A prepared dataset.
+    out
+        A new or empty folder.
+    tokens_per_shard
+        The tokens in each file but the last.
+    """
+    try:
+        with show_bar("resharding") as progress:
+            made = reshard_dataset(path, out, tokens_per_shard=tokens_per_shard, progress=progress)
+    except KeyboardInterrupt:
+        return tell_stopped(f"in {out}")
+    for name, split in made.splits.items():
+        told = f"{counted(split.tokens, 'token')} in {counted(len(split.shards), 'shard')}"
+        stdout.print(Text(harmless(f"{name}: {told}")))
+    return 0

@@ -1,0 +1,1 @@
+"""Tokens from one form on disk into another: export, import, reshard."""

@@ -1,0 +1,222 @@
+"""`tokenmill.import_dataset`: tokens of any make as a prepared dataset.
+
+What is made has a manifest, checksums and tables of documents, like what `prepare` makes: it needs
+no dtype or tokenizer named again, and can be verified, resharded and exported. Ids are checked to be
+of the tokenizer's vocabulary. A document's key is the xxh3-128 of its ids as little-endian int64,
+because there is no text; its source is the file that it starts in, and its offset the token there.
+
+The end of text is told to stand after (or before) documents if it does so for every one of them.
+Costs: the tokens are read twice, in blocks; keys take one call a document.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from tokenmill.convert.borders import find_starts, next_start
+from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
+from tokenmill.convert.prepared import (
+    RECORD,
+    Records,
+    another_dataset,
+    read_finished,
+    write_manifest,
+    write_splits,
+)
+from tokenmill.convert.targets.protocol import BLOCK
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.mill.engines import disk_error
+from tokenmill.store.dataset import Dataset, open
+from tokenmill.store.documents import sums
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source, Split
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["import_dataset"]
+
+TOKENS_PER_SHARD = 100_000_000
+
+
+def import_dataset(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    tokens_per_shard: int = TOKENS_PER_SHARD,
+    progress: Progress = tell_nobody,
+    **options: Any,
+) -> Manifest:
+    """Make a prepared dataset of tokens that `tokenmill.open` opens, or go on making it.
+
+    `options` are those of `tokenmill.open`; the tokenizer is one of them, where the format does not
+    tell it.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> np.save(folder / "x.npy", np.array([72, 105, 256, 33, 256]))
+    >>> made = import_dataset(folder / "x.npy", folder / "data", tokenizer="bytes")
+    >>> made.splits["train"].documents, open(folder / "data").tokenizer.decode([72, 105])
+    (2, 'Hi')
+    """
+    if tokens_per_shard < 1:
+        raise UsageError(f"tokens_per_shard is {tokens_per_shard}; it must be positive.")
+    dataset = open(source, **options)
+    if dataset.manifest is not None:
+        raise UsageError(
+            f"{source} is a prepared dataset already. To cut it anew: tokenmill reshard {source} "
+            f"--out FOLDER --tokens-per-shard {tokens_per_shard}"
+        )
+    tokenizer = dataset.tokenizer
+    settings = {
+        "imported": dataset.format,
+        "tokens_per_shard": tokens_per_shard,
+        "content": {
+            split: f"{len(dataset[split])} {dataset[split].fingerprint}" for split in dataset.splits
+        },
+    }
+    target = Path(out)
+    if there := read_finished(target):
+        if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise another_dataset(target)
+        return there
+    try:
+        about = {**settings, "tokenizer": tokenizer.fingerprint}
+        with OutputFolder(target, about, record=RECORD) as folder:
+            return _import(dataset, folder.path, settings, tokens_per_shard, progress)
+    except OSError as error:
+        raise disk_error(error) from error
+
+
+def _import(
+    dataset: Dataset,
+    folder: Path,
+    settings: dict[str, Any],
+    tokens_per_shard: int,
+    progress: Progress,
+) -> Manifest:
+    tokenizer = dataset.tokenizer
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    sources: list[Source] = []
+    splits: dict[str, tuple[Tokens, Records]] = {}
+    for name in dataset.splits:
+        tokens = dataset[name]
+        counts = dataset.contents.splits[name].counts
+        splits[name] = tokens, _Found(tokens, counts, len(sources), tokenizer.eot_id)
+        sources += _list_sources(dataset, name)
+    made, facts = write_splits(
+        folder,
+        splits,
+        dtype=dtype,
+        vocab_size=tokenizer.vocab_size,
+        tokens_per_shard=tokens_per_shard,
+        progress=progress,
+    )
+    places = [place for place in ("after", "before") if all(one[place] for one in facts)]
+    manifest = Manifest(
+        dtype=dtype.name,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.name,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        eot=places[0] if places else "none",
+        eot_id=tokenizer.eot_id,
+        splits=made,
+        sources=tuple(sources),
+        settings=settings,
+        ledger=_ledger(made, sum(source.bytes for source in sources)),
+    )
+    state = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
+    write_manifest(folder, manifest, state + b"\n")
+    return manifest
+
+
+def _list_sources(dataset: Dataset, split: str) -> list[Source]:
+    """The files of a split, as far as their ids go; an offset in them counts tokens."""
+    shards = dataset.contents.splits[split]
+    width = shards.dtype.itemsize
+    return [
+        Source(path=shards.name(number), bytes=int(count) * width, unit="row")
+        for number, count in enumerate(shards.counts)
+    ]
+
+
+def _ledger(splits: dict[str, Split], size: int) -> dict[str, Any]:
+    """All that came was kept. Of the text nothing is known."""
+    documents = sum(split.documents for split in splits.values())
+    return {
+        "documents_in": documents,
+        "bytes_in": size,
+        "documents_kept": documents,
+        "bytes_kept": size,
+        "dropped": {},
+        "text_bytes": 0,
+        "characters": 0,
+        "repaired_documents": 0,
+        "duplicate_lines": 0,
+        "set_aside": [],
+        "tokens": sum(split.tokens for split in splits.values()),
+    }
+
+
+class _Found:
+    """The documents of tokens, with keys made of their ids."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        counts: npt.NDArray[np.int64],
+        first_source: int,
+        eot_id: int | None,
+    ) -> None:
+        self.tokens, self.first_source, self.eot_id = tokens, first_source, eot_id
+        self.file_starts = sums(counts)
+        self.after = self.before = eot_id is not None
+
+    def facts(self) -> dict[str, Any]:
+        told = {"after": self.after, "before": self.before}
+        self.after = self.before = self.eot_id is not None
+        return told
+
+    def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
+        for starts in find_starts(self.tokens, start, stop):
+            if len(starts):
+                end = next_start(self.tokens, int(starts[-1]) + 1)
+                yield self._records(np.append(starts, end), start)
+
+    def _records(self, borders: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
+        table = np.empty(len(borders) - 1, DOCUMENT_DTYPE)
+        keys = b"".join(self._hash(borders))
+        table["key"] = np.frombuffer(keys, ">u8").reshape(-1, 2)
+        table["first"] = borders[:-1] - start
+        table["length"] = np.diff(borders)
+        files = self.file_starts.searchsorted(borders[:-1], "right") - 1
+        table["source"] = self.first_source + files
+        table["offset"] = borders[:-1] - self.file_starts[files]
+        return table
+
+    def _hash(self, borders: npt.NDArray[np.int64]) -> Iterator[bytes]:
+        """The key of each document; what is read at once is bounded, whatever their lengths."""
+        ids, low = np.empty(0, np.int64), 0
+        for start, end in pairwise(borders.tolist()):
+            if end > low + len(ids):
+                low = start
+                ids = self._read(start, min(start + BLOCK, int(borders[-1])))
+            self.before &= int(ids[start - low]) == self.eot_id
+            digest = xxhash.xxh3_128(ids[start - low : end - low].data)
+            for more in range(low + len(ids), end, BLOCK):  # of a document longer than a block
+                ids, low = self._read(more, min(more + BLOCK, int(borders[-1]))), more
+                digest.update(ids[: end - low].data)
+            self.after &= int(ids[end - low - 1]) == self.eot_id
+            yield digest.digest()
+
+    def _read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        ids = self.tokens[start:stop]
+        if ids.dtype.kind == "u" and ids.itemsize == 8 and ids.max(initial=0) >> 63:
+            raise DatasetError(f"split {self.tokens.split!r} holds an id of over 63 bits.")
+        return np.ascontiguousarray(ids, "<i8")

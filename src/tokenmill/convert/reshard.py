@@ -1,0 +1,140 @@
+"""`tokenmill.reshard`: a prepared dataset with shards of another length.
+
+The result is, byte for byte, what `prepare` would have made with that length: the same tokens,
+documents, keys and origins. No batch changes by it. Checksums of the source are compared first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.convert.checksums import check_checksums
+from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
+from tokenmill.convert.prepared import (
+    RECORD,
+    another_dataset,
+    read_finished,
+    write_manifest,
+    write_splits,
+)
+from tokenmill.errors import UsageError
+from tokenmill.mill.engines import disk_error
+from tokenmill.mill.folder import REJECTED_NAME
+from tokenmill.store.dataset import open
+from tokenmill.store.documents import read_table_header, sums
+from tokenmill.store.files import open_inside
+from tokenmill.store.manifest import (
+    DOCUMENT_DTYPE,
+    TOKENIZER_NAME,
+    Manifest,
+    Split,
+)
+from tokenmill.store.writer import AtomicFile
+
+__all__ = ["reshard"]
+
+_BLOCK = 1 << 16  # records that are read at once: 3 MB
+
+
+def reshard(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    tokens_per_shard: int,
+    progress: Progress = tell_nobody,
+) -> Manifest:
+    """Make a prepared dataset again with other shards, or go on making it.
+
+    >>> import tempfile, tokenmill
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
+    >>> _ = tokenmill.prepare(folder / "a.txt", folder / "a", tokenizer="bytes", val_fraction=0)
+    >>> made = reshard(folder / "a", folder / "b", tokens_per_shard=10)
+    >>> [shard.tokens for shard in made.splits["train"].shards]
+    [10, 10, 1]
+    """
+    if tokens_per_shard < 1:
+        raise UsageError(f"tokens_per_shard is {tokens_per_shard}; it must be positive.")
+    dataset = open(source)
+    manifest = dataset.manifest
+    if manifest is None:
+        raise UsageError(
+            f"{source} is not a prepared dataset but {dataset.format}. Make one of it first: "
+            f"tokenmill import {source} --out FOLDER --tokens-per-shard {tokens_per_shard}"
+        )
+    wanted = replace(manifest, settings={**manifest.settings, "tokens_per_shard": tokens_per_shard})
+    target = Path(out)
+    if there := read_finished(target):
+        bare = replace(there, splits={}), replace(wanted, splits={})
+        if bare[0] != bare[1] or _counts(there) != _counts(wanted):
+            raise another_dataset(target)
+        return there
+    about = {
+        "reshard": [split.table.xxh3_128 for split in manifest.splits.values()],
+        "tokens_per_shard": tokens_per_shard,
+    }
+    try:
+        with OutputFolder(target, about, record=RECORD) as folder:
+            check_checksums(dataset.path, manifest)
+            splits, _ = write_splits(
+                folder.path,
+                {
+                    name: (dataset[name], _Tables(dataset.path, split))
+                    for name, split in manifest.splits.items()
+                },
+                dtype=dataset.dtype,
+                vocab_size=manifest.vocab_size,
+                tokens_per_shard=tokens_per_shard,
+                progress=progress,
+            )
+            made = replace(wanted, splits=splits)
+            if (dataset.path / REJECTED_NAME).is_file():
+                _copy(dataset.path, folder.path, REJECTED_NAME)
+            with open_inside(dataset.path, TOKENIZER_NAME) as file:
+                write_manifest(folder.path, made, file.read())
+            return made
+    except OSError as error:
+        raise disk_error(error) from error
+
+
+def _copy(source: Path, target: Path, name: str) -> None:
+    with open_inside(source, name) as file, AtomicFile(target / name) as copy:
+        while block := file.read(4 << 20):
+            copy.write(block)
+        copy.finish()
+
+
+def _counts(manifest: Manifest) -> list[tuple[str, int, int]]:
+    return [(name, split.tokens, split.documents) for name, split in manifest.splits.items()]
+
+
+class _Tables:
+    """The records of a prepared split, by ranges of its tokens."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self.folder, self.split = folder, split
+        self.starts = sums(split.table.tokens)
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.starts, stop, side="left"))
+        for number in range(first, last):
+            shard, before = self.split.shards[number], int(self.starts[number])
+            with open_inside(self.folder, shard.documents_path) as file:
+                file.seek(read_table_header(file, shard.documents_path, shard.documents))
+                while data := file.read(_BLOCK * DOCUMENT_DTYPE.itemsize):
+                    table = np.frombuffer(bytearray(data), DOCUMENT_DTYPE)
+                    places = table["first"].astype(np.int64) + before
+                    inside = (places >= start) & (places < stop)
+                    table["first"] = places - start
+                    yield table[inside]

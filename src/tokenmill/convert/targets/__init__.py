@@ -1,0 +1,16 @@
+"""The formats that `tokenmill.export` writes, one module each."""
+
+from __future__ import annotations
+
+from tokenmill.convert.targets import datatrove, megatron, plain
+from tokenmill.convert.targets.protocol import Target
+
+__all__ = ["TARGETS"]
+
+TARGETS: dict[str, Target] = {
+    "llmc": plain.Llmc(),
+    "nanogpt": plain.NanoGPT(),
+    "npy": plain.Npy(),
+    "megatron": megatron.Megatron(),
+    "datatrove": datatrove.Datatrove(),
+}

@@ -1,0 +1,119 @@
+"""Targets that are ids in a row: llm.c, nanoGPT and NumPy.
+
+They have no table of documents: borders are told by the end-of-text id alone, which stands where it
+stood in the dataset.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import orjson
+
+import tokenmill.store.dataset
+from tokenmill.convert.targets.protocol import (
+    Advance,
+    FileJob,
+    TokenRange,
+    choose_dtype,
+    take_all,
+)
+from tokenmill.errors import UsageError
+from tokenmill.store.dataset import Dataset
+from tokenmill.store.formats import llmc
+from tokenmill.store.manifest import write_atomically
+from tokenmill.store.tokens import Tokens
+from tokenmill.store.writer import AtomicFile, NpyFile
+
+__all__ = ["Llmc", "NanoGPT", "Npy"]
+
+
+class Llmc:
+    """Shards with llm.c's header: magic number 20240520 for uint16, 20240801 for uint32."""
+
+    keeps_documents = False
+
+    def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
+        if tokens_per_shard >= 1 << 31:
+            raise UsageError(
+                f"tokens_per_shard is {tokens_per_shard:,}; llm.c's header counts below 2**31."
+            )
+        dtype = choose_dtype(dataset)
+        for split in splits:
+            tokens = dataset[split]
+            for number, start in enumerate(range(0, len(tokens), tokens_per_shard)):
+                stop = min(start + tokens_per_shard, len(tokens))
+                part = TokenRange(tokens=tokens, start=start, stop=stop, dtype=dtype)
+                yield FileJob(
+                    name=f"tokens_{split}_{number:06}.bin",
+                    tokens=len(part),
+                    write=partial(_write_llmc, part),
+                )
+
+    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+        # Where no file is for validation, the last would be held out.
+        val_fraction = None if "val" in splits else 0
+        opened = tokenmill.store.dataset.open(folder, format="llm.c", val_fraction=val_fraction)
+        return {split: opened[split] for split in splits}
+
+
+def _write_llmc(part: TokenRange, path: Path, advance: Advance) -> None:
+    magic, version = (20240520, 1) if part.dtype.itemsize == 2 else (20240801, 7)
+    with AtomicFile(path) as file:
+        file.write(struct.pack("<3i", magic, version, len(part)).ljust(llmc.HEADER, b"\0"))
+        part.copy(file, advance)
+        file.finish()
+
+
+class NanoGPT:
+    """`train.bin` and `val.bin`, with `meta.json` to tell the dtype, which nanoGPT does not read."""
+
+    keeps_documents = False
+
+    def plan(
+        self, dataset: Dataset, splits: list[str], _tokens_per_shard: int
+    ) -> Iterator[FileJob]:
+        dtype = choose_dtype(dataset)
+        known = {"vocab_size": dataset.vocab_size, "eot_id": dataset.eot_id}
+        told = orjson.dumps(
+            {"dtype": dtype.name} | {key: one for key, one in known.items() if one is not None}
+        )
+        yield FileJob(
+            name="meta.json", tokens=0, write=lambda path, _: write_atomically(path, told + b"\n")
+        )
+        for split in splits:
+            whole = take_all(dataset[split], dtype)
+            yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
+
+    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+        opened = tokenmill.store.dataset.open(folder, format="nanogpt")
+        return {split: opened[split] for split in splits}
+
+
+class Npy:
+    """One NumPy file a split."""
+
+    keeps_documents = False
+
+    def plan(
+        self, dataset: Dataset, splits: list[str], _tokens_per_shard: int
+    ) -> Iterator[FileJob]:
+        dtype = choose_dtype(dataset)
+        for split in splits:
+            whole = take_all(dataset[split], dtype)
+            yield FileJob(name=f"{split}.npy", tokens=len(whole), write=partial(_write_npy, whole))
+
+    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+        return {
+            split: tokenmill.store.dataset.open(folder / f"{split}.npy", format="npy")["train"]
+            for split in splits
+        }
+
+
+def _write_npy(whole: TokenRange, path: Path, advance: Advance) -> None:
+    with NpyFile(path, whole.dtype) as file:
+        whole.copy(file, advance)
+        file.finish()

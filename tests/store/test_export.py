@@ -1,0 +1,214 @@
+"""Exports hold the ids and documents of their source, byte by byte as others write them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_builder import EOT, TEXTS, build
+from foreign import ends_of, flat, llmc_bytes, megatron_bytes, write_llmc, write_megatron
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.convert.targets import TARGETS
+from tokenmill.errors import DatasetError, FolderError, UsageError
+
+EVERY = sorted(TARGETS)
+WITH_DOCUMENTS = [name for name in EVERY if TARGETS[name].keeps_documents]
+
+
+def documents_of(split):
+    return [[*text.encode(), EOT] for text in TEXTS[split]]
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def read_back(folder, to, splits=("train",)):
+    return TARGETS[to].open(folder, list(splits))
+
+
+@pytest.mark.parametrize("to", EVERY)
+@pytest.mark.parametrize("tokens_per_shard", [1, 17, 10**6])
+def test_an_export_reads_back_equal(tmp_path, to, tokens_per_shard):
+    oracle = build(tmp_path / "data")
+    made = tokenmill.export(
+        tmp_path / "data", to, tmp_path / "out", tokens_per_shard=tokens_per_shard
+    )
+    assert made.tokens == {split: len(ids) for split, ids in oracle.items()}
+    assert made.files_done_before == 0
+    for split, tokens in read_back(tmp_path / "out", to, oracle).items():
+        ids = oracle[split]
+        assert tokens[:].tolist() == ids.tolist()
+        if to in WITH_DOCUMENTS:
+            assert [one.length for one in tokens.documents] == list(map(len, documents_of(split)))
+
+
+def test_exports_are_what_independent_writers_write(tmp_path):
+    build(tmp_path / "data")
+    documents = documents_of("train")
+    ids = [one for document in documents for one in document]
+    size = ends_of(documents)[-1]
+
+    def exported(to, **options):
+        tokenmill.export(tmp_path / "data", to, tmp_path / to, **options)
+        return contents(tmp_path / to)
+
+    assert exported("llmc", tokens_per_shard=20)["tokens_train_000001.bin"] == llmc_bytes(
+        ids[20:40]
+    )
+    found = exported("nanogpt")
+    assert found["train.bin"] == flat(documents, "<u2")
+    assert found["meta.json"] == b'{"dtype":"uint16","vocab_size":257,"eot_id":256}\n'
+    exported("npy")
+    assert np.load(tmp_path / "npy" / "train.npy").tolist() == ids
+    found = exported("megatron")
+    assert (found["train.bin"], found["train.idx"]) == megatron_bytes(documents)
+    found = exported("datatrove")
+    assert found["00000_train.ds"] == flat(documents, "<u2")
+    assert found["00000_train.ds.index"] == struct.pack("<5Q", *ends_of(documents))
+    assert found["00000_train.ds.metadata"] == f"bytes|2\n{size}\n{size} T".encode()
+
+
+@pytest.mark.parametrize("to", EVERY)
+def test_wide_ids_are_exported_whole(tmp_path, to):
+    ids = [70000, 1, 100000, 2, 3]
+    write_llmc(tmp_path / "x.bin", ids, magic=20240801, version=7, dtype="<u4")
+    tokenmill.export(tmp_path / "x.bin", to, tmp_path / "out", eot_id=2)
+    tokens = read_back(tmp_path / "out", to)["train"]
+    assert tokens[:].tolist() == ids
+    assert tokens.dtype == (np.dtype("<i4") if to == "megatron" else np.dtype("<u4"))
+
+
+def test_ids_that_no_target_dtype_holds_are_refused(tmp_path):
+    for number, wrong in enumerate((-1, 2**32)):
+        np.save(tmp_path / "x.npy", np.array([1, wrong]))
+        with pytest.raises(DatasetError, match=str(wrong)):
+            tokenmill.export(tmp_path / "x.npy", "npy", tmp_path / f"out{number}")
+        assert not (tmp_path / f"out{number}" / "train.npy").exists()
+    np.save(tmp_path / "x.npy", np.array([1, 70000]))
+    with pytest.raises(DatasetError, match="70000"):
+        tokenmill.export(tmp_path / "x.npy", "npy", tmp_path / "narrow", vocab_size=5)
+
+
+@pytest.mark.parametrize("to", WITH_DOCUMENTS)
+@settings(max_examples=25, deadline=None)
+@given(
+    documents=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=7), min_size=1, max_size=9),
+    tokens_per_shard=st.integers(1, 30),
+)
+def test_documents_survive_every_cut(to, documents, tokens_per_shard):
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_megatron(folder / "x", documents)
+        tokenmill.export(folder / "x", to, folder / "out", tokens_per_shard=tokens_per_shard)
+        tokens = read_back(folder / "out", to)["train"]
+        assert [
+            tokens[one.start : one.start + one.length].tolist() for one in tokens.documents
+        ] == (documents)
+
+
+def test_documents_are_found_by_the_end_of_text_where_there_is_no_table(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([5, 0, 6, 6, 0, 7]))
+    with pytest.raises(DatasetError, match="eot_id"):
+        tokenmill.export(tmp_path / "x.npy", "megatron", tmp_path / "out")
+    tokenmill.export(tmp_path / "x.npy", "megatron", tmp_path / "out2", eot_id=0)
+    documents = tokenmill.open(tmp_path / "out2" / "train")["train"].documents
+    assert [one.length for one in documents] == [2, 3, 1]
+
+
+KILLED = """
+import os, signal, sys
+import tokenmill
+from tokenmill.convert import {module} as module
+
+def stop(done, whole):
+    if done >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+module.{call}(sys.argv[1], out=sys.argv[2], progress=stop, {options})
+"""
+
+
+def run_killed(module, call, source, out, after, options):
+    code = KILLED.format(module=module, call=call, options=options)
+    return subprocess.run([sys.executable, "-c", code, source, out, str(after)], check=False)
+
+
+@pytest.mark.parametrize("to", EVERY)
+def test_a_killed_export_goes_on_to_the_same_bytes(tmp_path, to):
+    build(tmp_path / "data")
+    options = {"to": to, "tokens_per_shard": 25}
+    tokenmill.export(tmp_path / "data", out=tmp_path / "whole", **options)
+    given = f"to={to!r}, tokens_per_shard=25"
+    for after in (60, 180):
+        out = tmp_path / f"out{after}"
+        told = run_killed("export", "export", tmp_path / "data", out, after, given)
+        assert told.returncode == -signal.SIGKILL
+        kept = {
+            path: path.stat().st_ino
+            for path in out.rglob("*")
+            if path.is_file() and path.suffix != ".tmp"
+        }
+        made = tokenmill.export(tmp_path / "data", out=out, **options)
+        assert contents(out) == contents(tmp_path / "whole")
+        assert all(path.stat().st_ino == inode for path, inode in kept.items())
+        assert made.files_done_before == len(kept) - 1  # without the record
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    build(tmp_path / "data")
+    tokenmill.export(tmp_path / "data", "npy", tmp_path / "out")
+    tokenmill.export(tmp_path / "data", "npy", tmp_path / "out")
+    with pytest.raises(FolderError, match="to was 'npy', is 'llmc'"):
+        tokenmill.export(tmp_path / "data", "llmc", tmp_path / "out")
+    build(tmp_path / "other", {"train": ["something else"]})
+    with pytest.raises(FolderError, match="splits was"):
+        tokenmill.export(tmp_path / "other", "npy", tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(FolderError, match=r"other things \(notes\.txt\)"):
+        tokenmill.export(tmp_path / "data", "npy", tmp_path / "mine")
+    with pytest.raises(FolderError, match="is a file"):
+        tokenmill.export(tmp_path / "data", "npy", tmp_path / "mine" / "notes.txt")
+    with pytest.raises(UsageError, match="those are"):
+        tokenmill.export(tmp_path / "data", "parquet", tmp_path / "new")
+    with pytest.raises(UsageError, match="positive"):
+        tokenmill.export(tmp_path / "data", "npy", tmp_path / "new", tokens_per_shard=0)
+    with pytest.raises(UsageError, match="what is to be exported"):
+        tokenmill.export(tmp_path / "data", "npy", tmp_path / "data")
+
+
+def test_a_damaged_source_is_not_exported(tmp_path):
+    build(tmp_path / "data")
+    shard = tmp_path / "data" / "train" / "shard_00001.bin"
+    shard.write_bytes(b"\x07" + shard.read_bytes()[1:])
+    with pytest.raises(DatasetError, match=r"shard_00001\.bin does not match its checksum"):
+        tokenmill.export(tmp_path / "data", "npy", tmp_path / "out")
+
+
+def test_a_file_that_was_changed_since_is_found_by_comparing(tmp_path):
+    build(tmp_path / "data")
+    tokenmill.export(tmp_path / "data", "nanogpt", tmp_path / "out")
+    path = tmp_path / "out" / "train.bin"
+    data = bytearray(path.read_bytes())
+    data[4] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match="at token 2"):
+        tokenmill.export(tmp_path / "data", "nanogpt", tmp_path / "out")
+    os.truncate(path, 10)
+    with pytest.raises(DatasetError, match="has 5 tokens"):
+        tokenmill.export(tmp_path / "data", "nanogpt", tmp_path / "out")

@@ -1,0 +1,151 @@
+"""Imported tokens are a prepared dataset: sound, with documents, keys and origins."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from foreign import write_llmc_folder, write_megatron, write_raw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_export import contents, run_killed
+
+import tokenmill
+from tokenmill.convert import borders, import_dataset
+from tokenmill.errors import DatasetError, FolderError, TokenizerError, UsageError
+
+DOCUMENTS = [[1, 2, 3, 256], [4, 256], [256], [5, 6, 7, 8, 9, 256]]
+
+
+def key_of(ids):
+    return xxhash.xxh3_128_hexdigest(np.array(ids, "<i8").tobytes())
+
+
+def check(folder, documents, eot):
+    dataset = tokenmill.open(folder)
+    assert tokenmill.verify(folder) == []
+    assert dataset.manifest.eot == eot
+    tokens = dataset["train"]
+    assert tokens[:].tolist() == [one for document in documents for one in document]
+    found = [tokens[one.start : one.start + one.length].tolist() for one in tokens.documents]
+    assert found == documents
+    assert [one.key for one in tokens.documents] == list(map(key_of, documents))
+    return dataset
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    files=st.lists(
+        st.lists(st.lists(st.integers(0, 256), min_size=1, max_size=9), min_size=1, max_size=5),
+        min_size=1,
+        max_size=3,
+    ),
+    tokens_per_shard=st.integers(1, 40),
+)
+def test_what_is_imported_is_a_sound_dataset(files, tokens_per_shard):
+    documents = [one for file in files for one in file]
+    eot = "none"
+    if all(one[0] == 256 for one in documents):
+        eot = "before"
+    if all(one[-1] == 256 for one in documents):
+        eot = "after"
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for number, file in enumerate(files):
+            write_megatron(folder / "m" / f"x_{number}", file)
+        made = import_dataset.import_dataset(
+            folder / "m", folder / "out", tokenizer="bytes", tokens_per_shard=tokens_per_shard
+        )
+        dataset = check(folder / "out", documents, eot)
+        assert made == dataset.manifest
+        expected = []
+        for number, file in enumerate(files):
+            starts = np.cumsum([0, *map(len, file)])[:-1]
+            expected += [(f"x_{number}.bin", int(start)) for start in starts]
+        found = [(one.source.path, one.offset) for one in dataset["train"].documents]
+        assert found == expected
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_documents_longer_than_what_is_read_at_once_have_the_same_keys(
+    tmp_path, monkeypatch, window
+):
+    for module, name in ((borders, "WINDOW"), (import_dataset, "BLOCK")):
+        monkeypatch.setattr(module, name, window)
+    write_megatron(tmp_path / "x", DOCUMENTS)
+    import_dataset.import_dataset(
+        tmp_path / "x", tmp_path / "out", tokenizer="bytes", tokens_per_shard=5
+    )
+    check(tmp_path / "out", DOCUMENTS, "after")
+
+
+def test_documents_are_found_by_the_end_of_text_across_shards(tmp_path):
+    ids = [one for document in DOCUMENTS for one in document]
+    np.save(tmp_path / "x.npy", np.array(ids))
+    tokenmill.import_dataset(
+        tmp_path / "x.npy", tmp_path / "out", tokenizer="bytes", tokens_per_shard=3
+    )
+    check(tmp_path / "out", DOCUMENTS, "after")
+    gpt2 = [[50256, 1, 2, 3], [50256, 4], [50256, 5, 6]]
+    write_llmc_folder(tmp_path / "shards", [[50256, 1, 2], [3, 50256, 4, 50256], [5, 6]])
+    tokenmill.import_dataset(tmp_path / "shards", tmp_path / "out2", val_fraction=0)
+    dataset = check(tmp_path / "out2", gpt2, "before")
+    assert dataset.tokenizer.name == "gpt2"
+
+
+def test_the_end_is_held_out_and_both_splits_are_imported(tmp_path):
+    write_megatron(tmp_path / "x", DOCUMENTS)
+    tokenmill.import_dataset(tmp_path / "x", tmp_path / "out", tokenizer="bytes", val_fraction=0.5)
+    dataset = tokenmill.open(tmp_path / "out")
+    assert dataset["train"][:].tolist() == [1, 2, 3, 256, 4, 256]
+    assert dataset["val"][:].tolist() == [256, 5, 6, 7, 8, 9, 256]
+    assert tokenmill.verify(tmp_path / "out") == []
+
+
+def test_what_cannot_be_imported_is_refused(tmp_path):
+    write_raw(tmp_path / "x.bin", [1, 2, 257])
+    with pytest.raises(TokenizerError, match="Give it"):
+        tokenmill.import_dataset(tmp_path / "x.bin", tmp_path / "out", dtype="uint16")
+    options = {"dtype": "uint16", "tokenizer": "bytes"}
+    with pytest.raises(DatasetError, match="the id 257 at token 2"):
+        tokenmill.import_dataset(tmp_path / "x.bin", tmp_path / "out", **options)
+    with pytest.raises(DatasetError, match="not finished"):
+        tokenmill.open(tmp_path / "out")
+    write_raw(tmp_path / "y.bin", [1, 2, 256])
+    with pytest.raises(FolderError, match="something else"):
+        tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out", **options)
+    tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out2", **options)
+    again = tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out2", **options)
+    assert again.splits["train"].tokens == 3
+    with pytest.raises(FolderError, match="another one"):
+        tokenmill.import_dataset(
+            tmp_path / "y.bin", tmp_path / "out2", tokens_per_shard=1, **options
+        )
+    with pytest.raises(UsageError, match="tokenmill reshard"):
+        tokenmill.import_dataset(tmp_path / "out2", tmp_path / "out3")
+
+
+def test_a_killed_import_goes_on_to_the_same_bytes(tmp_path):
+    write_megatron(tmp_path / "x", DOCUMENTS)
+    options = {"tokenizer": "bytes", "tokens_per_shard": 4}
+    tokenmill.import_dataset(tmp_path / "x", tmp_path / "whole", **options)
+    for after in (4, 13):
+        out = tmp_path / f"out{after}"
+        told = run_killed(
+            "import_dataset",
+            "import_dataset",
+            tmp_path / "x",
+            out,
+            after,
+            "tokenizer='bytes', tokens_per_shard=4",
+        )
+        assert told.returncode == -signal.SIGKILL
+        kept = {path: path.stat().st_ino for path in out.glob("train/*")}
+        assert kept
+        tokenmill.import_dataset(tmp_path / "x", out, **options)
+        assert contents(out) == contents(tmp_path / "whole")
+        assert all(path.stat().st_ino == inode for path, inode in kept.items())
