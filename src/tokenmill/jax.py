@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tokenmill.errors import UsageError
 from tokenmill.load import loader as arrays
+from tokenmill.load.buffers import AlignedBuffers
 from tokenmill.load.maker import BatchMaker
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
@@ -39,6 +40,8 @@ _DECIDED = {
     "contiguous": "the arrays on a device always are",
     "drop_last": "a step that is cut short would not fit the sharding, and is always left out",
 }
+
+_BUFFERS = 8  # groups of batches whose memory is taken again
 
 # Held while a thread is inside JAX, and for good once the program ends: Python ends its threads then
 # where they are, and one that is inside JAX would take the process down with it.
@@ -238,7 +241,8 @@ def _transfer(
     It does not refer to the loader, which therefore ends, and the thread with it, when nobody else
     does.
     """
-    buffers = maker.buffers()
+    rows, length = maker.group_size * maker.batch_size, maker.rows.seq_len
+    buffers = AlignedBuffers((2, rows, length), maker.dtype, _BUFFERS)
     for groups in maker.read(row, count=maker.group_size):
         for group in groups:
             for batch in maker.finish(group, buffers):

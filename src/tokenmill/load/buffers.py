@@ -8,13 +8,14 @@ references says whether it is free.
 
 from __future__ import annotations
 
+import mmap
 import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Buffers"]
+__all__ = ["AlignedBuffers", "Buffers"]
 
 
 class Buffers:
@@ -30,10 +31,23 @@ class Buffers:
         for number in range(len(self._arrays)):
             if sys.getrefcount(self._arrays[number]) == _FREE:
                 return self._arrays[number]
-        array = np.empty(self._shape, self._dtype)
+        array = self._make(self._shape, self._dtype)
         if len(self._arrays) < self._most:
             self._arrays.append(array)
         return array
+
+    def _make(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.empty(shape, dtype)
+
+
+class AlignedBuffers(Buffers):
+    """The same, each at the beginning of a page: JAX takes such memory as it is on the CPU, where it
+    would otherwise copy it."""
+
+    def _make(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        # Of no other array, so that views refer to this one.
+        return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
 
 
 def _count_free() -> int:
