@@ -19,6 +19,7 @@ _WHERE = {
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
+    "download": "tokenmill.hub.download",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "load_tokenizer": "tokenmill.tokenizers",
@@ -39,6 +40,7 @@ __all__ = [
     "Tokenizer",
     "TokenmillError",
     "Tokens",
+    "download",
     "export",
     "import_dataset",
     "load_tokenizer",
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from tokenmill.convert.import_dataset import import_dataset
     from tokenmill.convert.reshard import reshard
     from tokenmill.errors import TokenmillError
+    from tokenmill.hub.download import download
     from tokenmill.load.loader import Loader
     from tokenmill.load.maker import Batch
     from tokenmill.load.mixture import Mixture

@@ -14,6 +14,7 @@ HEAVY = (
 COMMANDS = [
     "prepare",
     "pretokenize",
+    "download",
     "info",
     "peek",
     "verify",

@@ -39,6 +39,11 @@ app.command(
     name="pretokenize",
     help="Make one X.npy beside each X.txt.",
 )
+app.command(
+    "tokenmill.cli.download:download",
+    name="download",
+    help="Fetch tokens or text from the Hugging Face hub.",
+)
 app.command("tokenmill.cli.info:info", name="info", help="Tell what is in a dataset.")
 app.command("tokenmill.cli.peek:peek", name="peek", help="Show one document and its origin.")
 app.command("tokenmill.cli.verify:verify", name="verify", help="Check every byte of a dataset.")

@@ -17,6 +17,7 @@ from pathlib import Path
 import orjson
 
 from tokenmill.errors import InputError
+from tokenmill.hub.address import is_address
 from tokenmill.store.manifest import MANIFEST_NAME
 
 __all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
@@ -130,7 +131,11 @@ def _expand(
     """Paths of files, and whether the user named that very file."""
     for item in inputs:
         path = Path(item)
-        if os.path.isdir(item):  # noqa: PTH112  unlike Path's, no name is an error to it
+        if is_address(item):
+            from tokenmill.hub.cache import find_cached_files
+
+            yield from ((str(found), True) for found in find_cached_files(item))
+        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, no name is an error to it
             if _is_dataset(path):
                 raise InputError(
                     f"{item} is a finished dataset, not text. Look at it with tokenmill info, and "

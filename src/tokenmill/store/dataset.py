@@ -19,6 +19,7 @@ import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
+from tokenmill.hub.address import is_address
 from tokenmill.store.files import CURE, open_inside
 from tokenmill.store.formats import recognize
 from tokenmill.store.formats.protocol import Asked, Contents, parse_dtype
@@ -164,6 +165,10 @@ tokenmill prepare TEXTS --out no/such/folder
 
 def find(path: str | os.PathLike[str]) -> Path:
     """The file or folder at a path, or an error that says what is there instead."""
+    if is_address(path):
+        from tokenmill.hub.cache import find_cached_dataset
+
+        path = find_cached_dataset(path)
     found = Path(path)
     try:
         if not found.exists():

@@ -1,0 +1,95 @@
+"""`tokenmill download`: files of a dataset on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.console import counted, duration, harmless, size, stdout, typed
+from tokenmill.cli.progress import Display, tell_stopped
+from tokenmill.hub.choose import shard_number
+from tokenmill.hub.download import Downloaded
+from tokenmill.hub.download import download as download_files
+
+__all__ = ["download"]
+
+
+def download(
+    repository: Annotated[str | None, Parameter(name="REPO")] = None,
+    /,
+    *,
+    shards: str | None = None,
+    split: str | None = None,
+    max_files: int | None = None,
+    to: Path | None = None,
+) -> int:
+    """Fetch tokens or text from the Hugging Face hub: only the files asked for, checked to the byte.
+
+    The same command goes on after any interruption, also in the middle of a file. Without REPO it
+    fetches three shards of karpathy/fineweb-edu-100B-gpt2-token-shards, 200 MB each.
+
+    Parameters
+    ----------
+    repository
+        OWNER/NAME of a dataset, if wanted with @REVISION and /FOLDER, /FILE or a glob behind it.
+    shards
+        Numbers of token files, such as 1-3 or 1,4,7-9; all of them by default.
+    split
+        Only files with this word in their names, such as train.
+    max_files
+        Only the first so many files.
+    to
+        The folder for them; data/NAME by default.
+    """
+    # What goes wrong is told at the end, in one sentence; its retries are no news to anyone.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    started = time.monotonic()
+    try:
+        with Display() as display:
+            done = download_files(
+                repository,
+                shards=shards,
+                split=split,
+                max_files=max_files,
+                to=to,
+                watcher=display,
+            )
+    except KeyboardInterrupt:
+        return tell_stopped("in the folder")
+    _show(done, time.monotonic() - started)
+    return 0
+
+
+def _show(done: Downloaded, seconds: float) -> None:
+    told = f"{done.path}: {counted(len(done.files), 'file')}, {size(done.bytes)}, all checked"
+    if done.fetched:
+        rate = size(done.fetched / max(1e-9, seconds))
+        _line(f"{told}; {size(done.fetched)} fetched in {duration(seconds)}, {rate}/s.")
+    else:
+        _line(f"{told}; there was nothing to fetch.")
+    _line(f"\nNext:  {_next_command(done)}")
+
+
+def _next_command(done: Downloaded) -> str:
+    folders = {path.parent for path in done.files}
+    if done.kind == "text":
+        return f"tokenmill prepare {typed(done.path)} --out {typed(Path(f'{done.path}-tokens'))}"
+    if done.kind == "prepared":
+        manifest = min(folders, key=lambda folder: len(folder.parts))
+        return f"tokenmill info {typed(manifest)}"
+    if len(done.files) == 1:
+        return f"tokenmill info {typed(done.files[0])}"
+    folder = Path(os.path.commonpath(folders))
+    numbers = [number for path in done.files if (number := shard_number(path.name)) is not None]
+    has_gap = numbers and max(numbers) - min(numbers) >= len(set(numbers))
+    return f"tokenmill info {typed(folder)}" + (" --format llm.c" if has_gap else "")
+
+
+def _line(text: str) -> None:
+    stdout.print(Text(harmless(text)))

@@ -1,0 +1,102 @@
+"""choose.py: which files of a repository are meant, and what is said of those that are not there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.errors import InputError, UsageError
+from tokenmill.hub.choose import choose, parse_shards
+from tokenmill.hub.listing import HubFile
+
+TOKENS = [f"web_train_{number:06}.bin" for number in range(1, 13)] + ["web_val_000000.bin"]
+TEXT = [
+    "data/train-00000-of-00010.parquet",
+    "data/train-00010-of-00010.parquet",
+    "data/train-2.parquet",
+    "data/validation-00000-of-00001.parquet",
+    "sample/training/0000.parquet",
+]
+CARDS = ["README.md", ".gitattributes", "dataset_infos.json", "figure.png"]
+
+
+def chosen(names: list[str], path: str = "", **options: object) -> list[str]:
+    files = [HubFile(path=name, size=1, digest="0" * 40) for name in names]
+    return [file.path for file in choose(files, "lab/web", path=path, **options).files]  # type: ignore[arg-type]
+
+
+def test_one_kind_of_file_is_taken_and_cards_are_left() -> None:
+    assert sorted(chosen([*CARDS, *TOKENS])) == sorted(TOKENS)
+    assert sorted(chosen([*CARDS, *TEXT])) == sorted(TEXT)
+    assert chosen([*CARDS, "a.jsonl.zst", "b.json", "notes.txt"]) == ["a.jsonl.zst", "b.json"]
+    assert chosen([*CARDS, "b.txt.gz", "a.txt"]) == ["a.txt", "b.txt.gz"]
+    prepared = ["dataset_metadata.json", "train/shard_00000.bin", "train/shard_00000.docs.npy"]
+    assert chosen([*prepared, ".gitattributes"]) == prepared
+    assert chosen([f"v1/{name}" for name in prepared] + TOKENS, "v1") == [
+        f"v1/{name}" for name in prepared
+    ]
+
+
+def test_a_place_is_a_file_a_folder_or_a_glob() -> None:
+    assert chosen(TEXT, "sample") == ["sample/training/0000.parquet"]
+    assert chosen(TEXT, "data/train-2.parquet") == ["data/train-2.parquet"]
+    assert chosen(TOKENS, "*_00000[12].bin") == TOKENS[:2]
+    assert chosen(["a[1].txt", "a1.txt"], "a[1].txt") == ["a[1].txt"]
+    with pytest.raises(InputError, match=r"no 'dat' in lab/web\. It holds: data, sample\."):
+        chosen(TEXT, "dat")
+
+
+def test_files_come_in_the_order_of_their_numbers() -> None:
+    names = ["x_10.bin", "x_9.bin", "x_100.bin"]
+    assert chosen(names) == ["x_9.bin", "x_10.bin", "x_100.bin"]
+    assert chosen(names, max_files=2) == ["x_9.bin", "x_10.bin"]
+
+
+def test_a_split_is_a_word_of_the_name() -> None:
+    assert chosen(TEXT, split="train") == [TEXT[0], TEXT[2], TEXT[1]]
+    assert chosen(TEXT, split="val") == chosen(TEXT, split="validation") == [TEXT[3]]
+    with pytest.raises(InputError, match=r"the split 'test' in its name\. Its files are such as "):
+        chosen(TEXT, split="test")
+
+
+@given(st.sets(st.integers(0, 12), min_size=1))
+def test_shards_are_chosen_by_number(numbers: set[int]) -> None:
+    expected = sorted(name for name in TOKENS if int(re.findall("[0-9]+", name)[0]) in numbers)
+    assert sorted(chosen(TOKENS, shards=numbers)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1))
+def test_shard_numbers_are_read_as_people_write_them(ranges: list[tuple[int, int]]) -> None:
+    text = ", ".join(f"{first}-{first + more}" if more else f"{first}" for first, more in ranges)
+    expected = {n for first, more in ranges for n in range(first, first + more + 1)}
+    assert parse_shards(text) == expected == parse_shards(sorted(expected))
+
+
+@pytest.mark.parametrize("text", ["", "one", "3-1", "1-", "1,,2", "-1", "1-99999999"])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="like 1-3 or 1,4,7-9"):
+        parse_shards(text)
+
+
+def test_what_cannot_be_chosen_is_told() -> None:
+    with pytest.raises(InputError, match=r"no shard 0, 14, 15, …\. It has 12, numbered 1 to 12\."):
+        chosen(TOKENS[:12], shards={1, 0, 14, 15, 16})
+    with pytest.raises(UsageError, match="no numbered token files"):
+        chosen(TEXT, shards={1})
+    with pytest.raises(UsageError, match="No shards were asked for"):
+        chosen(TOKENS, shards=set())
+    with pytest.raises(UsageError, match="max_files is 0"):
+        chosen(TOKENS, max_files=0)
+    with pytest.raises(InputError, match=r"neither tokens .* nor text .* @refs/convert/parquet"):
+        chosen(CARDS)
+    with pytest.raises(UsageError, match="whole or none"):
+        chosen(["dataset_metadata.json", "train/shard_00000.bin"], max_files=1)
+
+
+@pytest.mark.parametrize("path", ["../x.bin", "/etc/x", "a//b", "a/./b", "c:\\x", "a\\..\\x", ""])
+def test_names_that_lead_out_of_the_folder_are_refused(path: str) -> None:
+    with pytest.raises(InputError, match="lead out of the folder"):
+        HubFile(path=path, size=1, digest="0" * 40)
