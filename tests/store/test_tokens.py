@@ -144,7 +144,60 @@ def test_open_files_stay_few(tmp_path, monkeypatch):
     assert np.array_equal(tokens[:], oracle)
     for number in range(len(tokens.documents)):
         assert tokens.documents[number].length == 10
-    assert len(list(OPEN_NOW.iterdir())) <= before + 6
+    assert len(list(OPEN_NOW.iterdir())) <= before + 3
+    others = [tokenmill.open(tmp_path)["train"] for _ in range(5)]
+    for start in range(0, len(oracle) - 9, 7):
+        for other in [tokens, *others]:
+            assert np.array_equal(other[start : start + 9], oracle[start : start + 9])
+            assert other.documents.at(start).number == start // 10
+    assert len(list(OPEN_NOW.iterdir())) <= before + 3
+    with ThreadPoolExecutor(8) as pool:
+        for place, one in pool.map(lambda n: (n, tokens[n]), list(range(len(oracle))) * 3):
+            assert one == oracle[place]
+    assert len(list(OPEN_NOW.iterdir())) <= before + 3
+
+
+@pytest.mark.skipif(not OPEN_NOW.exists(), reason="this system does not list open files")
+def test_tokens_that_are_dropped_keep_no_file(folder):
+    tokens = tokenmill.open(folder)["train"]
+    before = len(list(OPEN_NOW.iterdir()))
+    assert len(tokens[:]) == len(tokens)
+    assert len(list(OPEN_NOW.iterdir())) > before
+    del tokens
+    assert len(list(OPEN_NOW.iterdir())) == before
+
+
+FULL = """
+import resource, sys
+import tokenmill
+tokens = tokenmill.open(sys.argv[1])["train"]
+taken = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    while True:
+        taken.append(open("/dev/null"))
+except OSError:
+    pass
+for free in (0, 1):
+    for _ in range(free):
+        taken.pop()
+    try:
+        tokens[0]
+    except tokenmill.errors.DatasetError as error:
+        print(error)
+"""
+
+
+def test_running_out_of_open_files_is_no_damage(folder):
+    pytest.importorskip("resource")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, folder], capture_output=True, text=True, check=True
+    )
+    first, second = done.stdout.splitlines()  # none is left to open it, and one but none to map it
+    for told in (first, second):
+        assert "Too many open files" in told
+        assert "ulimit -n" in told
+        assert "Copy" not in told
 
 
 def test_a_hundred_and_fifty_thousand_shards_open_without_a_file(tmp_path):

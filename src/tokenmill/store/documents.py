@@ -1,7 +1,8 @@
 """The documents of a split: where each is, where it came from, and which begin in a window.
 
-Finding a document costs two binary searches in its shard's table, which is mapped, not read. At
-most `OPEN_FILES` tables stay mapped. Threads, forks and pickles may share a `Documents`.
+Finding a document costs two binary searches in its shard's table, which is mapped, not read; how
+many stay mapped is bounded with the shards (`files.Maps`). Threads, forks and pickles may share a
+`Documents`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.store import files
-from tokenmill.store.files import DamagedFileError, check_size, map_file, open_inside
+from tokenmill.store.files import DamagedFileError, Maps, check_size, map_file, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
 from tokenmill.store.shard_table import ShardTable
 
@@ -75,7 +74,7 @@ class Documents:
         self._token_starts = sums(shards.tokens)
         # starts[n] is the number of the first document that starts in shard n, or after it.
         self._starts = sums(shards.documents)
-        self._map = lru_cache(maxsize=files.OPEN_FILES)(_Tables(folder, shards).map)
+        self._map = Maps(_Tables(folder, shards).map).__getitem__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Documents, (self._folder, self._shards, self._sources, self._split)

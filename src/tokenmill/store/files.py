@@ -2,15 +2,24 @@
 
 A file that is missing, of another size than it must have, or no regular file is refused by name,
 with the cure. Inside a dataset's folder no link is followed out of it. Mapping reads nothing.
+
+Each map keeps one of the files that the process may have open. `Maps` are therefore counted
+together, whatever the number of datasets: at most `OPEN_FILES` stay, and the first mapped goes
+first. A file in steady use is thus mapped anew once in `OPEN_FILES` misses, at some 30 µs, and in
+return a hit is the look into a dict. No lock is held: threads may share them, and a fork is safe.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
+import weakref
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +31,9 @@ __all__ = [
     "FOREIGN_CURE",
     "OPEN_FILES",
     "DamagedFileError",
+    "Maps",
     "check_size",
+    "find_cure",
     "map_file",
     "open_foreign",
     "open_inside",
@@ -31,24 +42,62 @@ __all__ = [
 
 CURE = "Copy the file again from where it came, or run the same prepare command with --restart."
 FOREIGN_CURE = "Copy or download the file again from where it came."
+_MORE_FILES = (
+    "Nothing is wrong with the file: let the process open more, such as with ulimit -n 65536."
+)
+_PERMISSION = "Let this user read it: chmod a+r on the file, and a+x on the folders it is in."
+_SYSTEM_CURES = {
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+}
 
 
 def _find_open_files() -> int:
-    """How many files of a split may stay mapped: each keeps one of the process's open files.
-
-    A miss costs some 30 µs, so that it pays to keep as many as a large corpus has.
-    """
+    """How many files may stay mapped: half of what the process may open, if that is not many."""
     try:
         import resource
     except ImportError:  # Windows
-        return 128
+        return 256
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The tokens and the documents of two splits are then half of what the process may open.
-    return 4096 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 16), 4096)
+    return 16384 if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), 16384)
 
 
 OPEN_FILES = _find_open_files()
 _AHEAD = 1 << 21  # bytes that the system is asked to read at once
+
+Mapped = TypeVar("Mapped")
+
+
+class Maps(dict[int, Mapped]):
+    """What `make` makes of each number, kept while it is among the last `OPEN_FILES` made by all.
+
+    >>> maps = Maps(lambda number: [number])
+    >>> maps[7], maps[7] is maps[7]
+    ([7], True)
+    """
+
+    def __init__(self, make: Callable[[int], Mapped]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, number: int) -> Mapped:
+        # Kept before it is counted: at any time, all that is kept is counted.
+        made = self[number] = self._make(number)
+        _made.append((weakref.ref(self), number))
+        while len(_made) > OPEN_FILES:
+            try:
+                owner, oldest = _made.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if (maps := owner()) is not None:
+                maps.pop(oldest, None)
+        return made
+
+
+# A deque's ends are safe to use from several threads.
+_made: deque[tuple[weakref.ref[Maps[Any]], int]] = deque()
 
 
 class DamagedFileError(DatasetError):
@@ -60,6 +109,15 @@ class DamagedFileError(DatasetError):
 
     def __str__(self) -> str:
         return f"{self.file} {self.what}. {self.cure}"
+
+
+def find_cure(error: BaseException, cure: str) -> str:
+    """What to do about an error of the system; `cure` if the file is at fault.
+
+    >>> find_cure(PermissionError(errno.EACCES, "Permission denied"), FOREIGN_CURE)
+    'Let this user read it: chmod a+r on the file, and a+x on the folders it is in.'
+    """
+    return _SYSTEM_CURES.get(getattr(error, "errno", None) or 0, cure)
 
 
 def open_inside(folder: Path, path: str) -> BinaryIO:
@@ -87,8 +145,7 @@ file again from where it came, or run the same prepare command with --restart.
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedFileError(path, f"is missing from {folder}") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        reason = getattr(error, "strerror", None) or error
-        raise DamagedFileError(path, f"in {folder} cannot be read: {reason}") from error
+        raise _refuse(path, folder, error, CURE) from error
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:
@@ -108,10 +165,12 @@ file again from where it came.
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedFileError(path, f"is missing from {folder}", FOREIGN_CURE) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise DamagedFileError(
-            path, f"in {folder} cannot be read: {reason}", FOREIGN_CURE
-        ) from error
+        raise _refuse(path, folder, error, FOREIGN_CURE) from error
+
+
+def _refuse(path: str, folder: Path, error: Exception, cure: str) -> DamagedFileError:
+    reason = getattr(error, "strerror", None) or error
+    return DamagedFileError(path, f"in {folder} cannot be read: {reason}", find_cure(error, cure))
 
 
 def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:
@@ -144,7 +203,8 @@ def map_file(
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype, count, offset)
     except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
-        raise DamagedFileError(path, f"cannot be mapped into memory: {error}") from error
+        what = f"cannot be mapped into memory: {error}"
+        raise DamagedFileError(path, what, find_cure(error, CURE)) from error
 
 
 def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:

@@ -4,11 +4,11 @@ Guarantees: a slice or a row is the same whatever the sharding; a file whose siz
 what it must be is refused by name before a token of it is read. Checksums are the business of
 `tokenmill verify`, not of opening.
 
-Costs: making a `Tokens` opens nothing. A shard is mapped when first touched, and at most
-`OPEN_FILES` stay mapped, the least recently used one going first. A slice costs one copy of what it
+Costs: making a `Tokens` opens nothing. A shard is mapped when first touched, and of all shards of
+the process at most `OPEN_FILES` stay mapped (`files.Maps`). A slice costs one copy of what it
 returns. `gather` copies rows in their own dtype, as many as the cache holds, and casts those: it
-takes little more than the cast alone (`benchmarks/gather.py`). Threads may share a `Tokens`, a fork
-and a pickle start with no maps of their own to mind: the cache holds no lock in Python.
+takes little more than the cast alone (`benchmarks/gather.py`). Threads and forks may share a
+`Tokens`; a pickle starts with no maps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Tokens:
         # starts[n] is where shard n begins in the split; the last entry is the split's length.
         self._starts = sums(self._counts)
         self._length = int(self._starts[-1])
-        self._map = lru_cache(maxsize=files.OPEN_FILES)(shards.map)
+        self._map = files.Maps(shards.map).__getitem__
 
     @classmethod
     def of(

@@ -8,6 +8,7 @@ with `NAME` and `read` (see `protocol`) and put it in `FORMATS`.
 from __future__ import annotations
 
 from tokenmill.errors import DatasetError, UsageError
+from tokenmill.store.files import find_cure
 from tokenmill.store.formats import (
     datatrove,
     llmc,
@@ -47,7 +48,10 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
         except NotThisFormat as reason:
             reasons.append(f"  {one.NAME + ':':11}{reason}")
         except OSError as error:
-            raise DatasetError(f"{asked.path} cannot be read: {error.strerror}.") from error
+            cure = find_cure(error, "")
+            raise DatasetError(
+                f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
+            ) from error
     cure = "Say what it is with format=, or give dtype= if it is ids and nothing else."
     if asked.format is not None:
         cure = "Leave format away to have it recognised."

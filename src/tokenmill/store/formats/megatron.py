@@ -182,10 +182,12 @@ class _Index:
         with open_foreign(folder, name) as file:
             header = _parse(file, name)
             self.dtype, count = header.dtype, header.sequences
-            place = HEADER.size
-            self.lengths = map_file(file, name, np.dtype("<i4"), count, place)
-            self.pointers = map_file(file, name, np.dtype("<i8"), count, place + 4 * count)
-            self.borders = map_file(file, name, np.dtype("<i8"), header.indices, place + 12 * count)
+            size = 12 * count + 8 * header.indices
+            # One map for all three, because each keeps a file open.
+            whole = map_file(file, name, np.dtype("u1"), size, HEADER.size)
+        self.lengths = whole[: 4 * count].view("<i4")
+        self.pointers = whole[4 * count : 12 * count].view("<i8")
+        self.borders = whole[12 * count :].view("<i8")
 
     def check(self, size: int) -> _Index:
         """Refuse sequences that do not follow each other through the `.bin`, of `size` bytes."""

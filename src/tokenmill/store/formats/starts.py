@@ -20,9 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.store import files
 from tokenmill.store.documents import Document, DocumentTable, inside, spread, sums
-from tokenmill.store.files import FOREIGN_CURE, DamagedFileError
+from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, Maps
 
 __all__ = ["FileDocuments", "Indexes", "PartOfDocuments", "Starts", "check_tiling"]
 
@@ -108,7 +107,11 @@ class FileDocuments:
         self._indexes, self._split, self._kept = indexes, split, kept
         self._tokens = np.asarray(tokens, np.int64)
         self._token_starts = sums(self._tokens)
-        self._read = lru_cache(maxsize=kept or files.OPEN_FILES)(self._read_and_check)
+        self._read: Callable[[int], Starts] = (
+            lru_cache(maxsize=kept)(self._read_and_check)
+            if kept
+            else Maps(self._read_and_check).__getitem__
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileDocuments, (self._indexes, self._tokens, self._split, self._kept)
