@@ -30,6 +30,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/clean.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/huge.py
 
 clean:
 	rm -rf .venv build dist demo .mypy_cache .ruff_cache

@@ -202,6 +202,16 @@ def test_a_checkpoint_saved_within_a_step_gives_its_rows_again(tmp_path: Path) -
     assert broken.seen + again.seen == firsts(12 * 4)
 
 
+def test_a_checkpoint_saved_after_a_fit_that_failed_gives_its_rows_again(tmp_path: Path) -> None:
+    broken, fit = Model(stop_at=7), trainer(tmp_path, max_steps=20, enable_checkpointing=False)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit.fit(broken, module())
+    fit.save_checkpoint(tmp_path / "broken.ckpt")
+    again = Model()
+    trainer(tmp_path, max_epochs=1).fit(again, module(), ckpt_path=tmp_path / "broken.ckpt")
+    assert broken.seen + again.seen == firsts(12 * 4)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, every(tmp_path, 5), max_steps=5).fit(Model(), module())
     with pytest.raises(StateError, match="seed is 7 in the state and 8 here"):
@@ -284,6 +294,7 @@ def test_a_module_by_itself_counts_what_it_gave() -> None:
         ({"rank": 1}, "rank is the trainer's to say"),
         ({"limit_epochs": 1}, "limit_epochs is the trainer's to say"),
         ({"limit_tokens": 1}, "limit_tokens is the trainer's to say"),
+        ({"sed": 3}, "no argument of tokenmill.Loader"),
         ({"epoch_steps": 0}, "epoch_steps is 0"),
     ],
 )

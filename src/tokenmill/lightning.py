@@ -13,6 +13,7 @@ trainer's device, or from `DataLoader` workers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from typing import Any, TypeAlias
 
 import lightning.pytorch as pl
@@ -20,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tokenmill.errors import UsageError
+from tokenmill.load import loader as arrays
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.ranks import leave_none_out
 from tokenmill.store.tokens import Tokens
@@ -84,6 +86,8 @@ class TokenDataModule(pl.LightningDataModule):
             raise UsageError(
                 f"{min(refused)} is the trainer's to say: see its devices, max_steps and max_epochs."
             )
+        if unknown := settings.keys() - signature(arrays.Loader).parameters.keys():
+            raise UsageError(f"{min(unknown)!r} is no argument of tokenmill.Loader.")
         if epoch_steps is not None and epoch_steps < 1:
             raise UsageError(f"epoch_steps is {epoch_steps}; it must be at least 1.")
         if settings.pop("in_memory", False):
@@ -209,7 +213,7 @@ class _TrainingSteps:
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint may be saved in the middle of a step, on a signal or an exception.
         finished, row = self._unfinished
-        if self.trainer is None or not self.trainer.training or self._finished() != finished:
+        if self.trainer is None or self._finished() != finished:
             row = self._row
         return {**self._loader.state_dict(), "row": row}
 

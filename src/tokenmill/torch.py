@@ -22,12 +22,15 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load import loader as arrays
 from tokenmill.load.mixture import Mixture
-from tokenmill.load.rows import Rows
+from tokenmill.load.rows import Rows, check_whole
 from tokenmill.load.state import check_state
 from tokenmill.order.rows import Kind
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader", "TokenBatches", "TokenRows"]
+
+
+_GO_ON = "To go on with other workers, ranks or batches, begin at the row reached: start=ROW."
 
 
 class Batch(NamedTuple):
@@ -79,12 +82,23 @@ class Loader:
         # A device gets the rows in one piece, half as much to copy, and takes them apart itself.
         in_pieces = contiguous and self.device.type == "cpu"
         self._contiguous = contiguous
-        self.arrays = arrays.Loader(data, **settings, contiguous=in_pieces)
+        self.arrays = arrays.Loader(data, **_as_numpy(settings), contiguous=in_pieces)
 
     @property
     def row(self) -> int:
         """The cursor: how many rows the run has consumed, on all ranks together."""
         return self.arrays.row
+
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a row's inputs."""
+        return self.arrays.seq_len
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -99,6 +113,10 @@ class Loader:
     def batch_at(self, step: int) -> Batch | DocumentedBatch:
         """The batch of any step; see `tokenmill.Loader.batch_at`."""
         return self._convert(self.arrays.batch_at(step))
+
+    def batch_from(self, row: int) -> Batch | DocumentedBatch:
+        """This rank's batch of the step that begins with a row."""
+        return self._convert(self.arrays.batch_from(row))
 
     def ledger(self) -> dict[str, arrays.SourceLedger]:
         """What the run has consumed so far of each source, on all ranks together."""
@@ -133,7 +151,8 @@ class Loader:
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # which PyTorch keeps until the copy is done
-        return tensor.to(self.device, non_blocking=True)
+            return tensor.to(self.device, non_blocking=True)
+        return tensor.to(self.device)  # without waiting, the memory might be used again too soon
 
 
 class TokenBatches(IterableDataset[Any]):
@@ -155,7 +174,8 @@ class TokenBatches(IterableDataset[Any]):
             raise UsageError(
                 "workers read ahead by themselves; say DataLoader(prefetch_factor=...)."
             )
-        self._loader = arrays.Loader(data, **{"contiguous": True, **settings}, prefetch=0)
+        settings = {"contiguous": True, **_as_numpy(settings)}
+        self._loader = arrays.Loader(data, **settings, prefetch=0)
         if start < 0:
             raise UsageError(f"start is {start}; rows count from 0.")
         self.start = start
@@ -164,8 +184,7 @@ class TokenBatches(IterableDataset[Any]):
         self._goes_on = False  # whether the next iteration goes on with that one
 
     def __len__(self) -> int:
-        left = max(0, _known(self._loader.limit) - self.start)
-        return -(-left // self._loader.global_batch)
+        return self._loader.count_steps(self.start)
 
     def __iter__(self) -> Iterator[Batch | DocumentedBatch]:
         worker, workers = _worker()
@@ -193,7 +212,7 @@ class TokenBatches(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from a state, in the same worker of as many."""
         own = self.state_dict()
-        row = check_state({**state, "given": own["given"]}, own, force=False)
+        row = check_state({**state, "given": own["given"]}, own, force=False, cure=_GO_ON)
         given = state.get("given")
         if not isinstance(given, int) or given < 0:
             raise StateError(f"This state is damaged: the batches given are {given!r}.")
@@ -224,7 +243,9 @@ class TokenRows(Dataset[Batch]):
         self.rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
         if limit_rows is None and self.rows.mixture is not None:
             raise UsageError("the sources of a mixture have epochs of their own; give limit_rows.")
-        self._length = self.rows.orders[0].windows if limit_rows is None else limit_rows
+        self._length = self.rows.orders[0].windows
+        if limit_rows is not None:
+            self._length = check_whole("limit_rows", limit_rows, 0)
 
     def __len__(self) -> int:
         return self._length
@@ -241,6 +262,18 @@ class TokenRows(Dataset[Batch]):
         out = np.empty((len(numbers), self.rows.seq_len + 1), np.int64)
         tokens = torch.from_numpy(self.rows.read(places, out))
         return [Batch(row[:-1], row[1:]) for row in tokens]
+
+
+def _as_numpy(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with NumPy's dtype for PyTorch's, and with the ranks that PyTorch knows of."""
+    settings = dict(settings)
+    if isinstance(dtype := settings.get("dtype"), torch.dtype):
+        settings["dtype"] = str(dtype).removeprefix("torch.")
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if known and settings.get("rank") is None:
+        settings["rank"] = torch.distributed.get_rank()
+        settings["world_size"] = torch.distributed.get_world_size()
+    return settings
 
 
 def _as_tensors(batch: arrays.Batch) -> Batch | DocumentedBatch:
@@ -261,9 +294,3 @@ def _worker() -> tuple[int, int]:
     """Which of how many `DataLoader` workers this process is: 0 of 1, if it is none."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
-
-
-def _known(limit: int | None) -> int:
-    if limit is None:
-        raise TypeError("batches without a limit have no length; see limit_epochs")
-    return limit

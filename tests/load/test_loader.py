@@ -133,6 +133,45 @@ def test_limits():
         loader.batch_at(3)
 
 
+def test_a_dropped_last_step_stays_dropped_when_the_batch_size_changes():
+    first = Loader(Tokens.of(IDS), batch_size=8, seq_len=16, limit_rows=24, drop_last=True)
+    next(first)
+    for rank in range(3):
+        loader = Loader(
+            Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=24, drop_last=True, rank=rank,
+            world_size=3,
+        )  # fmt: skip
+        loader.load_state_dict(first.state_dict())
+        assert [len(batch.inputs) for batch in loader] == [4]
+        assert [batch.row for batch in loader] == [4 * rank, 12 + 4 * rank]  # begun again
+
+
+def test_a_finished_run_that_goes_on_is_at_its_end():
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=12)
+    assert len(list(loader)) == 3
+    again = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=12)
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == []
+
+
+def test_an_interrupt_loses_no_batch():
+    class Interrupting(list):
+        def pop(self):
+            super().pop()
+            raise KeyboardInterrupt
+
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16)
+    for _ in range(3):
+        next(loader)
+    next(loader)
+    loader._made = Interrupting(loader._made)
+    assert loader._made
+    with pytest.raises(KeyboardInterrupt):
+        next(loader)
+    assert loader.state_dict()["row"] == 16
+    assert next(loader).row == 16
+
+
 def test_ranks_have_as_many_batches_as_each_other():
     counts = [
         [
@@ -284,7 +323,10 @@ def test_a_state_of_other_data_or_another_mixture_is_refused(mixture):
         Loader(mixture, batch_size=3, seq_len=16).load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [{}, [], None, {"version": 2}, {"version": 1, "row": -1}])
+@pytest.mark.parametrize(
+    "state",
+    [{}, [], None, {"version": 2}, {"version": 1, "row": -1}, {"version": 1, "row": 1 << 63}],
+)
 def test_what_is_no_state_is_refused(state):
     loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16)
     with pytest.raises(StateError):
@@ -350,6 +392,37 @@ def test_a_file_that_is_cut_short_is_an_error_that_reaches_the_caller(tmp_path):
         next(loader)
 
 
+@pytest.mark.parametrize("prefetch", [None, 0, 3])
+def test_what_can_be_read_comes_before_what_cannot(tmp_path, prefetch):
+    header = np.zeros(256, "<i4")
+    for number in range(4):
+        header[:3] = 20240520, 1, 1_000
+        data = header.tobytes() + IDS[number * 1_000 : (number + 1) * 1_000].astype("<u2").tobytes()
+        (tmp_path / f"x_{number:06}.bin").write_bytes(data)
+    import tokenmill
+
+    tokens = tokenmill.open(tmp_path)["train"]
+    (tmp_path / "x_000001.bin").unlink()
+    loader = Loader(tokens, batch_size=2, seq_len=16, order="sequential", prefetch=prefetch)
+    rows = 0
+    with pytest.raises(DatasetError, match="x_000001"):  # noqa: PT012
+        while True:
+            rows += len(next(loader).inputs)
+    assert rows == 62  # the 63rd reaches into the shard that is gone
+    assert loader.row == 62
+
+
+def test_numbers_of_numpy_are_numbers(mixture):
+    loader = Loader(
+        mixture, batch_size=np.int64(2), seq_len=np.int32(4), seed=np.uint8(3),
+        limit_tokens=np.int64(64),
+    )  # fmt: skip
+    assert len(list(loader)) == 8
+    json.dumps(loader.state_dict())
+    changed = Mixture({"a": (Tokens.of(IDS), 1)}, changes={np.int64(100): {"a": 2}})
+    json.dumps(Loader(changed, batch_size=2, seq_len=4).state_dict())
+
+
 def test_closing_and_dropping_end_the_thread():
     before = len(threads())
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16)
@@ -413,6 +486,13 @@ def test_a_pickled_loader_goes_on_where_it_was():
         ({"rank": 1}, "together"),
         ({"limit_rows": 1, "limit_epochs": 1}, "give one of"),
         ({"limit_rows": -1}, "-1"),
+        ({"limit_rows": 1e3}, "whole number"),
+        ({"limit_tokens": 1e9}, "whole number"),
+        ({"limit_epochs": float("nan")}, "limit_epochs is nan"),
+        ({"limit_epochs": float("inf")}, "limit_epochs is inf"),
+        ({"batch_size": 4.0}, "whole number"),
+        ({"seq_len": 4.0}, "whole number"),
+        ({"dtype": np.float32}, "float32"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, told):
@@ -423,6 +503,12 @@ def test_settings_that_cannot_be_are_refused(wrong, told):
 def test_a_dataset_in_place_of_a_split_is_refused():
     with pytest.raises(UsageError, match=r'data\["train"\]'):
         Loader(IDS, batch_size=4, seq_len=16)
+
+
+@pytest.mark.parametrize("source", [Tokens.of(IDS), IDS, (IDS, 1), (Tokens.of(IDS),)])
+def test_a_source_that_is_no_pair_of_tokens_and_weight_is_refused(source):
+    with pytest.raises(UsageError, match="pair of tokens and weight"):
+        Mixture({"a": source})
 
 
 def test_a_mixture_has_no_epochs(mixture):

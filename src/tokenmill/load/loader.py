@@ -12,6 +12,8 @@ that with the cast alone.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,7 +26,7 @@ from tokenmill.load.maker import Batch, BatchMaker, Group
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
 from tokenmill.load.ranks import find_rank
-from tokenmill.load.rows import Rows
+from tokenmill.load.rows import Rows, check_whole
 from tokenmill.load.state import check_state
 from tokenmill.order.rows import Kind
 from tokenmill.store.tokens import Tokens
@@ -45,6 +47,8 @@ class SourceLedger:
 
 class Loader:
     """Batches of rows, without end or up to a limit; an iterator that goes on where it is.
+
+    It is for one thread at a time.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batch = next(loader)
@@ -78,9 +82,10 @@ class Loader:
     contiguous
         Whether inputs and targets are arrays of their own rather than views of one.
     limit_rows, limit_tokens, limit_epochs
-        Where the run ends: at most one of them. The last batch may be smaller, and a rank's share of
-        it may even be empty, unless `drop_last`. An iteration that is begun at the end begins again
-        at row 0.
+        Where the run ends: at most one of them. An iteration that is begun after one that came to
+        the end begins again at row 0, with the same batches.
+    drop_last
+        Whether to leave out a last step of fewer rows, in which a rank's share may even be empty.
     in_memory
         Whether to copy all tokens into memory first.
     prefetch
@@ -108,18 +113,24 @@ class Loader:
         in_memory: bool = False,
         prefetch: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}; it must be at least 1.")
-        if prefetch is not None and prefetch < 0:
-            raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
-        if in_memory:
-            data = data.in_memory()
+        batch_size = check_whole("batch_size", batch_size, 1)
+        if prefetch is not None:
+            prefetch = check_whole("prefetch", prefetch, 0)
+        if np.dtype(dtype).kind not in "iu":
+            raise UsageError(
+                f"dtype is {np.dtype(dtype)}; ids are integers, such as int64 or int32."
+            )
         self.rank, self.world_size = find_rank(rank, world_size)
         self.batch_size = batch_size
-        rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
+        rows = Rows(
+            data,
+            seq_len=seq_len,
+            seed=seed,
+            order=order,
+            shuffle_block=shuffle_block,
+            in_memory=in_memory,
+        )
         self.limit = _limit(rows, limit_rows, limit_tokens, limit_epochs)
-        if drop_last and self.limit is not None:
-            self.limit -= self.limit % (batch_size * self.world_size)
         self.prefetch = prefetch
         self.maker = BatchMaker(
             rows=rows,
@@ -128,10 +139,12 @@ class Loader:
             rank=self.rank,
             world_size=self.world_size,
             limit=self.limit,
+            drop_last=drop_last,
             documents=documents,
             contiguous=contiguous,
         )
         self._row = 0
+        self._at_end = False  # whether the run has come to its limit here
         self._ahead: Iterator[list[Group]] | None = None
         self._read: list[Group] = []  # the last first, as in what follows
         self._made: list[Batch] = []
@@ -159,25 +172,31 @@ class Loader:
 
     def __len__(self) -> int:
         """The batches from row 0 to the limit."""
+        return self.count_steps(0)
+
+    def count_steps(self, row: int) -> int:
+        """The batches from a row to the limit."""
         if self.limit is None:
             raise TypeError("a loader without a limit has no length; see limit_epochs")
-        return -(-self.limit // self.global_batch)
+        left = max(0, self.limit - row)
+        return left // self.global_batch if self.maker.drop_last else -(-left // self.global_batch)
 
     def __iter__(self) -> Self:
-        if self.limit is not None and self._row >= self.limit:
+        if self._at_end:
             self._move(0)
         return self
 
     def __next__(self) -> Batch:
-        if not self._made:
-            try:
+        try:
+            if not self._made:
                 if not self._read:
                     self._read = self._next_groups()[::-1]
                 self._made = self.maker.finish(self._read.pop(), self._buffers)[::-1]
-            except BaseException:
-                self.close()
-                raise
-        batch = self._made.pop()
+            batch = self._made.pop()
+        except BaseException as error:  # Ctrl-C too: what was made and not given is made again
+            self.close()
+            self._at_end = isinstance(error, StopIteration)
+            raise
         self._row = batch.end
         return batch
 
@@ -198,7 +217,7 @@ class Loader:
 
     def batch_at(self, step: int) -> Batch:
         """The batch of any step, if all steps from row 0 on have this loader's global batch."""
-        return self.batch_from(step * self.global_batch)
+        return self.batch_from(operator.index(step) * self.global_batch)
 
     def batch_from(self, row: int) -> Batch:
         """This rank's batch of the step that begins with a row."""
@@ -236,7 +255,7 @@ class Loader:
 
     def _move(self, row: int) -> None:
         self.close()
-        self._row = row
+        self._row, self._at_end = row, False
 
     def __enter__(self) -> Self:
         return self
@@ -261,12 +280,14 @@ def _limit(
     given = [limit for limit in (limit_rows, limit_tokens, limit_epochs) if limit is not None]
     if len(given) > 1:
         raise UsageError("give one of limit_rows, limit_tokens and limit_epochs.")
-    if any(limit < 0 for limit in given):
-        raise UsageError(f"a limit of {given[0]} cannot be: it must be 0 or more.")
+    if limit_rows is not None:
+        return check_whole("limit_rows", limit_rows, 0)
     if limit_tokens is not None:
-        return limit_tokens // rows.seq_len
+        return check_whole("limit_tokens", limit_tokens, 0) // rows.seq_len
     if limit_epochs is None:
-        return limit_rows
+        return None
+    if not 0 <= limit_epochs < math.inf:
+        raise UsageError(f"limit_epochs is {limit_epochs}; it must be 0 or a positive number.")
     if rows.mixture is not None:
         raise UsageError(
             "the sources of a mixture have epochs of their own; use limit_rows or limit_tokens."

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.errors import TokenmillError
 from tokenmill.load.buffers import Buffers
 from tokenmill.load.rows import Places, Rows
 from tokenmill.order.documents import DocumentBatch, locate_documents
@@ -65,6 +66,7 @@ class BatchMaker:
     rank: int
     world_size: int
     limit: int | None
+    drop_last: bool
     documents: bool
     contiguous: bool
 
@@ -103,14 +105,29 @@ class BatchMaker:
             begins = row + np.arange(done, done + steps) * step
             places = self.rows.locate((begins[:, None] + own).ravel())
             for first in range(0, steps, count):
-                some = begins[first : first + count]
-                firsts, ends = (some + int(own[0])).tolist(), (some + self.global_batch).tolist()
                 size = self.batch_size
-                yield self._read(places.between(first * size, (first + count) * size), firsts, ends)
+                some = places.between(first * size, (first + count) * size)
+                yield from self._read_or_part(some, begins[first : first + count].tolist())
             done += steps
         row += whole * step
-        if self.limit is not None and row < self.limit:
+        if self.limit is not None and row < self.limit and not self.drop_last:
             yield [self.read_one(row)]
+
+    def _read_or_part(self, places: Places, begins: list[int]) -> Iterator[list[Group]]:
+        """The batches of some whole steps; where they cannot all be read, those before the bad one
+        come first, and then its exception."""
+        firsts = [begin + self.rank * self.batch_size for begin in begins]
+        ends = [begin + self.global_batch for begin in begins]
+        try:
+            groups = self._read(places, firsts, ends)
+        except (TokenmillError, OSError):
+            if len(begins) == 1:
+                raise
+            for number, begin in enumerate(begins):
+                one = places.between(number * self.batch_size, (number + 1) * self.batch_size)
+                yield from self._read_or_part(one, [begin])
+        else:
+            yield groups
 
     def _whole_steps(self, row: int, step: int) -> int:
         """How many steps, beginning `step` rows apart, no limit cuts short."""

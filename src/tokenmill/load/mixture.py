@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from copy import copy
 
@@ -32,12 +33,21 @@ class Mixture:
     ) -> None:
         if not sources:
             raise UsageError("a mixture needs at least one source: {name: (tokens, weight)}.")
+        for name, source in sources.items():
+            if not (
+                isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tokens)
+            ):
+                raise UsageError(
+                    f"source {name!r} must be a pair of tokens and weight, such as "
+                    f'(data["train"], 0.7); an array goes in as Tokens.of(array).'
+                )
         self.names = tuple(sources)
         self.tokens = tuple(tokens for tokens, _ in sources.values())
-        self.block = block
+        self.block = operator.index(block)
         weights = {name: float(weight) for name, (_, weight) in sources.items()}
         phases = [(0, tuple(weights.values()))]
-        for row, changed in sorted((changes or {}).items()):
+        for place, changed in sorted((changes or {}).items()):
+            row = operator.index(place)
             unknown = [name for name in changed if name not in weights]
             if unknown:
                 raise UsageError(

@@ -7,6 +7,7 @@ computation of the order for all rows asked for, and one gather for each source.
 
 from __future__ import annotations
 
+import operator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["Places", "Rows"]
+__all__ = ["Places", "Rows", "check_whole"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -53,12 +54,18 @@ class Rows:
         seed: int = 0,
         order: Kind = "shuffled",
         shuffle_block: int | None = None,
+        in_memory: bool = False,
     ) -> None:
+        seq_len, seed = check_whole("seq_len", seq_len, 1), check_whole("seed", seed)
+        if shuffle_block is not None:
+            shuffle_block = check_whole("shuffle_block", shuffle_block, 1)
         if not isinstance(data, (Tokens, Mixture)):
             raise UsageError(
                 f"a loader takes the tokens of a split or a Mixture, not {type(data).__name__}. "
                 'Give data["train"] rather than data; an array goes in as Tokens.of(array).'
             )
+        if in_memory:
+            data = data.in_memory()
         mixture = data if isinstance(data, Mixture) else None
         self.names = ("",) if isinstance(data, Tokens) else data.names
         self.tokens = (data,) if isinstance(data, Tokens) else data.tokens
@@ -162,3 +169,18 @@ class Rows:
             identity["weights"] = [[row, list(weights)] for row, weights in self.mixture.phases]
             identity["block"] = self.mixture.block
         return identity
+
+
+def check_whole(name: str, value: Any, least: int | None = None) -> int:
+    """A setting that must be a whole number, as Python's own kind, which JSON can hold.
+
+    >>> check_whole("seq_len", np.int64(1024))
+    1024
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number.") from None
+    if least is not None and number < least:
+        raise UsageError(f"{name} is {number}; it must be {least} or more.")
+    return number

@@ -10,7 +10,12 @@ from tokenmill.errors import StateError
 __all__ = ["check_state"]
 
 
-def check_state(state: Mapping[str, Any], own: Mapping[str, Any], *, force: bool) -> int:
+FORCE = "To go on at its row in spite of that, use force=True."
+
+
+def check_state(
+    state: Mapping[str, Any], own: Mapping[str, Any], *, force: bool, cure: str = FORCE
+) -> int:
     """The row at which to go on.
 
     `own` is what the loader would save itself. All that differs is named, and refused unless
@@ -31,24 +36,21 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any], *, force: bool
             f"{own['version']}. Use the version of tokenmill that saved it."
         )
     row = state.get("row")
-    if not isinstance(row, int) or isinstance(row, bool) or row < 0:
+    if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < 1 << 62:
         raise StateError(f"This state is damaged: its row is {row!r}.")
     ignored = {"version", "row"}
     wanted, there = (
         {key: value for key, value in one.items() if key not in ignored} for one in (own, state)
     )
     if not force and (differences := list(_differ(there, wanted))):
-        raise StateError(
-            f"This state is of another run: {'; '.join(differences)}.\n"
-            "To go on at its row in spite of that, use force=True."
-        )
+        raise StateError(f"This state is of another run: {'; '.join(differences)}.\n{cure}")
     return row
 
 
 def _differ(there: Any, here: Any, name: str = "") -> Iterator[str]:
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         for key in [*here, *(key for key in there if key not in here)]:
-            inner = f"{name}.{key}" if name else str(key)
+            inner = f"{name}.{key}" if name and key else name or str(key)
             yield from _differ(there.get(key), here.get(key), inner)
     elif _plain(there) != _plain(here):
         yield f"{name} is {there!r} in the state and {here!r} here"

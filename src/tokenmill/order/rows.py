@@ -86,8 +86,9 @@ class RowOrder:
         if self.tokens <= self.seq_len:
             raise UsageError(
                 f"{source} has {self.tokens:,} tokens, too few for one row of seq_len + 1 = "
-                f"{self.seq_len + 1:,}. Use a seq_len of at most {max(self.tokens - 1, 0):,}, or "
-                "more data."
+                f"{self.seq_len + 1:,}. Use "
+                + (f"a seq_len of at most {self.tokens - 1:,}, or " if self.tokens > 1 else "")
+                + "more data."
             )
         if self.tokens > LARGEST_SIZE:
             raise UsageError(f"{source} has {self.tokens:,} tokens; at most 2**62 can be ordered.")
