@@ -7,6 +7,7 @@ import shlex
 
 import numpy as np
 import pytest
+from dataset_builder import build
 from foreign import write_llmc_folder, write_raw
 
 import tokenmill
@@ -58,6 +59,14 @@ def test_peek_decodes_and_leads_on(tmp_path, capsys, hello):
     assert "tokenizer=" in capsys.readouterr().err
     out = told(capsys, "peek", tmp_path / "x.bin", "--dtype", "uint16", "--tokenizer", "gpt2")
     assert out.count("Hello there, world.") == 2
+
+
+def test_peek_reads_a_shard_by_itself(tmp_path, capsys):
+    build(tmp_path, shard_tokens=30)
+    out = told(capsys, "peek", tmp_path / "train" / "shard_00000.bin")
+    assert "Hello, world!" in out
+    out = told(capsys, "info", tmp_path / "train" / "shard_00000.bin")
+    assert "bytes, vocabulary of 257" in out
 
 
 def test_peek_goes_by_tokens_where_no_table_tells_documents(tmp_path, hello):

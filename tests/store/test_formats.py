@@ -247,6 +247,27 @@ def test_a_shard_of_a_prepared_dataset_opens_by_its_manifest(tmp_path):
     assert (dataset.format, dataset.eot_id, dataset.vocab_size) == ("raw", EOT, 257)
 
 
+@pytest.mark.parametrize("eot", ["after", "before", "none"])
+@pytest.mark.parametrize("given", [{}, {"tokenizer": "bytes"}])
+def test_a_shard_by_itself_has_the_documents_and_the_tokenizer_of_its_dataset(tmp_path, eot, given):
+    build(tmp_path, shard_tokens=30, eot=eot)
+    whole = tokenmill.open(tmp_path)["train"]
+    dataset = tokenmill.open(tmp_path / "train" / "shard_00001.bin", **given)
+    assert dataset.tokenizer.name == "bytes"
+    tokens = dataset["train"]
+    assert dataset.tokenizer.decode(tokens[:9]) == dataset.tokenizer.decode(whole[30:39])
+    if eot == "none":
+        assert dataset.eot_id is None
+        with pytest.raises(DatasetError, match="no end-of-text id"):
+            tokens.find_edges(np.array([0]), 20)
+    else:
+        starts = [one.start - 30 for one in whole.documents if 31 <= one.start < 50]
+        assert starts
+        assert tokens.find_edges(np.array([0]), 20)[1].tolist() == [0, *starts]
+    with pytest.raises(TokenizerError, match="were made with the tokenizer 'bytes'"):
+        tokenmill.open(tmp_path / "train" / "shard_00001.bin", tokenizer="gpt2")
+
+
 def test_a_nanogpt_folder_opens_and_its_pickle_is_never_loaded(tmp_path):
     class Trap:
         def __reduce__(self):

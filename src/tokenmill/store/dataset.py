@@ -101,6 +101,8 @@ class Dataset:
             return self._given
         if self.manifest is not None:
             return _check(load_saved_tokenizer(self.path), self.manifest, self.path)
+        if self.contents.shard_of is not None:
+            return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
                 f"{self.path} does not tell which tokenizer made it. Give it: "
@@ -152,9 +154,12 @@ tokenmill prepare TEXTS --out no/such/folder
         tokenizer = load_tokenizer(tokenizer)
     if tokenizer is not None and contents.manifest is not None:
         _check(tokenizer, contents.manifest, found)
+    if tokenizer is not None and contents.shard_of is not None:
+        _check(tokenizer, Manifest.read(contents.shard_of), contents.shard_of)
     contents = _hold_out(found, contents, val_fraction)
     if contents.manifest is None:
         size, end = (tokenizer.vocab_size, tokenizer.eot_id) if tokenizer else (None, None)
+        end = end if contents.eot != "none" else None  # what the tokenizer has was left out
         contents = replace(
             contents,
             vocab_size=_first(vocab_size, size, contents.vocab_size),

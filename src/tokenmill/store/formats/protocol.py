@@ -76,8 +76,9 @@ class Asked:
 class Contents:
     """What is there: each split's ids, and what the format tells about them.
 
-    `eot` is the side of a document on which its end-of-text id stands. `tokenizer` is the name of
-    the one that made the ids.
+    `eot` is the side of a document on which its end-of-text id stands, or "none". `tokenizer` is
+    the name of the one that made the ids. `shard_of` is the prepared dataset that a single shard is
+    of.
     """
 
     splits: Mapping[str, Shards]
@@ -87,6 +88,7 @@ class Contents:
     vocab_size: int | None = None
     tokenizer: str | None = None
     manifest: Manifest | None = None
+    shard_of: Path | None = None
 
 
 class Format(Protocol):

@@ -40,8 +40,9 @@ def read(asked: Asked) -> Contents:
             raise NotThisFormat("nothing tells its dtype; give it, such as dtype='uint16'")
         name = asked.path.name
         files = {name: asked.path.stat().st_size}
-        splits = {"train": make_shards(asked.folder, [name], files, told["dtype"])}
-        return Contents(splits=splits, eot_id=told.get("eot_id"), vocab_size=told.get("vocab_size"))
+        return Contents(
+            splits={"train": make_shards(asked.folder, [name], files, told.pop("dtype"))}, **told
+        )
     if asked.dtype is None:
         raise NotThisFormat("it is a folder without metadata; give the dtype, such as 'uint16'")
     names = {split: some for split, some in _list(asked).items() if some}
@@ -111,8 +112,11 @@ def read_beside(path: Path) -> dict[str, Any]:
             if any(place in split.table.path for split in manifest.splits.values()):
                 return {
                     "dtype": np.dtype(manifest.dtype),
-                    "eot_id": manifest.eot_id,
+                    "eot_id": manifest.eot_id if manifest.eot != "none" else None,
+                    "eot": manifest.eot,
                     "vocab_size": manifest.vocab_size,
+                    "tokenizer": manifest.tokenizer,
+                    "shard_of": root,
                 }
     return {}
 
