@@ -89,7 +89,7 @@ class TokenBatches:
         more = {
             "batch_size": loader.batch_size,
             "rank": [loader.rank, loader.world_size],
-            "limit_rows": loader.limit,
+            "batches": len(self),
             "dtype": loader.maker.dtype.name,
         }
         return _tell("TokenBatches", loader.rows, more)
@@ -132,7 +132,7 @@ class TokenRows:
         return Batch(out[0, :-1], out[0, 1:])
 
     def __repr__(self) -> str:
-        more = {"limit_rows": self._length, "dtype": self._dtype.name}
+        more = {"rows": self._length, "dtype": self._dtype.name}
         return _tell("TokenRows", self._places.rows, more)
 
 

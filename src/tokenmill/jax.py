@@ -146,6 +146,7 @@ class Loader:
         )
         self._prefetch = prefetch
         self._row = 0
+        self._at_end = False  # whether the run has come to its limit here
         self._ahead: Iterator[tuple[Batch | DocumentedBatch, int]] | None = None
 
     @property
@@ -157,7 +158,7 @@ class Loader:
         return len(self.arrays)
 
     def __iter__(self) -> Self:
-        if self.arrays.limit is not None and self._row >= self.arrays.limit:
+        if self._at_end:
             self._move(0)
         return self
 
@@ -168,13 +169,18 @@ class Loader:
                 self._ahead = Prefetch(self._ahead, self._prefetch)
         try:
             batch, self._row = next(self._ahead)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            self._at_end = isinstance(error, StopIteration)
             raise
         return batch
 
     def batch_at(self, step: int) -> Batch | DocumentedBatch:
         """The batch of any step; see `tokenmill.Loader.batch_at`. All processes have to ask."""
+        if self.arrays.limit is not None and step >= len(self):
+            raise IndexError(
+                f"steps go from 0 to {len(self) - 1:,}, and {step:,} is not one of them"
+            )
         return self._place(self.arrays.batch_at(step))
 
     def ledger(self) -> dict[str, arrays.SourceLedger]:
@@ -205,7 +211,7 @@ class Loader:
 
     def _move(self, row: int) -> None:
         self.close()
-        self._row = row
+        self._row, self._at_end = row, False
 
 
 @dataclass(frozen=True, kw_only=True)

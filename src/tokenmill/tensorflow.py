@@ -60,7 +60,7 @@ def make_dataset(
         raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
     steps = Steps(loader)
     kinds = [tf.as_dtype(dtype), *[tf.int32] * (2 * loader.maker.documents)]
-    is_whole = loader.limit is None or loader.limit % loader.global_batch == 0
+    is_whole = loader.limit is None or len(loader) * loader.global_batch <= loader.limit
     shape = (batch_size if is_whole else None, seq_len)
 
     def read(step: npt.NDArray[np.int64]) -> list[Any]:
