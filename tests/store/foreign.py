@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 from pathlib import Path
 
@@ -96,3 +97,37 @@ def write_olmo(path: Path, documents, *, dtype: str = "<u2") -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(flat(documents, dtype))
     path.with_suffix(".csv.gz").write_bytes(olmo_table(documents))
+
+
+def litdata_files(
+    chunks, *, dtype: str = "<u2", kind: str = "no_header_numpy:5"
+) -> dict[str, bytes]:
+    """The files of a LitData folder; each chunk is a list of items."""
+    files, told = {}, []
+    for number, items in enumerate(chunks):
+        begin = 4 * (len(items) + 2)
+        places = [begin, *(begin + end * np.dtype(dtype).itemsize for end in ends_of(items))]
+        name = f"chunk-0-{number}.bin"
+        files[name] = struct.pack(f"<{len(places) + 1}I", len(items), *places) + flat(items, dtype)
+        told.append(
+            {
+                "chunk_bytes": len(files[name]),
+                "chunk_size": len(items),
+                "dim": ends_of(items)[-1],
+                "filename": name,
+            }
+        )
+    config = {"compression": None, "data_format": [kind], "encryption": None}
+    config |= {"chunk_bytes": None, "chunk_size": 99, "item_loader": "TokensLoader"}
+    index = {"chunks": told, "config": config, "updated_at": "1.5"}
+    return {**files, "index.json": json.dumps(index).encode()}
+
+
+def write_litdata(folder: Path, chunks, **kind) -> None:
+    write_files(folder, litdata_files(chunks, **kind))
+
+
+def write_files(folder: Path, files) -> None:
+    folder.mkdir(exist_ok=True, parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import struct
 import tempfile
 import tracemalloc
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from foreign import (
     flat,
+    litdata_files,
     llmc_bytes,
     megatron_bytes,
     olmo_table,
@@ -119,6 +121,30 @@ def test_damaged_pairs_of_files_are_read_or_refused(sound, data):
         dtype = "uint16" if sound is OLMO else None
         use(folder, dtype=dtype)
         use(Path(folder) / f"x{next(iter(sound))}", dtype=dtype)
+
+
+FOLDERS = [litdata_files([DOCUMENTS, [[1]]])]
+
+
+@settings(max_examples=300, deadline=None)
+@given(sound=st.sampled_from(FOLDERS), data=st.data())
+def test_damaged_folders_with_an_index_are_read_or_refused(sound, data):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in sound.items():
+            changed = data.draw(damaged(content)) if data.draw(st.booleans()) else content
+            if name == "index.json" and data.draw(st.booleans()):
+                changed = data.draw(renumbered(content))
+            (Path(folder) / name).write_bytes(changed)
+        use(folder, dtype=data.draw(st.sampled_from([None, "uint16"])))
+
+
+@st.composite
+def renumbered(draw, data):
+    """JSON with one of its numbers or words changed, so that it stays JSON."""
+    places = list(re.finditer(rb'(?<=[ \[])(\d+|null|"[^"]*")(?=[,}\]])', data))
+    match = draw(st.sampled_from(places))
+    other = st.sampled_from([b"-1", b"0", b"1", b"7", b"null", b'"x"', b"[]", b"{}", b"9" * 30])
+    return data[: match.start()] + draw(other) + data[match.end() :]
 
 
 @settings(max_examples=300, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
 import struct
@@ -13,9 +14,12 @@ import numpy as np
 import pytest
 from foreign import (
     flat,
+    litdata_files,
     megatron_bytes,
     olmo_table,
     write_datatrove,
+    write_files,
+    write_litdata,
     write_llmc,
     write_megatron,
     write_olmo,
@@ -68,6 +72,13 @@ def check_documents(tokens, documents):
         assert np.array_equal(np.lexsort((found[1], found[0])), np.arange(len(found[0])))
 
 
+LITDATA = {
+    "no_header_tensor:16": "<i4",
+    "no_header_tensor:18": "<i8",
+    "no_header_tensor:20": "<u2",
+    "no_header_numpy:4": "|u1",
+    "no_header_numpy:6": "<u4",
+}
 document = st.lists(st.integers(0, 250), min_size=1, max_size=6)
 files = st.lists(st.lists(document, min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -94,11 +105,14 @@ def test_documents_are_those_that_were_written(files, data):
             write_olmo(folder / "o" / f"part-{number}.npy", file, dtype=wide)
             hollow = [[], *file, []] if empty else file
             write_megatron(folder / "e" / f"web_{number}", hollow, dtype=dtype)
+        kind, dtype = data.draw(st.sampled_from(sorted(LITDATA.items())))
+        write_litdata(folder / "l", files, kind=kind, dtype=dtype)
         prints = set()
         for name, format, options in (
             ("m", "megatron", {}),
             ("d", "datatrove", {}),
             ("o", "olmo", {"dtype": np.dtype(wide)}),
+            ("l", "litdata", {}),
         ):
             dataset = tokenmill.open(folder / name, **options)
             assert (dataset.format, dataset.splits) == (format, ("train",))
@@ -342,3 +356,64 @@ def test_file_documents_agree_with_documents_whose_starts_are_an_array(tmp_path)
     rows = rng.integers(0, total - 513, 200)
     for one, other in zip(plain.find_edges(rows, 513), tokens.find_edges(rows, 513), strict=True):
         assert np.array_equal(one, other)
+
+
+def test_litdata_folders_may_hold_their_splits(tmp_path):
+    write_litdata(tmp_path / "train", [DOCUMENTS])
+    write_litdata(tmp_path / "val", [[[5]]])
+    dataset = tokenmill.open(tmp_path)
+    assert (dataset.format, dataset.splits) == ("litdata", ("train", "val"))
+    check_documents(dataset["train"], DOCUMENTS)
+    check_documents(dataset["val"], [[5]])
+    write_litdata(tmp_path / "val", [[[5]]], kind="no_header_tensor:16", dtype="<i4")
+    refused(tmp_path, "different dtypes")
+
+
+def edit(files, name="index.json", **changes):
+    """The files with something in the first entry of an index, or in its config, changed."""
+    index = json.loads(files[name])
+    for key, value in changes.items():
+        place = index["config"] if key in index.get("config", {}) else index
+        for entry in index.get("chunks", index.get("shards", []))[:1]:
+            place = entry if key in entry else place
+        place[key] = value
+    return {**files, name: json.dumps(index).encode()}
+
+
+def overwrite(files, name, place, data):
+    content = bytearray(files[name])
+    content[place : place + len(data)] = data
+    return {**files, name: bytes(content)}
+
+
+SOUND = litdata_files([DOCUMENTS, [[1]]])
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (edit(SOUND, filename="../chunk-0-0.bin"), "leads out of the folder"),
+        (edit(SOUND, filename="/etc/passwd"), "no file of the folder"),
+        (edit(SOUND, filename="a\x1b[31m"), "no file of the folder"),
+        (edit(SOUND, filename=7), "'filename' is '7'"),
+        (edit(SOUND, filename="chunk-0-9.bin"), "chunk-0-9.bin is missing"),
+        (edit(SOUND, dim=11), "has 46 bytes, not 44"),
+        (edit(SOUND, dim=-1), "'dim' is -1"),
+        (edit(SOUND, dim=True), "'dim' is 'True'"),
+        (edit(SOUND, chunk_size=2**70), "'chunk_size'"),
+        (edit(SOUND, compression="zstd"), "tells of compression"),
+        (edit(SOUND, encryption={}, data_format=["jpeg"]), "no tokens"),
+        (edit(SOUND, data_format=["no_header_tensor:0"]), "no tokens"),
+        (edit(SOUND, data_format=["no_header_numpy:5"] * 2), "no tokens"),
+        (edit(SOUND, chunks=[]), "no tokens"),
+        (edit(SOUND, chunks=[3]), "damaged"),
+        (overwrite(SOUND, "chunk-0-0.bin", 0, b"\3"), "does not fit"),
+        (overwrite(SOUND, "chunk-0-0.bin", 4, b"\3"), "does not fit"),
+        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\x1b"), "within an id"),
+        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\xf8"), "end before it begins"),
+        ({**SOUND, "chunk-0-0.bin": SOUND["chunk-0-0.bin"][:-1]}, "1 bytes too short"),
+    ],
+)
+def test_litdata_that_lies_is_refused(tmp_path, files, says):
+    write_files(tmp_path, files)
+    refused(tmp_path, says)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -13,7 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_builder import EOT, TEXTS, build
-from foreign import ends_of, flat, llmc_bytes, megatron_bytes, write_llmc, write_megatron
+from foreign import (
+    ends_of,
+    flat,
+    litdata_files,
+    llmc_bytes,
+    megatron_bytes,
+    write_llmc,
+    write_megatron,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +89,13 @@ def test_exports_are_what_independent_writers_write(tmp_path):
     found = exported("datatrove")
     assert found["00000_train.ds"] == flat(documents, "<u2")
     assert found["00000_train.ds.index"] == struct.pack("<5Q", *ends_of(documents))
+    found = exported("litdata", tokens_per_shard=40)
+    wanted = litdata_files([documents[:4], documents[4:]])
+    assert [found[f"train/chunk-0-{n}.bin"] for n in (0, 1)] == list(wanted.values())[:2]
+    told = json.loads(found["train/index.json"])
+    assert told["chunks"] == json.loads(wanted["index.json"])["chunks"]
+    assert told["config"]["data_format"] == ["no_header_tensor:20"]
+    found = contents(tmp_path / "datatrove")
     assert found["00000_train.ds.metadata"] == f"bytes|2\n{size}\n{size} T".encode()
 
 
@@ -90,7 +106,7 @@ def test_wide_ids_are_exported_whole(tmp_path, to):
     tokenmill.export(tmp_path / "x.bin", to, tmp_path / "out", eot_id=2)
     tokens = read_back(tmp_path / "out", to)["train"]
     assert tokens[:].tolist() == ids
-    assert tokens.dtype == (np.dtype("<i4") if to == "megatron" else np.dtype("<u4"))
+    assert tokens.dtype == np.dtype("<i4" if to in ("megatron", "litdata") else "<u4")
 
 
 def test_ids_that_no_target_dtype_holds_are_refused(tmp_path):

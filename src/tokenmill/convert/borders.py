@@ -6,14 +6,17 @@ begins in a window of `WINDOW` tokens. Empty documents begin nowhere.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["WINDOW", "cut_between", "find_starts", "next_start"]
+__all__ = ["WINDOW", "SpilledStarts", "cut_between", "find_starts", "next_start"]
 
 WINDOW = 1 << 20
 
@@ -51,3 +54,39 @@ def cut_between(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
         stop = next_start(tokens, min(start + least, len(tokens)))
         yield start, stop
         start = stop
+
+
+class SpilledStarts:
+    """The starts of the documents in a range, on disk, to go through several times.
+
+    They are counted from the range's beginning, where a document must begin.
+
+    >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:
+    ...     spilled.count, [block.tolist() for block in spilled.blocks()]
+    (2, [[0, 3, 4]])
+    """
+
+    def __init__(self, tokens: Tokens, first: int, stop: int, folder: Path) -> None:
+        self._tokens, self._first, self._stop, self._folder = tokens, first, stop, folder
+        self.count = 0
+
+    def __enter__(self) -> SpilledStarts:
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)
+        try:
+            for starts in find_starts(self._tokens, self._first, self._stop):
+                self._file.write((starts - self._first).astype("<i8").data)
+                self.count += len(starts)
+            self._file.write((self._stop - self._first).to_bytes(8, "little"))
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def blocks(self) -> Iterator[Integers]:
+        """The starts of some documents, and of what follows them; then those of the next."""
+        for low in range(0, self.count, WINDOW):
+            self._file.seek(low * 8)
+            yield np.frombuffer(self._file.read(8 * (min(WINDOW, self.count - low) + 1)), "<i8")

@@ -6,17 +6,14 @@ documents are spilled to disk while the index is made, so that memory does not g
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
 import tokenmill.store.dataset
-from tokenmill.convert.borders import find_starts
+from tokenmill.convert.borders import SpilledStarts
 from tokenmill.convert.targets.protocol import (
     BLOCK,
     Advance,
@@ -64,16 +61,12 @@ def _write_index(whole: TokenRange, path: Path, _: Advance) -> None:
     tokens, dtype = whole.tokens, whole.dtype
     code = next(code for code, name in megatron.CODES.items() if np.dtype(name) == dtype)
     with (
-        tempfile.TemporaryFile(dir=path.parent) as spilled,
+        SpilledStarts(tokens, 0, len(tokens), path.parent) as spilled,
         AtomicFile(path) as file,
     ):
-        count = 0
-        for starts in find_starts(tokens, 0, len(tokens)):
-            spilled.write(starts.astype("<i8").data)
-            count += len(starts)
-        spilled.write(len(tokens).to_bytes(8, "little"))
+        count = spilled.count
         file.write(megatron.HEADER.pack(megatron.MAGIC, megatron.VERSION, code, count, count + 1))
-        for starts in _blocks(spilled, count):
+        for starts in spilled.blocks():
             lengths = np.diff(starts)
             if lengths.max(initial=0) > _LONGEST:
                 raise DatasetError(
@@ -81,15 +74,8 @@ def _write_index(whole: TokenRange, path: Path, _: Advance) -> None:
                     f"Megatron's index holds at most {_LONGEST:,} in a sequence."
                 )
             file.write(lengths.astype("<i4"))
-        for starts in _blocks(spilled, count):
+        for starts in spilled.blocks():
             file.write((starts[:-1] * dtype.itemsize).astype("<i8"))
         for low in range(0, count + 1, BLOCK):
             file.write(np.arange(low, min(low + BLOCK, count + 1), dtype="<i8"))
         file.finish()
-
-
-def _blocks(spilled: IO[bytes], count: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The starts of some documents after another, and of the one that follows them."""
-    for low in range(0, count, BLOCK):
-        spilled.seek(low * 8)
-        yield np.frombuffer(spilled.read(8 * (min(BLOCK, count - low) + 1)), "<i8")

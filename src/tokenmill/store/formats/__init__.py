@@ -11,6 +11,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.files import find_cure
 from tokenmill.store.formats import (
     datatrove,
+    litdata,
     llmc,
     megatron,
     nanogpt,
@@ -30,6 +31,7 @@ FORMATS: tuple[Format, ...] = (
     llmc,
     datatrove,
     olmo,
+    litdata,
     nanogpt,
     raw,
 )
