@@ -168,8 +168,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_file(path, {**marks, "ETag": f'"{entry["oid"]}"'})
         marks["X-Linked-ETag"] = f'"{entry["lfs"]["oid"]}"'
         marks["X-Linked-Size"] = str(entry["size"])
-        # Another name of this machine: to a client it is another host, as a real one's is.
-        place = f"http://127.0.0.1:{self.server.server_address[1]}"
+        # By another name it is another host to a client, as the real one's is.
+        place = f"http://localhost:{self.server.server_address[1]}"
         where = f"{place}/cdn/{repository}/{urllib.parse.quote(name)}"
         return self.answer(302, headers={**marks, "Location": where})
 

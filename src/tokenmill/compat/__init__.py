@@ -4,6 +4,8 @@
                         one .npy file for training and one for validation
     StreamingDataset    X.npy beside X.txt
     TokenizedDataset    a folder of llm.c shards, the last of them held out
+    download_tokenized_data
+                        some of them from the hub
     GPTDataLoader       a prepared dataset, or a text in memory
 
 Each keeps the arguments of its guide and none of its faults. Importing this loads no framework;
@@ -23,6 +25,7 @@ _WHERE = {
     "StreamingDataset": "tokenmill.compat.streaming",
     "TokenizedDataset": "tokenmill.compat.tokenized",
     "create_dataloaders": "tokenmill.compat.local",
+    "download_tokenized_data": "tokenmill.compat.fetched",
 }
 
 __all__ = [
@@ -33,9 +36,11 @@ __all__ = [
     "StreamingDataset",
     "TokenizedDataset",
     "create_dataloaders",
+    "download_tokenized_data",
 ]
 
 if TYPE_CHECKING:
+    from tokenmill.compat.fetched import download_tokenized_data
     from tokenmill.compat.gpt_loader import GPTDataLoader
     from tokenmill.compat.local import (
         LocalTokenizedDataset,

@@ -58,7 +58,7 @@ def parse_address(text: str | os.PathLike[str]) -> Address:
         if kind != "datasets":
             rest = ""
     match = _ADDRESS.fullmatch(rest)
-    if not match:
+    if not match or ".." in unquote(match["revision"] or ""):
         raise UsageError(
             f"{text!r} is no dataset on the hub. Write it like OWNER/NAME or "
             "hf://datasets/OWNER/NAME, with /FOLDER or /FILE behind it for a part of it."

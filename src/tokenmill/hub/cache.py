@@ -22,7 +22,7 @@ from pathlib import Path
 from tokenmill.errors import DatasetError, InputError, TokenmillError, UsageError, WorkError
 from tokenmill.hub.address import Address, parse_address
 from tokenmill.hub.choose import Choice, choose
-from tokenmill.hub.download import fetch_all, file_url
+from tokenmill.hub.download import fetch_all, file_url, telling_of_the_disk
 from tokenmill.hub.fetch import Errand
 from tokenmill.hub.library import connect
 from tokenmill.hub.listing import HubFile, Listing, find_commit, list_files
@@ -35,34 +35,33 @@ _EVERY = 10.0  # seconds between two lines
 def find_cached_files(text: str) -> list[Path]:
     """The text files of an address on this machine, fetched if they are not here yet."""
     address = parse_address(text)
-    store, commit, choice = _find(address)
-    if choice.kind != "text":
+    found = _find(address)
+    if found.choice.kind != "text":
         raise InputError(
             f"{address} holds tokens, not text: there is nothing to prepare. Open it as it is: "
             f"tokenmill info {address}"
         )
-    return _bring(store, address, commit, choice)
+    return _bring(found)
 
 
 def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
     """The file or folder of tokens at an address, on this machine, fetched if it is not here yet."""
     address = parse_address(text)
-    store, commit, choice = _find(address)
-    if choice.kind == "text":
+    found = _find(address)
+    if found.choice.kind == "text":
         raise DatasetError(
             f"{address} holds text, not tokens. Make tokens of it with: tokenmill prepare {address} "
             "--out DIR"
         )
     inside = f"{address.path}/" if address.path else ""
-    if not all(f"{file.path}/".startswith(inside) for file in choice.files):
+    if not all(f"{file.path}/".startswith(inside) for file in found.choice.files):
         raise UsageError(
             f"{address} is a glob, and tokens are opened by file or by folder. Fetch those files "
             f"into one with: tokenmill download '{address}' --to DIR"
         )
-    files = _bring(store, address, commit, choice)
-    found = store.snapshot(commit) / address.path
-    folders = {path.parent for path in files}
-    return found if found.is_file() or len(folders) > 1 else folders.pop()
+    folders = {path.parent for path in _bring(found)}
+    path = found.store.snapshot(found.commit) / address.path
+    return path if path.is_file() or len(folders) > 1 else folders.pop()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,45 +83,57 @@ class _Store:
         return self.folder / "blobs" / file.digest
 
 
-def _find(address: Address) -> tuple[_Store, str, Choice]:
-    """Where an address is kept, its commit, and which files it means."""
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What an address means: a commit, and files of it. `away` is why the hub could not be asked."""
+
+    address: Address
+    store: _Store
+    commit: str
+    choice: Choice
+    away: WorkError | None
+
+
+def _find(address: Address) -> _Found:
     connect()
     from huggingface_hub import constants
 
     name = f"datasets--{address.repository.replace('/', '--')}"
     store = _Store(folder=Path(constants.HF_HUB_CACHE).expanduser() / name)
-    commit = _find_commit(store, address)
+    commit, away = _find_commit(store, address)
     try:
         listing = Listing.from_json(_read(store.listing(commit)))
     except (ValueError, KeyError, TypeError, TokenmillError):  # not there, or damaged
         listing = list_files(address, commit)
         _write(store.listing(commit), listing.to_json())
-    return store, commit, choose(listing.files, address.repository, path=address.path)
+    choice = choose(listing.files, address.repository, path=address.path)
+    return _Found(address=address, store=store, commit=commit, choice=choice, away=away)
 
 
-def _find_commit(store: _Store, address: Address) -> str:
+def _find_commit(store: _Store, address: Address) -> tuple[str, WorkError | None]:
     """The commit of a revision now; the last known one if the hub is away."""
     reference = store.reference(address.revision)
     known = _read(reference).decode(errors="replace").strip()
     try:
         commit = find_commit(address)
-    except WorkError:
+    except WorkError as error:
         if known and _read(store.listing(known)):
-            return known
+            return known, error
         raise
     if commit not in (known, address.revision):
         _write(reference, commit.encode())
-    return commit
+    return commit, None
 
 
-def _bring(store: _Store, address: Address, commit: str, choice: Choice) -> list[Path]:
+def _bring(found: _Found) -> list[Path]:
     """The paths of chosen files on this machine, after fetching those that are not here."""
-    paths = {file: store.snapshot(commit) / file.path for file in choice.files}
+    address, store, commit = found.address, found.store, found.commit
+    paths = {file: store.snapshot(commit) / file.path for file in found.choice.files}
     missing = [
         file
         for file, path in paths.items()
         # A prepared dataset follows no links out of its folder; the hub's tools make such links.
-        if not _is_there(path, file.size) or (choice.kind == "prepared" and path.is_symlink())
+        if not _is_there(path, file.size) or (found.choice.kind == "prepared" and path.is_symlink())
     ]
     errands = {
         file.digest: Errand(
@@ -134,14 +145,17 @@ def _bring(store: _Store, address: Address, commit: str, choice: Choice) -> list
         for file in missing
         if not _is_there(store.blob(file), file.size)
     }
+    if errands and found.away:
+        raise found.away
     if errands:
         total = sum(errand.file.size for errand in errands.values())
         count = "1 file" if len(errands) == 1 else f"{len(errands):,} files"
         lines = _Lines()
         lines.note(f"{address}: fetching {count}, {total / 1e6:,.1f} MB, into {store.folder}")
         fetch_all(list(errands.values()), store.folder, lines)
-    for file in missing:
-        _link(store.blob(file), paths[file])
+    with telling_of_the_disk(store.folder):
+        for file in missing:
+            _link(store.blob(file), paths[file])
     return list(paths.values())
 
 

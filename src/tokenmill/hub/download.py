@@ -30,7 +30,15 @@ from tokenmill.hub.listing import HubFile, find_commit, list_files
 if TYPE_CHECKING:
     from tokenmill.mill.stages import Watcher
 
-__all__ = ["DEFAULT_REPOSITORY", "DEFAULT_SHARDS", "Downloaded", "download", "fetch_all"]
+__all__ = [
+    "DEFAULT_REPOSITORY",
+    "DEFAULT_SHARDS",
+    "Downloaded",
+    "download",
+    "fetch_all",
+    "file_url",
+    "telling_of_the_disk",
+]
 
 DEFAULT_REPOSITORY = "karpathy/fineweb-edu-100B-gpt2-token-shards"
 DEFAULT_SHARDS = "1-3"  # of it: enough to begin with, and one to hold out
@@ -128,7 +136,7 @@ def fetch_all(errands: Sequence[Errand], folder: Path, watcher: Watcher | None) 
         from tokenmill.mill.stages import Nobody
 
         watcher = Nobody()
-    with _telling_of_the_disk(folder):
+    with telling_of_the_disk(folder):
         missing = _find_missing(errands, watcher)
         total = sum(errand.file.size for errand in errands)
         left = sum(errand.file.size - errand.begun for errand in missing)
@@ -206,7 +214,8 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def _telling_of_the_disk(folder: Path) -> Iterator[None]:
+def telling_of_the_disk(folder: Path) -> Iterator[None]:
+    """Say what is wrong with a folder that is written to, and what to do about it."""
     try:
         yield
     except OSError as error:
