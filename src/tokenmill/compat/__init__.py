@@ -7,6 +7,8 @@
     download_tokenized_data
                         some of them from the hub
     GPTDataLoader       a prepared dataset, or a text in memory
+    TextDataSource, load_text_dataset, load_text_dataset_tf_fallback
+                        texts as padded examples, for JAX through Grain or TensorFlow
 
 Each keeps the arguments of its guide and none of its faults. Importing this loads no framework;
 the names are imported when first used.
@@ -23,8 +25,11 @@ _WHERE = {
     "LocalTokenizedDataset": "tokenmill.compat.local",
     "LocalTokenizedDatasetFixed": "tokenmill.compat.local",
     "StreamingDataset": "tokenmill.compat.streaming",
+    "TextDataSource": "tokenmill.compat.text_source",
     "TokenizedDataset": "tokenmill.compat.tokenized",
     "create_dataloaders": "tokenmill.compat.local",
+    "load_text_dataset": "tokenmill.compat.text_grain",
+    "load_text_dataset_tf_fallback": "tokenmill.compat.text_tensorflow",
     "download_tokenized_data": "tokenmill.compat.fetched",
 }
 
@@ -34,9 +39,12 @@ __all__ = [
     "LocalTokenizedDataset",
     "LocalTokenizedDatasetFixed",
     "StreamingDataset",
+    "TextDataSource",
     "TokenizedDataset",
     "create_dataloaders",
     "download_tokenized_data",
+    "load_text_dataset",
+    "load_text_dataset_tf_fallback",
 ]
 
 if TYPE_CHECKING:
@@ -49,6 +57,9 @@ if TYPE_CHECKING:
     )
     from tokenmill.compat.local_module import LocalDataModule
     from tokenmill.compat.streaming import StreamingDataset
+    from tokenmill.compat.text_grain import load_text_dataset
+    from tokenmill.compat.text_source import TextDataSource
+    from tokenmill.compat.text_tensorflow import load_text_dataset_tf_fallback
     from tokenmill.compat.tokenized import TokenizedDataset
 
 
