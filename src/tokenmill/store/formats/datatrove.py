@@ -56,7 +56,7 @@ class _Told:
 def read(asked: Asked) -> Contents:
     """What one file or a folder of them holds."""
     if asked.is_folder:
-        files, names = asked.files, list_shards(asked.files, ENDING)
+        files, names = asked.files, list_shards(asked, ENDING)
         if not names:
             raise NotThisFormat("it has no .ds files")
     else:

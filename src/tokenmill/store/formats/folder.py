@@ -4,26 +4,43 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenmill.errors import DatasetError
+from tokenmill.store.files import DamagedFileError
 from tokenmill.store.formats.protocol import Asked
 
 __all__ = ["are_numbered", "check_gaps", "list_shards", "split_by_name"]
 
-_NUMBER = re.compile(r"(.*?)([0-9]+)(\.[^0-9]*)?")
+_NUMBERS = re.compile("([0-9]+)")
+_OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
 _VALIDATION = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?:[^a-z]|$)", re.IGNORECASE)
+_MASK = str.maketrans("123456789", "0" * 9)
 
 
-def list_shards(files: Mapping[str, int], ending: str) -> list[str]:
-    """The files with an ending, by name, where numbers count as numbers.
+def list_shards(asked: Asked, ending: str) -> list[str]:
+    """The files of the folder with an ending, by name, where all numbers count as numbers.
 
-    >>> list_shards({"a_10.bin": 4, "a_9.bin": 4, "x.txt": 4}, ".bin")
+    What has the ending and is no file is refused: to leave it out would change the data.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("a_10.bin", "a_9.bin", "x.txt"):
+    ...     (folder / name).touch()
+    >>> list_shards(Asked(path=folder), ".bin")
     ['a_9.bin', 'a_10.bin']
     """
-    names = sorted([name for name in files if name.endswith(ending) and name[0] != "."])
-    # Names of equal length are in order already: a shorter look at many files.
-    return names if len(set(map(len, names))) < 2 else sorted(names, key=_by_number)
+    for name, what in asked.others.items():
+        if name.endswith(ending) and name[0] != ".":
+            raise DamagedFileError(
+                name,
+                f"in {asked.path} {what}",
+                "Put the file itself in its place, or move it out of the folder.",
+            )
+    names = sorted([name for name in asked.files if name.endswith(ending) and name[0] != "."])
+    # Names with their digits at the same places are in order already: a shorter look at many.
+    return names if _are_alike(names) else sorted(names, key=_by_numbers)
 
 
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
@@ -39,54 +56,87 @@ def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def are_numbered(names: Sequence[str]) -> bool:
-    """Whether names differ in a number alone.
+    """Whether names differ in numbers alone.
 
     >>> are_numbered(["a_1.npy", "a_2.npy"]), are_numbered(["a_1.npy", "b_2.npy"])
     (True, False)
     """
-    matches = [_NUMBER.fullmatch(name) for name in names]
-    return None not in matches and len({(match[1], match[3]) for match in matches if match}) == 1
+    return _are_alike(names) or len({_NUMBERS.sub("0", name) for name in names}) == 1
 
 
 def check_gaps(asked: Asked, names: Sequence[str]) -> None:
-    """Refuse a numbered sequence with a number missing, unless the user named the format.
+    """Refuse numbered names, sorted, of which one is missing, unless the user named the format.
 
-    A shard that was not downloaded would otherwise change the data without a word.
+    A shard that was not downloaded would otherwise change the data without a word. What counts is
+    the number before an `-of-`, which must lead up to the one after it; else the last number that
+    is not the same in all names.
     """
     if asked.format is not None or not names or _is_unbroken(names):
         return
-    numbers: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for before, after, found in _sequences(names):
+        low, high = min(found), max(found)
+        width = len(found[low])
+        told = f"there are {len(found):,} such files, numbered {low} to {high}"
+        if of := _OF.match(found[low] + after):
+            whole = int(of[1])
+            told = f"of {whole:,} such files, {len(found):,} are there"
+            low = 1 if whole in found and 0 not in found else 0
+            if high >= low + whole:
+                raise DatasetError(
+                    f"{before}{found[high]}{after} in {asked.path} is beyond the {whole:,} files "
+                    "that its name tells of. Move those away that do not belong there."
+                )
+            high = low + whole - 1
+        if len(found) < high - low + 1:
+            missing = next(number for number in range(low, high + 1) if number not in found)
+            raise DatasetError(
+                f"{before}{missing:0{width}}{after} is missing from {asked.path}: {told}. Fetch "
+                "it; or, to go without, name the format (see docs/formats.md)."
+            )
+
+
+def _sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]]:
+    """Names that differ in one number: what is before and after it, and the number as written."""
+    alike: dict[str, list[list[str]]] = defaultdict(list)
     for name in names:
-        if match := _NUMBER.fullmatch(name):
-            numbers[match[1], match[3] or ""][int(match[2])] = len(match[2])
-    for (before, after), found in numbers.items():
-        if len(found) == max(found) - min(found) + 1:
+        alike[_NUMBERS.sub("0", name)].append(_NUMBERS.split(name))
+    for some in alike.values():
+        numbers = range(1, len(some[0]), 2)
+        first = some[0]
+        counting = [place for place in numbers if _OF.match("".join(first[place : place + 3]))] or [
+            place for place in numbers if len({parts[place] for parts in some}) > 1
+        ]
+        if not counting:
             continue
-        missing = next(number for number in range(min(found), max(found)) if number not in found)
-        name = f"{before}{missing:0{found[min(found)]}}{after}"
-        raise DatasetError(
-            f"{name} is missing from {asked.path}: there are {len(found):,} such files, numbered "
-            f"{min(found)} to {max(found)}. Fetch it; or, to go without, name the format "
-            "(see docs/formats.md)."
-        )
+        place = counting[-1]
+        found: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        for parts in some:
+            around = "".join(parts[:place]), "".join(parts[place + 1 :])
+            found[around][int(parts[place])] = parts[place]
+        for (before, after), sequence in found.items():
+            yield before, after, sequence
 
 
 def _is_unbroken(names: Sequence[str]) -> bool:
     """Whether sorted names are surely one sequence: a quick look at very many."""
-    first, last = _NUMBER.fullmatch(names[0]), _NUMBER.fullmatch(names[-1])
-    if not first or not last or (first[1], first[3]) != (last[1], last[3]):
+    if not _are_alike(names):
         return False
+    first, last = _NUMBERS.split(names[0]), _NUMBERS.split(names[-1])
+    differ = [place for place in range(1, len(first), 2) if first[place] != last[place]]
+    if len(differ) != 1 or _OF.search(names[0]):
+        return False
+    place = differ[0]
     # What is sorted between two names that begin alike begins like them, too.
-    before, after = len(first[1]), len(names[0]) - len(first[3] or "")
-    digits = "".join([name[before:after] for name in names])
-    return (
-        len(digits) == len(names) * len(first[2])
-        and digits.isdecimal()
-        and len(set(map(len, names))) == 1
-        and int(last[2]) - int(first[2]) + 1 == len(names)
-    )
+    after = len("".join(first[: place + 1]))
+    count = int(last[place]) - int(first[place]) + 1
+    return len({name[after:] for name in names}) == 1 and count == len(names)
 
 
-def _by_number(name: str) -> tuple[str, int, str]:
-    match = _NUMBER.fullmatch(name)
-    return (match[1], int(match[2]), match[3] or "") if match else (name, 0, "")
+def _are_alike(names: Sequence[str]) -> bool:
+    """Whether names differ in digits alone, and have these at the same places."""
+    return len({name.translate(_MASK) for name in names}) < 2
+
+
+def _by_numbers(name: str) -> tuple[list[str | int], str]:
+    parts = _NUMBERS.split(name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name

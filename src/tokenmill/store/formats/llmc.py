@@ -52,7 +52,7 @@ _KINDS = {
 def read(asked: Asked) -> Contents:
     """What one shard or a folder of shards holds."""
     files = asked.files if asked.is_folder else {asked.path.name: asked.path.stat().st_size}
-    names = list_shards(files, ".bin") if asked.is_folder else [asked.path.name]
+    names = list_shards(asked, ".bin") if asked.is_folder else [asked.path.name]
     if not names:
         raise NotThisFormat("it has no .bin files")
     kind = _recognize(asked, names[0])

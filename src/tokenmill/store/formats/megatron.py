@@ -81,10 +81,10 @@ def _list(asked: Asked) -> tuple[Mapping[str, int], dict[str, list[str]]]:
         if not ids.is_file():
             raise DamagedFileError(ids.name, f"is missing from {asked.folder}", FOREIGN_CURE)
         return {ids.name: ids.stat().st_size}, {"train": [ids.name]}
-    indexes = list_shards(asked.files, ".idx")
+    indexes = list_shards(asked, ".idx")
     if not indexes or not asked.read_head(indexes[0]).startswith(MAGIC):
         raise NotThisFormat("it has no .idx file with Megatron's magic bytes")
-    names = list_shards(asked.files, ".bin")
+    names = list_shards(asked, ".bin")
     alone = {name[:-4] for name in names} ^ {name[:-4] for name in indexes}
     if alone:
         raise DatasetError(

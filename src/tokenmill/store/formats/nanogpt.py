@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tokenmill.store.formats.folder import list_shards
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
 from tokenmill.store.formats.raw import make_shards, read_metadata
 
@@ -19,7 +20,8 @@ def read(asked: Asked) -> Contents:
     """What a nanoGPT folder holds."""
     if not asked.is_folder:
         raise NotThisFormat("it is a file, and this is a folder with train.bin")
-    if "train.bin" not in asked.files:
+    names = list_shards(asked, ".bin")
+    if "train.bin" not in names:
         raise NotThisFormat("it has no train.bin")
     told = read_metadata(asked.path / "meta.json")
     dtype = asked.dtype or told.get("dtype") or np.dtype(np.uint16)
@@ -27,7 +29,7 @@ def read(asked: Asked) -> Contents:
         splits={
             split: make_shards(asked.path, [f"{split}.bin"], asked.files, dtype)
             for split in ("train", "val")
-            if f"{split}.bin" in asked.files
+            if f"{split}.bin" in names
         },
         eot_id=told.get("eot_id"),
         vocab_size=told.get("vocab_size"),

@@ -41,8 +41,8 @@ def read(asked: Asked) -> Contents:
 
 def _list(asked: Asked) -> dict[str, list[str]]:
     """The files of each split of a folder, if they surely belong together."""
-    names = list_shards(asked.files, ".npy")
-    if not names or list_shards(asked.files, ".bin"):
+    names = list_shards(asked, ".npy")
+    if not names or list_shards(asked, ".bin"):
         raise NotThisFormat("it is a folder, and not one of .npy files alone")
     splits = {split: some for split, some in split_by_name(names).items() if some}
     for some in splits.values():

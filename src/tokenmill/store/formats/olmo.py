@@ -42,7 +42,7 @@ _CURE = (
 def read(asked: Asked) -> Contents:
     """What one file or a folder of them holds."""
     if asked.is_folder:
-        files, names = asked.files, list_shards(asked.files, ".npy")
+        files, names = asked.files, list_shards(asked, ".npy")
     else:
         names = [asked.path.name] if asked.path.suffix == ".npy" else []
         files = {name: asked.path.stat().st_size for name in names}

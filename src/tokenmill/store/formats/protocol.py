@@ -43,16 +43,40 @@ class Asked:
     val_fraction: float | None = None
     eot_id: int | None = None
     vocab_size: int | None = None
+    column: str | None = None
 
     @cached_property
     def is_folder(self) -> bool:
         return self.path.is_dir()
 
-    @cached_property
+    @property
     def files(self) -> Mapping[str, int]:
         """The files in the folder, in no order, with their sizes in bytes."""
+        return self._entries[0]
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        """What else is in the folder, and what each is."""
+        return self._entries[1]
+
+    @cached_property
+    def _entries(self) -> tuple[dict[str, int], dict[str, str]]:
+        files, others = {}, {}
         with os.scandir(self.path) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+            for entry in entries:
+                try:
+                    if entry.is_file():
+                        files[entry.name] = entry.stat().st_size
+                        continue
+                    what = "is not a regular file"
+                    if entry.is_dir():
+                        what = "is a folder"
+                    elif entry.is_symlink() and not Path(entry.path).exists():
+                        what = "is a link to nothing"
+                except OSError as error:  # links in a circle, or to where this user may not look
+                    what = f"cannot be read: {error.strerror}"
+                others[entry.name] = what
+        return files, others
 
     @property
     def folder(self) -> Path:

@@ -58,7 +58,7 @@ def read(asked: Asked) -> Contents:
 
 def _list(asked: Asked) -> dict[str, dict[str, int]]:
     """The files of each split with their sizes, in order."""
-    if names := list_shards(asked.files, ".bin"):
+    if names := list_shards(asked, ".bin"):
         parts = split_by_name(names)
         for some in parts.values():
             check_gaps(asked, some)
@@ -67,7 +67,7 @@ def _list(asked: Asked) -> dict[str, dict[str, int]]:
     for split in ("train", "val"):
         inner = replace(asked, path=asked.path / split)
         if inner.is_folder:
-            names = list_shards(inner.files, ".bin")
+            names = list_shards(inner, ".bin")
             check_gaps(inner, names)
             splits[split] = {f"{split}/{name}": inner.files[name] for name in names}
     return splits

@@ -1,0 +1,128 @@
+"""The names of shards: their order, what is missing between them, and what is no file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign import write_llmc, write_llmc_folder, write_raw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.errors import DatasetError
+from tokenmill.store.formats.folder import check_gaps, list_shards
+from tokenmill.store.formats.protocol import Asked
+
+
+def as_people_count(name):
+    return [
+        (int("".join(run)), "") if digits else (0, "".join(run))
+        for digits, run in groupby(name, lambda sign: sign in "0123456789")
+    ]
+
+
+names = st.lists(
+    st.text("019_-of", min_size=1, max_size=7).map(lambda stem: f"a{stem}.bin"),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda name: str(as_people_count(name)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(names)
+def test_all_numbers_in_a_name_count_as_numbers(some):
+    with tempfile.TemporaryDirectory() as folder:
+        for name in some:
+            (Path(folder) / name).touch()
+        assert list_shards(Asked(path=Path(folder)), ".bin") == sorted(some, key=as_people_count)
+
+
+FORMS = {
+    "x_train_{:06}.bin": None,
+    "{}.bin": None,
+    "tok_{}_x.bin": None,
+    "v2_{}_of_gpt2.bin": None,
+    "train-{:05}-of-{:05}.bin": 0,
+    "p-{}-of-{}.bin": 1,
+    "p3_{:02}_OF_{:02}_v1.bin": 0,
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(form=st.sampled_from(list(FORMS)), count=st.integers(1, 14), data=st.data())
+def test_a_missing_number_is_named_wherever_it_stands(form, count, data):
+    first = FORMS[form]
+    start = data.draw(st.integers(0, 99)) if first is None else first
+    some = [form.format(number, count) for number in range(start, start + count)]
+    asked = Asked(path=Path("folder"))
+    check_gaps(asked, some)
+    # Where no name tells how many there are, only what lies between others is missed.
+    between = range(1, count - 1) if first is None else range(count)
+    if len(between) and count > 1:
+        # The last of a sequence from 1 is what tells that it is not from 0.
+        between = between[:-1] if first == 1 else between
+        gone = some.pop(data.draw(st.sampled_from(between)))
+        with pytest.raises(DatasetError, match=f"^{gone} is missing from folder"):
+            check_gaps(asked, some)
+        check_gaps(Asked(path=Path("folder"), format="raw"), some)
+
+
+def test_each_of_several_sequences_is_looked_at():
+    asked = Asked(path=Path("folder"))
+    some = [f"lang{one}_{number}.bin" for one in (1, 7) for number in range(3)]
+    check_gaps(asked, some)
+    with pytest.raises(DatasetError, match=r"^lang7_1\.bin is missing from folder"):
+        check_gaps(asked, [*some[:4], some[5]])
+    with pytest.raises(DatasetError, match=r"p-4-of-3\.bin in folder is beyond the 3 files"):
+        check_gaps(asked, [f"p-{number}-of-3.bin" for number in (1, 2, 3, 4)])
+    with pytest.raises(DatasetError, match=r"of 4 such files, 1 are there"):
+        check_gaps(asked, ["p-0-of-4.bin"])
+
+
+def test_shards_named_as_one_of_many_are_in_order_and_complete(tmp_path):
+    for number in range(1, 12):
+        write_llmc(tmp_path / f"p-{number}-of-11.bin", [number])
+    assert tokenmill.open(tmp_path)["train"][:].tolist() == list(range(1, 11))
+    (tmp_path / "npy").mkdir()
+    for number in range(4):
+        np.save(tmp_path / "npy" / f"train-{number:05}-of-00004.npy", np.array([number]))
+    assert tokenmill.open(tmp_path / "npy")["train"][:].tolist() == [0, 1, 2, 3]
+    (tmp_path / "npy" / "train-00002-of-00004.npy").unlink()
+    with pytest.raises(DatasetError, match=r"train-00002-of-00004\.npy is missing"):
+        tokenmill.open(tmp_path / "npy")
+
+
+ODD = {
+    "link to nothing": lambda path: path.symlink_to("/nowhere/blob"),
+    "cannot be read: Too many levels": lambda path: path.symlink_to(path.name),
+    "not a regular file": os.mkfifo,
+    "is a folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("says", ODD)
+def test_what_is_named_like_a_shard_and_is_no_file_is_refused(tmp_path, says):
+    write_llmc_folder(tmp_path / "llmc", [[1], [2], [3]])
+    write_raw(tmp_path / "nano" / "train.bin", [1])
+    (tmp_path / "raw").mkdir()
+    write_raw(tmp_path / "raw" / "train" / "x_0.bin", [1])
+    (tmp_path / "npy").mkdir()
+    np.save(tmp_path / "npy" / "x_0.npy", np.array([1]))
+    for odd, options in (
+        ("llmc/edu_fineweb_train_000004.bin", {}),
+        ("nano/val.bin", {}),
+        ("raw/train/x_1.bin", {"dtype": "uint16"}),
+        ("npy/x_1.npy", {}),
+    ):
+        opened = tmp_path / odd.partition("/")[0]
+        tokenmill.open(opened, **options)
+        ODD[says](tmp_path / odd)
+        with pytest.raises(DatasetError, match=says) as caught:
+            tokenmill.open(opened, **options)
+        assert Path(odd).name in str(caught.value)
