@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +108,19 @@ def test_damaged_metadata_are_not_taken_for_the_guides(tmp_path: Path) -> None:
     write_guide_dataset(tmp_path)
     (tmp_path / "dataset_metadata.json").write_text('{"format": "tokenm')
     with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
+        GPTDataLoader(CONFIG, dataset_dir=tmp_path)
+
+
+def test_metadata_that_are_no_file_are_not_read(tmp_path: Path) -> None:
+    write_guide_dataset(tmp_path)
+    metadata = tmp_path / "dataset_metadata.json"
+    metadata.unlink()
+    os.mkfifo(metadata)
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json in .* is not a regular file"):
+        GPTDataLoader(CONFIG, dataset_dir=tmp_path)
+    metadata.unlink()
+    metadata.symlink_to("/dev/zero")
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json leads out of"):
         GPTDataLoader(CONFIG, dataset_dir=tmp_path)
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from dataset_builder import build, edit_manifest
@@ -125,3 +130,66 @@ def test_counts_beyond_64_bits_are_refused(folder):
     edit_manifest(folder, edit)
     with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
         tokenmill.open(folder)
+
+
+def link_to_itself(path):
+    path.symlink_to(path.name)
+
+
+def link_to_zeros(path):
+    path.symlink_to("/dev/zero")
+
+
+def make_huge(path):
+    path.touch()
+    os.truncate(path, 1 << 40)  # no disk is used
+
+
+@pytest.mark.parametrize("name", ["dataset_metadata.json", "tokenizer_state.json"])
+@pytest.mark.parametrize(
+    ("replace", "says"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (Path.mkdir, "not a regular file"),
+        (link_to_itself, "cannot be read"),
+        (link_to_zeros, "leads out of"),
+        (make_huge, r"has 1,099,511,627,776 bytes, and it may have 1,073,741,824 at most"),
+    ],
+)
+def test_what_is_no_small_file_is_not_read(folder, name, replace, says):
+    (folder / name).unlink()
+    replace(folder / name)
+    with pytest.raises(DatasetError, match=says) as caught:
+        _ = tokenmill.open(folder).tokenizer
+    assert name in str(caught.value)
+
+
+LOOK = """
+import os, sys, tokenmill
+from tokenmill.errors import DatasetError
+folder, name = sys.argv[1:]
+tokenmill.open(folder)["train"][0]
+os.chmod(os.path.join(folder, name), 0)
+if os.geteuid() == 0:  # who may read everything
+    os.setuid(65534)
+try:
+    tokenmill.open(folder)["train"][0]
+except DatasetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["dataset_metadata.json", "train/shard_00000.bin"])
+def test_what_may_not_be_read_is_not_called_damaged(name):
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
+        Path(place).chmod(0o755)
+        build(Path(place) / "data")
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK, f"{place}/data", name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert done.stdout.startswith(f"{name} in {place}/data cannot be read: Permission denied.")
+    assert "Let this user read it" in done.stdout
+    assert "Copy" not in done.stdout

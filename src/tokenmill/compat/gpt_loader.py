@@ -19,7 +19,7 @@ from tokenmill.compat.random_windows import RandomWindows
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.dataset import Dataset
 from tokenmill.store.dataset import open as open_tokens
-from tokenmill.store.manifest import MANIFEST_NAME
+from tokenmill.store.manifest import find_manifest
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.torch import Batch
@@ -111,10 +111,11 @@ def _open(folder: Path, tokenizer: Any) -> Dataset:
 
 def _is_prepared(folder: Path) -> bool:
     """Whether a folder's metadata are tokenmill's; the guide's have the same name."""
-    try:
-        told = orjson.loads((folder / MANIFEST_NAME).read_bytes())
-    except FileNotFoundError:
+    data = find_manifest(folder)
+    if data is None:
         return False
+    try:
+        told = orjson.loads(data)
     except orjson.JSONDecodeError:
         return True  # and damaged, which opening it will tell
     return isinstance(told, dict) and told.get("format") == "tokenmill"

@@ -20,11 +20,11 @@ import orjson
 
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
 from tokenmill.hub.address import is_address
-from tokenmill.store.files import CURE, open_inside
+from tokenmill.store.files import CURE, read_inside
 from tokenmill.store.formats import recognize
 from tokenmill.store.formats.protocol import Asked, Contents, parse_dtype
 from tokenmill.store.formats.starts import PartOfDocuments
-from tokenmill.store.manifest import TOKENIZER_NAME, Manifest
+from tokenmill.store.manifest import MOST_BYTES, TOKENIZER_NAME, Manifest
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
@@ -122,6 +122,7 @@ def open(
     val_fraction: float | None = None,
     eot_id: int | None = None,
     vocab_size: int | None = None,
+    column: str | None = None,
 ) -> Dataset:
     """Open tokens on disk, in place: docs/formats.md tells what is recognised, and how.
 
@@ -129,7 +130,8 @@ def open(
     `dtype` is for files of ids alone, and `format` for what is recognised wrongly or not at all.
     `val_fraction` holds out the end of tokens that have no validation split of their own.
     `eot_id` is the id between documents, and `vocab_size` one more than the largest id; both
-    follow from the tokenizer or the data where these tell.
+    follow from the tokenizer or the data where these tell. `column` names that of the tokens, in
+    formats with several.
 
     >>> open("no/such/folder")
     Traceback (most recent call last):
@@ -146,6 +148,7 @@ tokenmill prepare TEXTS --out no/such/folder
         val_fraction=val_fraction,
         eot_id=eot_id,
         vocab_size=vocab_size,
+        column=column,
     )
     name, contents = recognize(asked)
     if isinstance(tokenizer, str):
@@ -199,8 +202,7 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in a dataset folder, whatever its fingerprint."""
     from tokenmill.tokenizers import from_state
 
-    with open_inside(folder, TOKENIZER_NAME) as file:
-        data = file.read()
+    data = read_inside(folder, TOKENIZER_NAME, MOST_BYTES)
     try:
         state = orjson.loads(data)
         if not isinstance(state, dict):

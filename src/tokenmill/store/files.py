@@ -38,6 +38,7 @@ __all__ = [
     "open_foreign",
     "open_inside",
     "read_ahead",
+    "read_inside",
 ]
 
 CURE = "Copy the file again from where it came, or run the same prepare command with --restart."
@@ -146,6 +147,20 @@ file again from where it came, or run the same prepare command with --restart.
         raise DamagedFileError(path, f"is missing from {folder}") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise _refuse(path, folder, error, CURE) from error
+
+
+def read_inside(folder: Path, path: str, most: int) -> bytes:
+    """All bytes of a small file of a dataset; one of over `most` bytes is not read."""
+    with open_inside(folder, path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise DamagedFileError(
+                path, f"in {folder} has {size:,} bytes, and it may have {most:,} at most"
+            )
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise _refuse(path, folder, error, CURE) from error
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:

@@ -2,7 +2,7 @@
 
 The manifest is written last, so a folder that has one is complete. It is read with suspicion,
 because datasets come from strangers: every number is checked to be one, counts must add up, and
-no path may lead out of the folder. Its last entry is the xxh3-128 checksum of every byte before
+no path may lead out of the folder, nor a link in place of the manifest. Its last entry is the xxh3-128 checksum of every byte before
 that entry, so that a flipped bit in a count or a setting is refused like one in a shard. Reading
 costs one pass over a small JSON file.
 """
@@ -20,6 +20,7 @@ import orjson
 import xxhash
 
 from tokenmill.errors import DatasetError
+from tokenmill.store.files import read_inside
 from tokenmill.store.shard_table import Shard, ShardTable
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Shard",
     "Source",
     "Split",
+    "find_manifest",
     "write_atomically",
 ]
 
@@ -40,6 +42,7 @@ VERSION = 1
 DTYPES = ("uint16", "uint32")
 SHARD_ENTRIES = {entry.name: int if entry.type == "int" else str for entry in fields(Shard)}
 EOT_PLACES = ("after", "before", "none")
+MOST_BYTES = 1 << 30  # of a manifest: some three million shards
 MOST_TOKENS = 1 << 56  # of a split: byte positions then fit in 64 bits with room to add
 
 # One record a document that starts in a shard. `first` counts tokens from the shard's start;
@@ -132,17 +135,13 @@ class Manifest:
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Manifest:
         """Read and check the manifest of a dataset folder."""
-        path = Path(folder) / MANIFEST_NAME
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+        data = find_manifest(folder)
+        if data is None:
             raise DatasetError(
                 f"{folder} is not a finished dataset: it has no {MANIFEST_NAME}.\n"
                 "If a run into it was interrupted, the same `tokenmill prepare` command goes on."
-            ) from None
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}.") from error
-        return cls.from_json(data, name=str(path))
+            )
+        return cls.from_json(data, name=str(Path(folder) / MANIFEST_NAME))
 
     @classmethod
     def from_json(cls, data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
@@ -158,6 +157,21 @@ class Manifest:
         except orjson.JSONDecodeError as error:
             raise DatasetError(f"{name} is damaged: it is not JSON ({error}).") from None
         return _Reader(name).manifest(body, data)
+
+
+def find_manifest(folder: str | os.PathLike[str]) -> bytes | None:
+    """The bytes of the manifest in a folder; None if there is none.
+
+    >>> find_manifest("/nowhere") is None
+    True
+    """
+    try:
+        (Path(folder) / MANIFEST_NAME).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass  # which opening it tells
+    return read_inside(Path(folder), MANIFEST_NAME, MOST_BYTES)
 
 
 class _Reader:

@@ -83,6 +83,9 @@ def _examine_prepared(folder: Path, progress: Progress | None) -> Findings:
     problems = Problems()
     try:
         manifest = Manifest.read(folder)
+    except DamagedFileError as error:
+        problems.add_error(error)
+        return Findings(problems=problems.all(), notes=[])
     except DatasetError as error:
         what, _, cure = str(error).removeprefix(f"{folder / MANIFEST_NAME} ").partition("; ")
         problems.add(MANIFEST_NAME, what.rstrip("."), cure[:1].upper() + cure[1:] or CURE)

@@ -13,7 +13,7 @@ import numpy as np
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
-from tokenmill.store.manifest import MANIFEST_NAME, Manifest
+from tokenmill.store.manifest import MANIFEST_NAME, Manifest, find_manifest
 from tokenmill.store.shards import FileShards
 
 NAME = "tokenmill"
@@ -30,14 +30,15 @@ def read(asked: Asked) -> Contents:
                 f"{folder.parent}."
             )
         raise NotThisFormat("it is a file, and a prepared dataset is a folder")
-    if not (folder / MANIFEST_NAME).exists():
+    data = find_manifest(folder)
+    if data is None:
         if (folder / WORK_NAME).exists():
             raise DatasetError(
                 f"{folder} is not finished: a run into it was interrupted or still goes on. "
                 "The same `tokenmill prepare` command goes on where it stopped."
             )
         raise NotThisFormat(f"it is not a finished dataset, it has no {MANIFEST_NAME}")
-    manifest = Manifest.read(folder)
+    manifest = Manifest.from_json(data, name=str(folder / MANIFEST_NAME))
     for name, given, known in (
         ("dtype", asked.dtype and asked.dtype.name, manifest.dtype),
         ("eot_id", asked.eot_id, manifest.eot_id),
