@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import zstandard
 
 
 def llmc_bytes(ids, *, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> bytes:
@@ -131,3 +132,52 @@ def write_files(folder: Path, files) -> None:
     folder.mkdir(exist_ok=True, parents=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
+
+
+def mds_files(
+    shards, *, encoding: str = "ndarray:uint16", dtype: str = "<u2", compression=None, more=()
+) -> dict[str, bytes]:
+    """The files of an MDS folder; `more` are columns beside: (name, encoding, size, data)."""
+    fixed = encoding.count(":") == 2
+    files, told = {}, []
+    for number, samples in enumerate(shards):
+        width = len(samples[0]) * np.dtype(dtype).itemsize
+        columns = sorted([("tokens", encoding, width if fixed else None, None), *more])
+        config = {
+            "column_encodings": [column[1] for column in columns],
+            "column_names": [column[0] for column in columns],
+            "column_sizes": [column[2] for column in columns],
+            "compression": compression,
+            "format": "mds",
+            "hashes": [],
+            "size_limit": 1 << 26,
+            "version": 2,
+        }
+        written = [_mds_sample(sample, columns, dtype) for sample in samples]
+        told_config = json.dumps(config, sort_keys=True).encode()
+        begin = 4 * (len(samples) + 2) + len(told_config)
+        places = [begin, *(begin + end for end in ends_of(written))]
+        head = struct.pack(f"<{len(places) + 1}I", len(samples), *places)
+        raw = head + told_config + b"".join(written)
+        name = f"shard.{number:05}.mds"
+        entry = {"raw_data": {"basename": name, "bytes": len(raw), "hashes": {}}, "zip_data": None}
+        if compression:
+            name, raw = f"{name}.zstd", zstandard.compress(raw)
+            entry["zip_data"] = {"basename": name, "bytes": len(raw), "hashes": {}}
+        files[name] = raw
+        told.append({**config, **entry, "samples": len(samples)})
+    return {**files, "index.json": json.dumps({"shards": told, "version": 2}).encode()}
+
+
+def _mds_sample(ids, columns, dtype) -> bytes:
+    sizes, parts = b"", b""
+    for _, encoding, size, data in columns:
+        if data is None:
+            data = np.asarray(ids, dtype).tobytes()
+            if encoding.startswith("ndarray:") and size is None:
+                width = 0 if len(ids) < 256 else 1 if len(ids) < 65536 else 2
+                data = bytes([4 | width]) + len(ids).to_bytes(1 << width, "little") + data
+        if size is None:
+            sizes += struct.pack("<I", len(data))
+        parts += data
+    return sizes + parts

@@ -17,6 +17,7 @@ from foreign import (
     flat,
     litdata_files,
     llmc_bytes,
+    mds_files,
     megatron_bytes,
     olmo_table,
     write_llmc_folder,
@@ -123,7 +124,13 @@ def test_damaged_pairs_of_files_are_read_or_refused(sound, data):
         use(Path(folder) / f"x{next(iter(sound))}", dtype=dtype)
 
 
-FOLDERS = [litdata_files([DOCUMENTS, [[1]]])]
+FOLDERS = [
+    litdata_files([DOCUMENTS, [[1]]]),
+    mds_files([DOCUMENTS, [[1]]]),
+    mds_files([DOCUMENTS], compression="zstd"),
+    mds_files([[[1, 2], [3, 4]]], encoding="ndarray:uint16:2", more=[("a", "bytes", None, b"1")]),
+    mds_files([[[1, 2], [3, 4, 5]]], encoding="bytes"),
+]
 
 
 @settings(max_examples=300, deadline=None)

@@ -95,6 +95,17 @@ def test_exports_are_what_independent_writers_write(tmp_path):
     told = json.loads(found["train/index.json"])
     assert told["chunks"] == json.loads(wanted["index.json"])["chunks"]
     assert told["config"]["data_format"] == ["no_header_tensor:20"]
+    found = exported("mds", tokens_per_shard=40)
+    for number, some in enumerate((documents[:4], documents[4:])):
+        raw = found[f"train/shard.{number:05}.mds"]
+        *places, begin = struct.unpack(f"<{len(some) + 2}I", raw[: 4 * (len(some) + 2)])
+        assert places[0] == len(some)
+        samples = b"".join(
+            struct.pack("<IBB", 2 + 2 * len(one), 4, len(one)) + flat([one], "<u2") for one in some
+        )
+        assert raw.endswith(b"}" + samples)
+        assert places[1] == len(raw) - len(samples)
+        assert begin == len(raw)
     found = contents(tmp_path / "datatrove")
     assert found["00000_train.ds.metadata"] == f"bytes|2\n{size}\n{size} T".encode()
 
@@ -228,3 +239,11 @@ def test_a_file_that_was_changed_since_is_found_by_comparing(tmp_path):
     os.truncate(path, 10)
     with pytest.raises(DatasetError, match="has 5 tokens"):
         tokenmill.export(tmp_path / "data", "nanogpt", tmp_path / "out")
+
+
+def test_documents_of_any_length_go_into_mds_samples(tmp_path):
+    lengths = (1, 255, 256, 257, 65535, 65536)
+    write_megatron(tmp_path / "x", [[7] * length for length in lengths])
+    tokenmill.export(tmp_path / "x", "mds", tmp_path / "out", vocab_size=9)
+    found = tokenmill.open(tmp_path / "out")["train"].documents
+    assert [one.length for one in found] == list(lengths)

@@ -156,6 +156,22 @@ def test_a_dtype_that_the_header_contradicts_is_refused(tmp_path):
     assert len(raw) == 512 + len(IDS)  # whoever insists gets the header as well
 
 
+def test_an_order_of_bytes_that_is_named_is_kept_to(tmp_path):
+    write_raw(tmp_path / "x.bin", IDS, ">u2")
+    write_raw(tmp_path / "nano" / "train.bin", IDS, ">u2")
+    np.save(tmp_path / "x.npy", IDS.astype(">u2"))
+    for name in ("x.bin", "nano", "x.npy"):
+        tokens = tokenmill.open(tmp_path / name, dtype=">u2")["train"]
+        assert np.array_equal(tokens[:], IDS)
+        assert np.array_equal(tokens.gather(np.array([3]), 9)[0], IDS[3:12])
+    write_llmc(tmp_path / "y.bin", IDS)
+    build(tmp_path / "prepared")
+    for name in ("y.bin", "prepared"):
+        with pytest.raises(UsageError, match="not >u2"):
+            tokenmill.open(tmp_path / name, dtype=">u2")
+        assert tokenmill.open(tmp_path / name, dtype="<u2").dtype == np.uint16
+
+
 def test_llmc_knows_its_vocabulary_and_where_documents_begin(tmp_path):
     write_llmc(tmp_path / "x.bin", [50256, 1, 2, 50256, 3])
     dataset = tokenmill.open(tmp_path / "x.bin")

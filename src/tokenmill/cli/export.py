@@ -21,7 +21,7 @@ def export(
     path: Annotated[Path, Parameter(name="PATH")],
     /,
     *,
-    to: Literal["llmc", "nanogpt", "npy", "megatron", "datatrove", "litdata"],
+    to: Literal["llmc", "nanogpt", "npy", "megatron", "datatrove", "mds", "litdata"],
     out: Path,
     tokens_per_shard: int = TOKENS_PER_SHARD,
     tokenizer: str | None = None,

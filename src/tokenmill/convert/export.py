@@ -57,7 +57,7 @@ def export(
     """Write tokens as another program's files, or go on writing them.
 
     `source` is anything that `tokenmill.open` opens, with its `options`, or what it opened. `to` is
-    one of llmc, nanogpt, npy, megatron, datatrove, litdata; docs/formats.md tells what each holds.
+    one of llmc, nanogpt, npy, megatron, datatrove, mds, litdata; docs/formats.md tells what each holds.
     `tokens_per_shard` is for the formats that have several files.
 
     >>> import tempfile

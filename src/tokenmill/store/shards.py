@@ -40,6 +40,10 @@ class Shards(Protocol):
     def counts(self) -> Integers:
         """The number of ids in each shard."""
 
+    @property
+    def kept(self) -> int | None:
+        """How many shards may be kept, where they are copies in memory; None where they are maps."""
+
     def name(self, number: int) -> str:
         """What people call a shard: its file, relative to what was opened."""
 
@@ -67,6 +71,10 @@ class FileShards:
     sizes: Integers
     check: Callable[[BinaryIO, str], None] | None = None
     foreign: bool = False
+
+    @property
+    def kept(self) -> int | None:
+        return None
 
     def name(self, number: int) -> str:
         return self.names[number]
@@ -114,6 +122,10 @@ class ArrayShard:
     def counts(self) -> Integers:
         return np.array([len(self.ids)], np.int64)
 
+    @property
+    def kept(self) -> int | None:
+        return None
+
     def name(self, number: int) -> str:
         assert number == 0
         return "memory"
@@ -152,6 +164,10 @@ class PartOfShards:
     def counts(self) -> Integers:
         _, first, last = self._edges
         return last - first
+
+    @property
+    def kept(self) -> int | None:
+        return self.whole.kept
 
     def name(self, number: int) -> str:
         return self.whole.name(self._edges[0] + number)

@@ -13,7 +13,7 @@ takes little more than the cast alone (`benchmarks/gather.py`). Threads and fork
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, overload
@@ -68,7 +68,11 @@ class Tokens:
         # starts[n] is where shard n begins in the split; the last entry is the split's length.
         self._starts = sums(self._counts)
         self._length = int(self._starts[-1])
-        self._map = files.Maps(shards.map).__getitem__
+        self._map: Callable[[int], npt.NDArray[Any]] = (
+            files.Maps(shards.map).__getitem__
+            if shards.kept is None
+            else lru_cache(maxsize=shards.kept)(shards.map)
+        )
 
     @classmethod
     def of(

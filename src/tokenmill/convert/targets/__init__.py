@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenmill.convert.targets import datatrove, litdata, megatron, plain
+from tokenmill.convert.targets import datatrove, litdata, mds, megatron, plain
 from tokenmill.convert.targets.protocol import Target
 
 __all__ = ["TARGETS"]
@@ -13,5 +13,6 @@ TARGETS: dict[str, Target] = {
     "npy": plain.Npy(),
     "megatron": megatron.Megatron(),
     "datatrove": datatrove.Datatrove(),
+    "mds": mds.Mds(),
     "litdata": litdata.LitData(),
 }

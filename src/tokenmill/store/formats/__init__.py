@@ -13,6 +13,7 @@ from tokenmill.store.formats import (
     datatrove,
     litdata,
     llmc,
+    mds,
     megatron,
     nanogpt,
     npy,
@@ -32,6 +33,7 @@ FORMATS: tuple[Format, ...] = (
     datatrove,
     olmo,
     litdata,
+    mds,
     nanogpt,
     raw,
 )

@@ -53,7 +53,10 @@ class Entry:
 
     def entries(self, key: str) -> list[Entry]:
         """A list of parts."""
-        return [Entry(self.where, one) for one in self.get(key, list)]
+        found = self.get(key, list)
+        if not all(isinstance(one, dict) for one in found):
+            raise self.fail(f"its {key!r} are no entries")
+        return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
         """A part."""

@@ -40,7 +40,7 @@ def read(asked: Asked) -> Contents:
         raise NotThisFormat(f"it is not a finished dataset, it has no {MANIFEST_NAME}")
     manifest = Manifest.from_json(data, name=str(folder / MANIFEST_NAME))
     for name, given, known in (
-        ("dtype", asked.dtype and asked.dtype.name, manifest.dtype),
+        ("dtype", asked.dtype and str(asked.dtype), manifest.dtype),
         ("eot_id", asked.eot_id, manifest.eot_id),
         ("vocab_size", asked.vocab_size, manifest.vocab_size),
     ):

@@ -90,9 +90,9 @@ class Asked:
 
     def agree(self, dtype: np.dtype[Any], name: str) -> None:
         """Refuse a dtype that the user gave and the file contradicts."""
-        if self.dtype is not None and self.dtype != dtype.newbyteorder("="):
+        if self.dtype not in (None, dtype, dtype.newbyteorder("=")):
             raise UsageError(
-                f"{name} holds {dtype.name} by its header, not {self.dtype.name}. Leave dtype away."
+                f"{name} holds {dtype} by its header, not {self.dtype}. Leave dtype away."
             )
 
 
@@ -125,10 +125,10 @@ class Format(Protocol):
 
 
 def parse_dtype(name: Any) -> np.dtype[Any]:
-    """An integer dtype by name, little-endian as files are.
+    """An integer dtype by name; one that names no order of bytes is little-endian, as files are.
 
-    >>> parse_dtype("uint16"), parse_dtype(np.int32)
-    (dtype('uint16'), dtype('int32'))
+    >>> parse_dtype("uint16"), parse_dtype(np.int32), parse_dtype(">u2")
+    (dtype('uint16'), dtype('int32'), dtype('>u2'))
     """
     try:
         dtype: np.dtype[Any] = np.dtype(name)

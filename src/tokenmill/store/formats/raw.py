@@ -77,7 +77,7 @@ def make_shards(
     folder: Path, names: list[str], files: Mapping[str, int], dtype: np.dtype[Any]
 ) -> FileShards:
     """Shards of files that are ids and nothing else."""
-    dtype = dtype.newbyteorder("<")
+    dtype = dtype if dtype.byteorder == ">" else dtype.newbyteorder("<")
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     wrong = sizes % dtype.itemsize != 0
     if wrong.any():
