@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         if not (self.folder / repository).is_dir():
             return self.answer(401, code="RepoNotFound")  # as it answers who is not logged in
         commit = find_commit(self.folder / repository)
-        if revision not in ("main", commit):
+        if revision not in ("main", "refs/convert/parquet", commit):
             return self.answer(404, code="RevisionNotFound")
         return self.answer(200, json.dumps({"id": repository, "sha": commit}).encode())
 

@@ -40,6 +40,18 @@ def test_one_kind_of_file_is_taken_and_cards_are_left() -> None:
     ]
 
 
+def test_what_tells_about_token_files_comes_with_them() -> None:
+    megatron = ["x.bin", "x.idx", "y.bin", "y.idx"]
+    assert sorted(chosen(megatron)) == megatron
+    assert chosen(megatron, "y.bin") == chosen(megatron, "[yz].bin") == ["y.bin", "y.idx"]
+    datatrove = ["00_x.ds", "00_x.ds.index", "00_x.ds.metadata"]
+    assert chosen(datatrove, shards={0}) == datatrove
+    assert chosen(["a/p_1.npy", "a/p_1.csv.gz", "b.csv.gz"]) == ["a/p_1.npy", "a/p_1.csv.gz"]
+    chunks = ["val/chunk-0-0.bin", "val/index.json"]
+    assert chosen([*chunks, "index.json", "other/index.json"]) == chunks
+    assert chosen(["chunk-0-0.bin", "index.json"]) == ["chunk-0-0.bin", "index.json"]
+
+
 def test_a_place_is_a_file_a_folder_or_a_glob() -> None:
     assert chosen(TEXT, "sample") == ["sample/training/0000.parquet"]
     assert chosen(TEXT, "data/train-2.parquet") == ["data/train-2.parquet"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -18,6 +20,8 @@ import pytest
 from local_hub import LocalHub, llmc_shard
 
 import tokenmill
+from tokenmill.hub.fetch import Errand
+from tokenmill.hub.listing import HubFile
 
 COMMAND = [sys.executable, "-m", "tokenmill.cli"]
 SHARDS = {
@@ -127,6 +131,41 @@ def test_ctrl_c_keeps_what_is_done_and_progress_has_rate_and_time(
     assert hub.sent() < sum(map(len, SHARDS.values())) - 1_000_000
 
 
+def test_ctrl_c_ends_the_wait_for_another_process(hub: LocalHub, tmp_path: Path) -> None:
+    name, data = next(iter(SHARDS.items()))
+    file = HubFile(path=name, size=len(data), digest=hashlib.sha256(data).hexdigest())
+    errand = Errand(file=file, url="", target=tmp_path / "out" / name, repository="lab/web")
+    errand.part.parent.mkdir()
+    with errand.part.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = start(hub, tmp_path, "download", "lab/web", "--to", "out")
+        wait_until(lambda: len(list((tmp_path / "out").glob("*.bin"))) == len(SHARDS) - 1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode == 130
+    assert run(hub, tmp_path, "download", "lab/web", "--to", "out")[0] == 0
+    assert errand.target.read_bytes() == data
+
+
+def test_a_disk_that_takes_no_more_is_told_and_gone_on_with(hub: LocalHub, tmp_path: Path) -> None:
+    command = [*COMMAND, "download", "lab/web", "--to", "out"]
+    told = subprocess.run(
+        ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *command],  # blocks of 512 bytes
+        cwd=tmp_path,
+        env={**os.environ, **hub.environment(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.returncode == 1
+    assert re.fullmatch(r"tokenmill: .* cannot be written: File too large\..*\n", told.stderr)
+    assert list((tmp_path / "out").glob("*.bin")) == []
+    hub.fail()
+    assert run(hub, tmp_path, "download", "lab/web", "--to", "out")[0] == 0
+    assert hub.sent() < sum(map(len, SHARDS.values()))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == SHARDS
+
+
 def test_without_arguments_it_fetches_what_the_guide_does(hub: LocalHub, tmp_path: Path) -> None:
     status, stdout, stderr = run(hub, tmp_path, "download")
     assert (status, stderr) == (0, "")
@@ -183,14 +222,14 @@ def test_errors_are_one_line(
 def test_the_extra_is_asked_for_where_it_is_missing(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['huggingface_hub'] = None\n"
-        "from tokenmill.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from tokenmill.cli import main\n"
+        "print(main(['download']), main(['info', 'hf://datasets/a/b']))"
     )
-    for arguments in (["download"], ["info", "hf://datasets/a/b"]):
-        told = subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert told.returncode == 2
-        assert "pip install 'tokenmill[hub]'" in told.stderr
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert told.stdout == "2 2\n"
+    assert told.stderr.count("pip install 'tokenmill[hub]'\n") == 2
 
 
 def test_shards_are_the_arrays_that_were_put_there(hub: LocalHub, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
             "--out DIR"
         )
     inside = f"{address.path}/" if address.path else ""
-    if not all(f"{file.path}/".startswith(inside) for file in found.choice.files):
+    if not any(f"{file.path}/".startswith(inside) for file in found.choice.files):
         raise UsageError(
             f"{address} is a glob, and tokens are opened by file or by folder. Fetch those files "
             f"into one with: tokenmill download '{address}' --to DIR"

@@ -18,7 +18,9 @@ from tokenmill.store.manifest import MANIFEST_NAME
 
 __all__ = ["Choice", "choose", "parse_shards", "shard_number"]
 
-_TOKENS = (".bin", ".npy", ".idx")
+_TOKENS = (".bin", ".npy", ".ds")
+_BESIDE = (".idx", ".index", ".metadata", ".csv.gz")  # what tells about a token file, by its name
+_INDEX_NAME = "index.json"  # what tells about all of its folder
 _COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
 _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _COMPRESSIONS)
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
@@ -97,7 +99,10 @@ def choose(
         raise UsageError(
             f"{where} is a prepared dataset, which is whole or none. Leave max_files away."
         )
-    return Choice(files=tuple(found[:max_files]), kind=kind)
+    found = found[:max_files]
+    if kind == "tokens":
+        found += _find_beside(files, found)
+    return Choice(files=tuple(found), kind=kind)
 
 
 def _below(files: Sequence[HubFile], path: str, where: str) -> list[HubFile]:
@@ -130,6 +135,22 @@ def _of_one_kind(files: list[HubFile], path: str, where: str) -> tuple[list[HubF
         f"read, but {len(files):,} other files, such as {files[0].path}. For many datasets the hub "
         "keeps a copy in Parquet: write @refs/convert/parquet behind the name."
     )
+
+
+def _find_beside(files: Sequence[HubFile], chosen: Sequence[HubFile]) -> list[HubFile]:
+    """The files without which some token files of other makes cannot be read."""
+    paths = {file.path for file in chosen}
+    stems = paths | {path.rpartition(".")[0] for path in paths}
+    indices = {"".join(path.rpartition("/")[:2]) + _INDEX_NAME for path in paths}
+    return [
+        file
+        for file in files
+        if file.path in indices
+        or any(
+            file.path.endswith(ending) and file.path.removesuffix(ending) in stems
+            for ending in _BESIDE
+        )
+    ]
 
 
 def _with_numbers(files: list[HubFile], shards: Collection[int], where: str) -> list[HubFile]:

@@ -219,7 +219,7 @@ def telling_of_the_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise WorkError(
                 f"The disk of {folder} is full. Make room: the same command goes on from there."
             ) from error

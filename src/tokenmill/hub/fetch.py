@@ -35,6 +35,7 @@ __all__ = ["Errand", "Stopped", "fetch", "has_digest"]
 _BLOCK = 1 << 20
 _PATIENCE = 5  # attempts in a row that bring no byte
 _TRIES = 2  # for a file that arrives altered
+_LOOK_EVERY = 0.2  # seconds, at a part that another process has
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
@@ -71,7 +72,7 @@ def fetch(errand: Errand, advance: Callable[[int], None], stop: Event) -> None:
     file = errand.file
     errand.target.parent.mkdir(parents=True, exist_ok=True)
     begun = errand.begun
-    with _hold(errand.part) as part:
+    with _hold(errand.part, stop) as part:
         if _size(errand.target) == file.size and has_digest(errand.target, file):
             advance(file.size - begun)  # another process was here in the meantime
             errand.part.unlink(missing_ok=True)
@@ -188,15 +189,25 @@ def _check_header(errand: Errand) -> None:
 
 
 @contextmanager
-def _hold(path: Path) -> Iterator[BinaryIO]:
+def _hold(path: Path, stop: Event) -> Iterator[BinaryIO]:
     """Open a part to read and append, waiting for any other process that has it."""
     while True:
         with path.open("ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _lock(file):
+                if stop.wait(_LOOK_EVERY):
+                    raise Stopped
             # Who had it before may have finished, and the name has gone or is another part's.
             if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
                 yield file
                 return
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _begin(file: HubFile) -> _Hash:

@@ -67,8 +67,8 @@ def telling(repository: str, endpoint: str) -> Iterator[None]:
         raise _by_status(repository, page, error) from error
     except errors.OfflineModeIsEnabled as error:
         raise WorkError(
-            f"{repository} is not on this machine, and HF_HUB_OFFLINE forbids to fetch it. Unset "
-            "HF_HUB_OFFLINE, and run the same command again."
+            f"The hub may not be asked for {repository}, because HF_HUB_OFFLINE is set. Unset it, "
+            "and run the same command again."
         ) from error
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # of whichever HTTP library
         raise WorkError(
