@@ -34,7 +34,7 @@ from tokenmill.store.tokens import Tokens
 
 __all__ = ["READ_OPTIONS", "Batch", "DocumentedBatch", "TokenBatches", "TokenRows", "make_dataset"]
 
-READ_OPTIONS = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+READ_OPTIONS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class Batch(NamedTuple):

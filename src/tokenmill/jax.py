@@ -71,6 +71,9 @@ class DocumentedBatch(NamedTuple):
     documents: Documents
 
 
+Placed = tuple[Batch | DocumentedBatch, int]  # with the first row behind its step
+
+
 class Loader:
     """Batches of `batch_size` rows over all devices and processes, without end or up to a limit.
 
@@ -112,7 +115,7 @@ class Loader:
         mesh: Mesh | None = None,
         data_axis: str = "data",
         dtype: npt.DTypeLike = np.int32,
-        prefetch: int = 4,
+        prefetch: int = 8,
         **settings: Any,
     ) -> None:
         for name, reason in _DECIDED.items():
@@ -147,7 +150,8 @@ class Loader:
         self._prefetch = prefetch
         self._row = 0
         self._at_end = False  # whether the run has come to its limit here
-        self._ahead: Iterator[tuple[Batch | DocumentedBatch, int]] | None = None
+        self._ahead: Iterator[list[Placed]] | None = None
+        self._placed: list[Placed] = []  # the last first
 
     @property
     def row(self) -> int:
@@ -163,17 +167,25 @@ class Loader:
         return self
 
     def __next__(self) -> Batch | DocumentedBatch:
-        if self._ahead is None:
-            self._ahead = _transfer(self.arrays.maker, self._place, self._row)
-            if self._prefetch:
-                self._ahead = Prefetch(self._ahead, self._prefetch)
         try:
-            batch, self._row = next(self._ahead)
+            if not self._placed:
+                self._placed = next(self._run_ahead())[::-1]
+            batch, self._row = self._placed.pop()
         except BaseException as error:
             self.close()
             self._at_end = isinstance(error, StopIteration)
             raise
         return batch
+
+    def _run_ahead(self) -> Iterator[list[Placed]]:
+        if self._ahead is None:
+            maker = self.arrays.maker
+            # Several at once, because threads that wake each other take as long as a batch.
+            count = min(maker.group_size, max(1, self._prefetch // 2))
+            self._ahead = _transfer(maker, self._place, self._row, count)
+            if self._prefetch:
+                self._ahead = Prefetch(self._ahead, self._prefetch // count)
+        return self._ahead
 
     def batch_at(self, step: int) -> Batch | DocumentedBatch:
         """The batch of any step; see `tokenmill.Loader.batch_at`. All processes have to ask."""
@@ -199,7 +211,7 @@ class Loader:
 
     def close(self) -> None:
         """End the thread; the next batch starts another."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self._ahead, self._placed = self._ahead, None, []
         if isinstance(ahead, Prefetch):
             ahead.close()
 
@@ -239,25 +251,22 @@ class _Placer:
         return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 
-def _transfer(
-    maker: BatchMaker, place: _Placer, row: int
-) -> Iterator[tuple[Batch | DocumentedBatch, int]]:
-    """The batches from a row on, each with the first row behind it.
+def _transfer(maker: BatchMaker, place: _Placer, row: int, count: int) -> Iterator[list[Placed]]:
+    """The batches from a row on, some at a time.
 
     It does not refer to the loader, which therefore ends, and the thread with it, when nobody else
     does.
     """
     rows, length = maker.group_size * maker.batch_size, maker.rows.seq_len
     buffers = AlignedBuffers((2, rows, length), maker.dtype, _BUFFERS)
-    for groups in maker.read(row, count=maker.group_size):
+    for groups in maker.read(row, count=count):
         for group in groups:
-            for batch in maker.finish(group, buffers):
-                yield _place_in_thread(place, batch), batch.end
+            yield [_place_in_thread(place, batch) for batch in maker.finish(group, buffers)]
 
 
-def _place_in_thread(place: _Placer, batch: arrays.Batch) -> Batch | DocumentedBatch:
+def _place_in_thread(place: _Placer, batch: arrays.Batch) -> Placed:
     with _inside_jax:
-        return place(batch)
+        return place(batch), batch.end
 
 
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:
