@@ -167,29 +167,37 @@ def test_what_is_no_small_file_is_not_read(folder, name, replace, says):
 LOOK = """
 import os, sys, tokenmill
 from tokenmill.errors import DatasetError
-folder, name = sys.argv[1:]
-tokenmill.open(folder)["train"][0]
-os.chmod(os.path.join(folder, name), 0)
+path, file = sys.argv[1:]
+tokenmill.open(path)["train"][0]
+os.chmod(file, 0)
 if os.geteuid() == 0:  # who may read everything
     os.setuid(65534)
 try:
-    tokenmill.open(folder)["train"][0]
+    tokenmill.open(path)["train"][0]
 except DatasetError as error:
     print(error)
 """
 
 
-@pytest.mark.parametrize("name", ["dataset_metadata.json", "train/shard_00000.bin"])
-def test_what_may_not_be_read_is_not_called_damaged(name):
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("data", "dataset_metadata.json"),
+        ("data", "train/shard_00000.bin"),
+        ("data/train/shard_00000.bin", "shard_00000.bin"),
+    ],
+)
+def test_what_may_not_be_read_is_not_called_damaged(path, name):
     with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
         Path(place).chmod(0o755)
         build(Path(place) / "data")
+        folder = f"{place}/{path.removesuffix('/' + name)}"
         done = subprocess.run(
-            [sys.executable, "-c", LOOK, f"{place}/data", name],
+            [sys.executable, "-c", LOOK, f"{place}/{path}", f"{folder}/{name}"],
             capture_output=True,
             text=True,
             check=True,
         )
-    assert done.stdout.startswith(f"{name} in {place}/data cannot be read: Permission denied.")
+    assert done.stdout.startswith(f"{name} in {folder} cannot be read: Permission denied.")
     assert "Let this user read it" in done.stdout
-    assert "Copy" not in done.stdout
+    assert "again" not in done.stdout

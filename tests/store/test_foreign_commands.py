@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 import pytest
 from dataset_builder import build
-from foreign import write_llmc_folder, write_raw
+from foreign import write_llmc, write_llmc_folder, write_raw
 
 import tokenmill
 from tokenmill.cli import main
@@ -43,7 +43,9 @@ def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
     assert f"tokenmill verify {tmp_path}/x.bin --dtype uint32" in out
     assert "not known" in out
     assert main(["info", str(tmp_path / "x.bin")]) == 1
-    assert "dtype" in capsys.readouterr().err
+    complaint = capsys.readouterr().err
+    assert "--dtype" in complaint
+    assert "--format" in complaint
 
 
 def test_peek_decodes_and_leads_on(tmp_path, capsys, hello):
@@ -56,9 +58,34 @@ def test_peek_decodes_and_leads_on(tmp_path, capsys, hello):
     assert "The next tokens" not in out
     write_raw(tmp_path / "x.bin", hello)
     assert main(["peek", str(tmp_path / "x.bin"), "--dtype", "uint16"]) == 1
-    assert "tokenizer=" in capsys.readouterr().err
+    assert "--tokenizer" in capsys.readouterr().err
     out = told(capsys, "peek", tmp_path / "x.bin", "--dtype", "uint16", "--tokenizer", "gpt2")
     assert out.count("Hello there, world.") == 2
+
+
+def test_info_recommends_a_look_that_works(tmp_path, capsys, hello):
+    np.save(tmp_path / "x.npy", np.array(hello))
+    write_llmc_folder(tmp_path / "shards", [hello])
+    write_raw(tmp_path / "x.bin", hello)
+    build(tmp_path / "data")
+    for name, options in (
+        ("x.npy", []),
+        ("shards", []),
+        ("x.bin", ["--dtype", "u2"]),
+        ("data", []),
+    ):
+        out = told(capsys, "info", tmp_path / name, *options)
+        command = shlex.split(out.partition("Read some of it:")[2].splitlines()[0])
+        assert ("NAME" in command) == (name in ("x.npy", "x.bin"))
+        told(capsys, *["gpt2" if word == "NAME" else word for word in command[1:]])
+
+
+def test_no_tokenizer_is_suggested_that_made_other_ids(tmp_path, capsys):
+    write_llmc(tmp_path / "x.bin", [128000, 1], magic=20240801, version=7, dtype="<u4")
+    assert main(["peek", str(tmp_path / "x.bin")]) == 1
+    complaint = capsys.readouterr().err
+    assert "--tokenizer" in complaint
+    assert "gpt2" not in complaint
 
 
 def test_peek_reads_a_shard_by_itself(tmp_path, capsys):

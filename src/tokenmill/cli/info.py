@@ -51,7 +51,9 @@ def info(
     here = typed(path)
     here += f" --format {format}" if format else ""
     here += f" --dtype {dtype}" if dtype else ""
-    _line(f"\nRead some of it:  tokenmill peek {here}")
+    # Nothing can be read without a tokenizer; NAME is for who knows it to fill in.
+    unknown = " --tokenizer NAME" if found.tokenizer is None else ""
+    _line(f"\nRead some of it:  tokenmill peek {here}{unknown}")
     _line(f"Check all of it:  tokenmill verify {here}")
     return 0
 
@@ -72,7 +74,7 @@ def _show(found: Info) -> None:
         "before": f"{found.eot_id} before each document",
         "none": "none",
     }[found.eot if found.eot_id is not None else "none"]
-    if found.eot_id is None and found.tokenizer_fingerprint is None:
+    if found.eot_id is None and found.eot != "none":
         eot = "not known"
     vocabulary = "unknown size" if found.vocab_size is None else count(found.vocab_size)
     _table(

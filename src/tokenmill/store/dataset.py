@@ -80,7 +80,7 @@ class Dataset:
     def __getitem__(self, split: str) -> Tokens:
         if split not in self.contents.splits:
             there = ", ".join(self.splits) or "none at all"
-            hint = " Hold some out with val_fraction." if self.splits == ("train",) else ""
+            hint = " In Python, val_fraction= holds some out." if self.splits == ("train",) else ""
             raise DatasetError(
                 f"{self.path} has no split {split!r}. The splits there are: {there}.{hint}"
             )
@@ -105,8 +105,8 @@ class Dataset:
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not tell which tokenizer made it. Give it: "
-                f"tokenmill.open({str(self.path)!r}, tokenizer='gpt2')."
+                f"{self.path} does not tell which tokenizer made it. Give that one, by name or by "
+                "its file: --tokenizer in a command, tokenizer= in Python."
             )
         from tokenmill.tokenizers import load_tokenizer
 
@@ -224,8 +224,8 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
         raise TokenizerError(
             f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
             f"(fingerprint {manifest.tokenizer_fingerprint!r}), and this is {tokenizer.name!r} "
-            f"(fingerprint {tokenizer.fingerprint!r}). Its ids mean something else: use the one "
-            f"that the dataset brings, tokenmill.open({str(folder)!r}).tokenizer."
+            f"(fingerprint {tokenizer.fingerprint!r}). Its ids mean something else: give none, and "
+            "the one that the dataset brings is used."
         )
     return tokenizer
 

@@ -299,7 +299,8 @@ class Tokens:
         if self.eot_id is None:
             raise DatasetError(
                 f"where documents begin in split {self.split!r} is not known: it has no table of "
-                "documents and no end-of-text id. Give the id: tokenmill.open(..., eot_id=50256)."
+                "documents and no end-of-text id. Give the id, if the tokens have one: --eot-id in a "
+                "command, eot_id= in Python."
             )
         step = max(1, PIECE // length)
         found = [

@@ -56,7 +56,10 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
             raise DatasetError(
                 f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
             ) from error
-    cure = "Say what it is with format=, or give dtype= if it is ids and nothing else."
+    cure = (
+        "Say what it is; or, if it is ids and nothing else, their dtype. In a command: --format or "
+        "--dtype; in Python: format= or dtype=."
+    )
     if asked.format is not None:
         cure = "Leave format away to have it recognised."
     raise DatasetError(

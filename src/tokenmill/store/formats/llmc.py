@@ -86,7 +86,7 @@ def _recognize(asked: Asked, name: str) -> _Kind:
     if version != kind.version:
         raise DatasetError(
             f"{name} has the magic number {magic} of llm.c with version {version}, and only version "
-            f"{kind.version} is known. If it is something else, say so: format='raw', dtype=..."
+            f"{kind.version} is known. If it is ids and nothing else, open it as the format raw."
         )
     return kind
 

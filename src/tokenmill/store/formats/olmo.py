@@ -35,7 +35,7 @@ KEPT = 16
 _LONGEST = 1 << 16  # bytes of a line
 _CURE = (
     "Copy or download both files again from where they came; or open the ids alone, without "
-    "their documents: format='raw'."
+    "their documents, as the format raw."
 )
 
 
@@ -54,7 +54,7 @@ def read(asked: Asked) -> Contents:
         if not (asked.folder / _table_name(name)).is_file():
             raise NotThisFormat(f"{name} has no {_table_name(name)} beside it")
     if asked.dtype is None:
-        raise NotThisFormat("nothing in it tells its dtype; give it, such as dtype='uint32'")
+        raise NotThisFormat("nothing in it tells its dtype; give it, such as uint32")
     splits = {"train": names}
     if asked.is_folder:
         splits = {split: some for split, some in split_by_name(names).items() if some}

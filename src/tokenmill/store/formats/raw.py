@@ -37,14 +37,14 @@ def read(asked: Asked) -> Contents:
             {"dtype": asked.dtype} if asked.dtype is not None else read_beside(asked.path)
         )
         if not told:
-            raise NotThisFormat("nothing tells its dtype; give it, such as dtype='uint16'")
+            raise NotThisFormat("nothing tells its dtype; give it, such as uint16")
         name = asked.path.name
         files = {name: asked.path.stat().st_size}
         return Contents(
             splits={"train": make_shards(asked.folder, [name], files, told.pop("dtype"))}, **told
         )
     if asked.dtype is None:
-        raise NotThisFormat("it is a folder without metadata; give the dtype, such as 'uint16'")
+        raise NotThisFormat("it is a folder without metadata; give the dtype, such as uint16")
     names = {split: some for split, some in _list(asked).items() if some}
     if "train" not in names:
         raise NotThisFormat("it has no .bin files for training, nor has its subfolder train")
