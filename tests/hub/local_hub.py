@@ -118,6 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/requests":
             return self.answer(200, json.dumps(REQUESTS).encode())
         self.entry = {"path": self.path, "range": self.headers["Range"], "sent": 0}
+        self.entry["token"] = self.headers["Authorization"]
         with LOCK:
             REQUESTS.append(self.entry)
         path, _, query = self.path.partition("?")

@@ -122,6 +122,17 @@ def test_a_file_may_be_named(hub: LocalHub, tmp_path: Path) -> None:
     assert list(contents(tmp_path)) == ["web_train_000003.bin"]
 
 
+def test_a_token_goes_to_the_hub_and_not_to_where_it_leads(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "made-up")
+    hub.fail(cut=1, cut_after=60_000)
+    tokenmill.download("lab/web", shards="1", to=tmp_path)
+    assert {one["token"] for one in hub.asked("lab/web/resolve")} == {"Bearer made-up"}
+    assert {one["token"] for one in hub.asked("lab/web/tree")} == {"Bearer made-up"}
+    assert {one["token"] for one in hub.asked("/cdn/")} == {None}
+
+
 def test_a_cut_connection_is_gone_on_with(hub: LocalHub, tmp_path: Path) -> None:
     hub.fail(cut=5, cut_after=60_000)
     notes = Notes()

@@ -188,7 +188,8 @@ def _find_missing(errands: Sequence[Errand], watcher: Watcher) -> list[Errand]:
     if there:
         watcher.begin("checking", sum(errand.file.size for errand in there), 0)
     right = set()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(_AT_ONCE, "tokenmill-check")
+    try:
         checks = pool.map(lambda errand: has_digest(errand.target, errand.file), there)
         for errand, is_right in zip(there, checks, strict=True):
             watcher.advance(errand.file.size, 0, 0, 0)
@@ -198,6 +199,8 @@ def _find_missing(errands: Sequence[Errand], watcher: Watcher) -> list[Errand]:
                 watcher.note(
                     f"{errand.target} is not what the hub has under that name: it is fetched again."
                 )
+    finally:  # Ctrl-C waits for the files that are being read, not for all
+        pool.shutdown(cancel_futures=True)
     return [errand for errand in errands if errand.target not in right]
 
 
