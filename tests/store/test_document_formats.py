@@ -86,7 +86,7 @@ document = st.lists(st.integers(0, 250), min_size=1, max_size=6)
 files = st.lists(st.lists(document, min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(files=files, data=st.data())
 def test_documents_are_those_that_were_written(files, data):
     empty = data.draw(st.booleans())

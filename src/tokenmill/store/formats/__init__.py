@@ -10,6 +10,7 @@ from __future__ import annotations
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.files import find_cure
 from tokenmill.store.formats import (
+    array_record,
     datatrove,
     litdata,
     llmc,
@@ -34,6 +35,7 @@ FORMATS: tuple[Format, ...] = (
     olmo,
     litdata,
     mds,
+    array_record,
     nanogpt,
     raw,
 )

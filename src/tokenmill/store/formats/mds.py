@@ -163,7 +163,7 @@ def _parse_encoding(
                 f"{entry.where} tells of tokens as bytes, and not of which dtype. Give it, such as "
                 "dtype='int64'."
             )
-        dtype = asked.dtype.newbyteorder("<")
+        dtype = asked.dtype if asked.dtype.byteorder == ">" else asked.dtype.newbyteorder("<")
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)
     if kind != "ndarray" or name not in DTYPES:
         raise DatasetError(

@@ -1,0 +1,82 @@
+"""ArrayRecord files of tokens, written by their own package."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_document_formats import DOCUMENTS, check_documents
+
+import tokenmill
+from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.store.verify import examine
+
+module = pytest.importorskip("array_record.python.array_record_module")
+
+
+def write(path, documents, dtype="<u2"):
+    writer = module.ArrayRecordWriter(str(path), "group_size:1")
+    for document in documents:
+        writer.write(np.asarray(document, dtype).tobytes())
+    writer.close()
+
+
+def test_records_are_documents(tmp_path, monkeypatch):
+    more = [[number] * (number % 5 + 1) for number in range(200)]
+    write(tmp_path / "web-0.array_record", DOCUMENTS)
+    write(tmp_path / "web-1.array_record", more)
+    write(tmp_path / "web-val-0.array_record", [[1], [2, 3]])
+    monkeypatch.setattr("tokenmill.store.formats.array_record.PIECE", 50)
+    dataset = tokenmill.open(tmp_path, dtype="uint16")
+    assert (dataset.format, dataset.splits) == ("array_record", ("train", "val"))
+    assert dataset["train"].shard_count > 10
+    check_documents(dataset["train"], [*DOCUMENTS, *more])
+    check_documents(pickle.loads(pickle.dumps(dataset["val"])), [[1], [2, 3]])
+    assert examine(tmp_path, dtype="uint16").problems == []
+
+
+def test_records_of_one_length_are_cuts_through_a_stream(tmp_path):
+    write(tmp_path / "x.array_record", [[1, 2], [3, 4]], "<i4")
+    tokens = tokenmill.open(tmp_path / "x.array_record", dtype="int32", eot_id=3)["train"]
+    assert tokens[:].tolist() == [1, 2, 3, 4]
+    assert tokens.documents is None
+
+
+def test_what_is_no_tokens_is_refused(tmp_path):
+    path = tmp_path / "x.array_record"
+    write(path, [[1, 2, 3]])
+    with pytest.raises(DatasetError, match="tells the dtype"):
+        tokenmill.open(path)
+    with pytest.raises(DatasetError, match="6 bytes in record 0"):
+        tokenmill.open(path, dtype="uint32")
+    tokens = tokenmill.open(path, dtype="uint16")["train"]
+    write(path, [[1]])
+    with pytest.raises(DatasetError, match="changed since"):
+        tokens[:]
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(DatasetError, match="cannot be read"):
+        tokenmill.open(path, dtype="uint16")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 131071), st.integers(0, 255)), max_size=9),
+    early=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
+)
+def test_damaged_records_are_read_or_refused(changes, early):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.array_record"
+        write(path, DOCUMENTS)
+        data = bytearray(path.read_bytes())
+        for place, value in (*changes, *early):
+            data[place] = value
+        path.write_bytes(data)
+        with suppress(TokenmillError):
+            tokens = tokenmill.open(path, dtype="uint16")["train"]
+            assert tokens[:].tolist() == [one for document in DOCUMENTS for one in document]
