@@ -320,6 +320,28 @@ def test_folders_of_raw_files_open_with_a_dtype(tmp_path):
         assert dataset["val"][:].tolist() == [4]
 
 
+def test_metadata_in_a_folder_of_raw_files_tell_their_dtype(tmp_path):
+    write_raw(tmp_path / "x_0.bin", [1, 2], "<u4")
+    write_raw(tmp_path / "x_1.bin", [3], "<u4")
+    (tmp_path / "meta.json").write_text('{"dtype": "uint32", "vocab_size": 9, "eot_id": 3}')
+    dataset = tokenmill.open(tmp_path)
+    assert dataset.format == "raw"
+    assert dataset["train"][:].tolist() == [1, 2, 3]
+    assert (dataset.vocab_size, dataset.eot_id) == (9, 3)
+
+
+def test_metadata_of_another_program_are_told_apart(tmp_path):
+    shard = tmp_path / "train" / "shard_00000.bin"
+    write_raw(shard, [1, 2, 3], "<u4")
+    (tmp_path / "dataset_metadata.json").write_text('{"total_tokens": 3}')
+    told = refused(tmp_path, "not tokenmill's", dtype="uint32")
+    assert 'format="raw"' in told
+    assert "--format raw" in told
+    raw = tokenmill.open(tmp_path, dtype="uint32", format="raw")["train"]
+    assert raw[:].tolist() == [1, 2, 3]
+    refused(shard, "nothing tells its dtype")
+
+
 def test_numbered_npy_shards_open_and_a_pile_of_files_does_not(tmp_path):
     for name, ids in (("web_train_01", [1, 2]), ("web_train_02", [3]), ("web_val_00", [4])):
         np.save(tmp_path / f"{name}.npy", np.array(ids, np.uint16))

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
 from tokenmill.compat.encoding import encode_text
 from tokenmill.compat.random_windows import RandomWindows
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.dataset import Dataset
 from tokenmill.store.dataset import open as open_tokens
-from tokenmill.store.manifest import find_manifest
+from tokenmill.store.manifest import find_manifest, is_own
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.torch import Batch
@@ -102,23 +100,12 @@ def _open(folder: Path, tokenizer: Any) -> Dataset:
             f"No training shards found: {folder} has no train/*.bin. Look with: ls -R {folder}; "
             f"make them with: tokenmill prepare TEXTS --out {folder}"
         )
-    if not _is_prepared(folder):  # by the guide's own script
+    metadata = find_manifest(folder)
+    if metadata is None or not is_own(metadata):  # made by the guide's own script
         return open_tokens(folder, format="raw", dtype="uint32")
     if isinstance(tokenizer, (str, Tokenizer)):
         return open_tokens(folder, tokenizer=tokenizer)
     return open_tokens(folder)
-
-
-def _is_prepared(folder: Path) -> bool:
-    """Whether a folder's metadata are tokenmill's; the guide's have the same name."""
-    data = find_manifest(folder)
-    if data is None:
-        return False
-    try:
-        told = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return True  # and damaged, which opening it will tell
-    return isinstance(told, dict) and told.get("format") == "tokenmill"
 
 
 _NOTHING = object()

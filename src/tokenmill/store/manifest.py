@@ -32,6 +32,7 @@ __all__ = [
     "Source",
     "Split",
     "find_manifest",
+    "is_own",
     "write_atomically",
 ]
 
@@ -150,7 +151,9 @@ class Manifest:
         >>> Manifest.from_json(b'{"format": "other"}')
         Traceback (most recent call last):
         ...
-        tokenmill.errors.DatasetError: dataset_metadata.json is damaged: "format" is 'other', not 'tokenmill'.
+        tokenmill.errors.DatasetError: dataset_metadata.json is not tokenmill's, or damaged: "format" is \
+'other', not 'tokenmill'; if its files are ids and nothing else, open them with their dtype and \
+format="raw" (--format raw).
         """
         try:
             body = orjson.loads(data)
@@ -172,6 +175,19 @@ def find_manifest(folder: str | os.PathLike[str]) -> bytes | None:
     except OSError:
         pass  # which opening it tells
     return read_inside(Path(folder), MANIFEST_NAME, MOST_BYTES)
+
+
+def is_own(data: bytes) -> bool:
+    """Whether a manifest is tokenmill's, or might be: the guides' metadata have the same name.
+
+    >>> is_own(b'{"format": "tokenmill"}'), is_own(b'{"total_tokens": 5}'), is_own(b'{"form')
+    (True, False, True)
+    """
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return True  # and damaged, which reading it tells
+    return isinstance(body, dict) and body.get("format") == FORMAT
 
 
 class _Reader:
@@ -214,7 +230,11 @@ class _Reader:
         if not isinstance(body, dict):
             raise self.fail("it is not a JSON object")
         if body.get("format") != FORMAT:
-            raise self.fail(f'"format" is {_brief(body.get("format"))}, not {FORMAT!r}')
+            raise DatasetError(
+                f'{self.name} is not tokenmill\'s, or damaged: "format" is '
+                f"{_brief(body.get('format'))}, not {FORMAT!r}; if its files are ids and nothing "
+                'else, open them with their dtype and format="raw" (--format raw).'
+            )
         if body.get("version") != VERSION:
             raise DatasetError(
                 f"{self.name} has version {_brief(body.get('version'))}; this tokenmill reads "

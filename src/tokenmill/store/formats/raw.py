@@ -5,8 +5,8 @@ JSON file beside it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `voc
 if known), or the manifest of the dataset that the file is a shard of. All that can be checked is
 that the size is a multiple of an id's.
 
-A folder of raw files needs the dtype from the user. It is split by its names (`val`), or by its
-subfolders `train` and `val`.
+A folder of raw files needs the dtype from the user or from its `meta.json`. It is split by its names
+(`val`), or by its subfolders `train` and `val`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.files import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat, parse_dtype
-from tokenmill.store.manifest import MANIFEST_NAME, Manifest
+from tokenmill.store.manifest import MANIFEST_NAME, Manifest, find_manifest, is_own
 from tokenmill.store.shards import FileShards
 
 NAME = "raw"
@@ -43,16 +43,24 @@ def read(asked: Asked) -> Contents:
         return Contents(
             splits={"train": make_shards(asked.folder, [name], files, told.pop("dtype"))}, **told
         )
-    if asked.dtype is None:
-        raise NotThisFormat("it is a folder without metadata; give the dtype, such as uint16")
+    told = (
+        {"dtype": asked.dtype}
+        if asked.dtype is not None
+        else read_metadata(asked.path / "meta.json")
+    )
+    if not told:
+        raise NotThisFormat(
+            "no meta.json tells the dtype of its files; give the dtype, such as uint16"
+        )
+    dtype = told.pop("dtype")
     names = {split: some for split, some in _list(asked).items() if some}
     if "train" not in names:
         raise NotThisFormat("it has no .bin files for training, nor has its subfolder train")
     return Contents(
         splits={
-            split: make_shards(asked.path, list(some), some, asked.dtype)
-            for split, some in names.items()
-        }
+            split: make_shards(asked.path, list(some), some, dtype) for split, some in names.items()
+        },
+        **told,
     )
 
 
@@ -106,8 +114,9 @@ def read_beside(path: Path) -> dict[str, Any]:
         if told := read_metadata(path.with_name(name)):
             return told
     for root in path.absolute().parents[:2]:
-        if (root / MANIFEST_NAME).is_file():
-            manifest = Manifest.read(root)
+        data = find_manifest(root)
+        if data is not None and is_own(data):
+            manifest = Manifest.from_json(data, name=str(root / MANIFEST_NAME))
             place = path.absolute().relative_to(root).as_posix()
             if any(place in split.table.path for split in manifest.splits.values()):
                 return {
