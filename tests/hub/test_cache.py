@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from local_hub import LocalHub, llmc_shard
 
 import tokenmill
+from tokenmill.errors import TokenmillError, WorkError
+from tokenmill.mill.find import find_files
 
 SHARDS = {f"web_{number:02}.bin": llmc_shard([number] * 5_000) for number in range(1, 4)}
 TEXTS = [f"Some text, number {number}." for number in range(300)]
@@ -42,17 +44,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
 
 
 @pytest.fixture
-def hub(served: LocalHub) -> LocalHub:
+def hub(served: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
     served.fail()
+    monkeypatch.setenv("HF_ENDPOINT", served.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     return served
 
 
-def python(hub: LocalHub, folder: Path, code: str, **variables: str) -> str:
-    """Run Python with a cache in `folder`; returns what it prints, or the error's last line."""
+def python(code: str, **variables: str) -> str:
+    """What a process of its own prints, or the last line of its error."""
     told = subprocess.run(
         [sys.executable, "-W", "error", "-c", f"import tokenmill\n{code}"],
-        cwd=folder,
-        env={**os.environ, **hub.environment(folder / "home"), **variables},
+        env={**os.environ, "HF_HUB_DISABLE_XET": "1", **variables},
         capture_output=True,
         text=True,
         timeout=60,
@@ -60,144 +63,151 @@ def python(hub: LocalHub, folder: Path, code: str, **variables: str) -> str:
     return told.stdout.strip() if told.returncode == 0 else told.stderr.strip().splitlines()[-1]
 
 
-COUNT = "data = tokenmill.open({!r}); print(len(data['train']), len(data['val']))"
-WEB = COUNT.format("hf://datasets/lab/web")
+def count(address: str = "lab/web") -> tuple[int, int]:
+    data = tokenmill.open(f"hf://datasets/{address}")
+    return len(data["train"]), len(data["val"])
+
+
+ALL = (10_000, 5_000)
 
 
 def blobs(folder: Path) -> list[Path]:
-    return sorted((folder / "home/hub/datasets--lab--web/blobs").iterdir())
+    return sorted((folder / "cache/datasets--lab--web/blobs").iterdir())
 
 
-def test_shards_are_fetched_once_and_opened(hub: LocalHub, tmp_path: Path) -> None:
-    assert python(hub, tmp_path, WEB) == "10000 5000"
+def test_shards_are_fetched_once_and_opened(
+    hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert count() == ALL
     assert hub.sent() == sum(map(len, SHARDS.values()))
+    assert "hf://datasets/lab/web: fetching 3 files" in capsys.readouterr().err
     hub.fail()
-    assert python(hub, tmp_path, WEB) == "10000 5000"
+    assert count() == ALL
     assert [one["path"] for one in hub.asked("lab")] == ["/api/datasets/lab/web/revision/main"]
     assert sorted(path.read_bytes() for path in blobs(tmp_path)) == sorted(SHARDS.values())
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("address", ["lab/deep", "lab/deep/tokens"])
-def test_tokens_in_a_folder_are_found(hub: LocalHub, tmp_path: Path, address: str) -> None:
-    assert python(hub, tmp_path, COUNT.format(f"hf://datasets/{address}")) == "10000 5000"
+def test_tokens_in_a_folder_are_found(hub: LocalHub, address: str) -> None:
+    assert count(address) == ALL
 
 
 def test_one_file_is_opened_alone(hub: LocalHub, tmp_path: Path) -> None:
-    code = "print(tokenmill.open('hf://datasets/lab/web/web_02.bin')['train'][:2].tolist())"
-    assert python(hub, tmp_path, code) == "[2, 2]"
+    one = tokenmill.open("hf://datasets/lab/web/web_02.bin")
+    assert one["train"][:2].tolist() == [2, 2]
     assert len(blobs(tmp_path)) == 1
-    assert python(hub, tmp_path, WEB) == "10000 5000"  # and the rest when it is wanted
+    assert count() == ALL  # and the rest when it is wanted
 
 
-def test_without_a_network_what_is_here_is_used(hub: LocalHub, tmp_path: Path) -> None:
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    told = python(hub, tmp_path, WEB, **nowhere)
-    assert "WorkError: The hub at http://127.0.0.1:9 cannot be reached" in told
-    one = "tokenmill.open('hf://datasets/lab/web/web_02.bin')"
-    assert python(hub, tmp_path, one) == ""
-    assert python(hub, tmp_path, one, **nowhere) == ""
+def test_without_a_network_what_is_here_is_used(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = "hf://datasets/lab/web/web_02.bin"
+    tokenmill.open(one)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    tokenmill.open(one)
     # Two shards of three are not here: half a dataset is no dataset.
-    assert "WorkError: The hub" in python(hub, tmp_path, WEB, **nowhere)
-    python(hub, tmp_path, WEB)
-    assert python(hub, tmp_path, WEB, **nowhere) == "10000 5000"
-    assert python(hub, tmp_path, WEB, HF_HUB_OFFLINE="1") == "10000 5000"
-    assert "HF_HUB_OFFLINE" in python(hub, tmp_path, WEB.replace("web", "deep"), HF_HUB_OFFLINE="1")
+    for address in ("lab/web", "lab/deep"):
+        with pytest.raises(WorkError, match=r"^The hub at http://127\.0\.0\.1:9 cannot be reached"):
+            count(address)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    count()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert count() == ALL
 
 
-def test_the_hub_s_own_tools_and_this_share_the_cache(hub: LocalHub, tmp_path: Path) -> None:
+def test_the_hub_s_offline_mode_is_kept_to(hub: LocalHub) -> None:
+    count()
+    hub.fail()
+    code = "tokenmill.open('hf://datasets/lab/web'); tokenmill.open('hf://datasets/lab/deep')"
+    told = python(code, HF_HUB_OFFLINE="1")
+    assert "WorkError: The hub may not be asked for lab/deep, because HF_HUB_OFFLINE" in told
+    assert hub.asked("/") == []
+
+
+def test_the_hub_s_own_tools_and_this_share_the_cache(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = (
         "from huggingface_hub import hf_hub_download as get\n"
         "for number in (1, 2, 3): path = get('lab/web', f'web_0{number}.bin', repo_type='dataset'"
     )
-    assert python(hub, tmp_path, f"{theirs})") == ""
+    assert python(f"{theirs})") == ""
     hub.fail()
-    assert python(hub, tmp_path, WEB) == "10000 5000"
+    assert count() == ALL
     assert hub.sent() == 0
-    other = tmp_path / "other"
-    other.mkdir()
-    assert python(hub, other, WEB) == "10000 5000"
-    told = python(hub, other, f"{theirs}, local_files_only=True)\nprint(open(path, 'rb').read(4))")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
+    assert count() == ALL
+    told = python(f"{theirs}, local_files_only=True)\nprint(open(path, 'rb').read(4))")
     assert told == str(SHARDS["web_03.bin"][:4])
 
 
 def test_a_change_elsewhere_in_the_repository_fetches_nothing_again(
     hub: LocalHub, tmp_path: Path
 ) -> None:
-    python(hub, tmp_path, WEB)
+    count()
     hub.fail()
     hub.put("lab/web", {"README.md": f"# another card for {tmp_path}".encode()})
-    assert python(hub, tmp_path, WEB) == "10000 5000"
+    assert count() == ALL
     assert hub.sent() == 0
     assert hub.asked("/tree/")
 
 
 def test_a_file_cut_short_in_the_cache_is_fetched_again(hub: LocalHub, tmp_path: Path) -> None:
-    python(hub, tmp_path, WEB)
+    count()
     os.truncate(blobs(tmp_path)[0], 3_000)
-    assert python(hub, tmp_path, WEB) == "10000 5000"
+    assert count() == ALL
     assert sorted(path.read_bytes() for path in blobs(tmp_path)) == sorted(SHARDS.values())
 
 
 @pytest.mark.parametrize("fetched_by", ["this", "the hub's tools"])
-def test_a_prepared_dataset_opens_and_verifies(
-    hub: LocalHub, tmp_path: Path, fetched_by: str
-) -> None:
+def test_a_prepared_dataset_opens_and_verifies(hub: LocalHub, fetched_by: str) -> None:
     if fetched_by != "this":
-        theirs = (
-            "import huggingface_hub as h; h.snapshot_download('lab/prepared', repo_type='dataset')"
-        )
-        assert python(hub, tmp_path, theirs) == ""
-    code = (
-        "address = 'hf://datasets/lab/prepared'\n"
-        "data = tokenmill.open(address)\n"
-        "report = tokenmill.verify(address)\n"
-        "print(data['train'][:].tolist() + data['val'][:].tolist())"
-    )
-    expected = tokenmill.open(hub.folder / "lab/prepared")
-    ids = expected["train"][:].tolist() + expected["val"][:].tolist()
-    assert python(hub, tmp_path, code) == str(ids)
+        code = "from huggingface_hub import snapshot_download as get"
+        assert python(f"{code}; get('lab/prepared', repo_type='dataset')") == ""
+    address = "hf://datasets/lab/prepared"
+    data, expected = tokenmill.open(address), tokenmill.open(hub.folder / "lab/prepared")
+    for split in ("train", "val"):
+        assert data[split][:].tolist() == expected[split][:].tolist()
+    tokenmill.verify(address)
 
 
 def test_prepare_reads_text_from_the_hub_as_from_a_folder(hub: LocalHub, tmp_path: Path) -> None:
-    options = "tokenizer='bytes', workers=1, val_fraction=0, dedup='none'"
-    told = python(
-        hub,
-        tmp_path,
-        f"report = tokenmill.prepare('hf://datasets/lab/text', 'data', {options})\n"
-        "print(report.manifest.ledger['documents_in'])",
-    )
-    assert told == str(7 + 7 + len(TEXTS))  # files of equal contents are two files all the same
-    local = tmp_path / "local"
-    tokenmill.prepare(
-        hub.folder / "lab/text", local, tokenizer="bytes", workers=1, val_fraction=0, dedup="none"
-    )
-    shard = "train/shard_00000.bin"
-    assert (tmp_path / "data" / shard).read_bytes() == (local / shard).read_bytes()
-
-
-def test_prepare_takes_a_part_of_a_repository(hub: LocalHub, tmp_path: Path) -> None:
-    for address, count in (("a", 14), ("a/1.jsonl", 7), ("*/[13].jsonl", 307)):
-        code = (
-            "from tokenmill.mill.find import find_files\n"
-            f"files, _ = find_files(['hf://datasets/lab/text/{address}'])\n"
-            "print(sum(open(file.path).read().count('\\n') for file in files))"
+    reports = [
+        tokenmill.prepare(
+            text, tmp_path / name, tokenizer="bytes", workers=1, val_fraction=0, dedup="none"
         )
-        assert python(hub, tmp_path, code) == str(count)
+        for name, text in (("hub", "hf://datasets/lab/text"), ("local", hub.folder / "lab/text"))
+    ]
+    # Files of equal contents are two files all the same.
+    assert [report.manifest.ledger["documents_in"] for report in reports] == [14 + len(TEXTS)] * 2
+    shards = [report.path / "train/shard_00000.bin" for report in reports]
+    assert shards[0].read_bytes() == shards[1].read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("path", "expected"), [("a", 14), ("a/1.jsonl", 7), ("*/[13].jsonl", 7 + len(TEXTS))]
+)
+def test_prepare_takes_a_part_of_a_repository(hub: LocalHub, path: str, expected: int) -> None:
+    files, _ = find_files([f"hf://datasets/lab/text/{path}"])
+    assert sum(Path(file.path).read_text().count("\n") for file in files) == expected
+
+
+@pytest.mark.parametrize(
+    ("use", "address", "text"),
     [
-        ("tokenmill.open('hf://datasets/lab/text')", "holds text, not tokens. Make tokens of it"),
-        ("tokenmill.prepare('hf://datasets/lab/web', 'x')", "holds tokens, not text"),
-        ("tokenmill.open('hf://datasets/lab/web/*1.bin')", "tokenmill download 'hf://datasets/lab"),
-        ("tokenmill.open('hf://datasets/lab/no')", "no dataset 'lab/no'"),
-        ("tokenmill.open('hf://lab/web')", "hf://datasets/OWNER/NAME"),
-        ("tokenmill.open('hf://datasets/lab/web/x')", "There is no 'x' in lab/web"),
+        (tokenmill.open, "datasets/lab/text", r"holds text, not tokens\. Make tokens of it"),
+        (lambda text: find_files([text]), "datasets/lab/web", "holds tokens, not text"),
+        (tokenmill.open, "datasets/lab/web/*1.bin", "tokenmill download 'hf://datasets/lab/web/"),
+        (tokenmill.open, "datasets/lab/no", "no dataset 'lab/no'"),
+        (tokenmill.open, "lab/web", "hf://datasets/OWNER/NAME"),
+        (tokenmill.open, "datasets/lab/web/x", "There is no 'x' in lab/web"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_fetched(
-    hub: LocalHub, tmp_path: Path, code: str, expected: str
+    hub: LocalHub, use: Callable[[str], object], address: str, text: str
 ) -> None:
-    assert expected in python(hub, tmp_path, code)
+    with pytest.raises(TokenmillError, match=text):
+        use(f"hf://{address}")
     assert hub.sent() == 0

@@ -99,7 +99,8 @@ def _find(address: Address) -> _Found:
     from huggingface_hub import constants
 
     name = f"datasets--{address.repository.replace('/', '--')}"
-    store = _Store(folder=Path(constants.HF_HUB_CACHE).expanduser() / name)
+    cache = os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE
+    store = _Store(folder=Path(cache).expanduser() / name)
     commit, away = _find_commit(store, address)
     try:
         listing = Listing.from_json(_read(store.listing(commit)))
