@@ -58,6 +58,8 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
         here = np.array(starts, np.int64)
         in_memory = tokens.in_memory()
         for some in (tokens, in_memory, Tokens.of(oracle)):
+            for start in starts:
+                assert np.array_equal(some.read(start, start + length), oracle[start:][:length])
             rows = some.gather(here, length)
             assert rows.dtype == np.int64
             assert np.array_equal(rows, expected)
@@ -160,7 +162,7 @@ def test_starts_that_cannot_be_are_refused_or_stay_within_the_tokens(firsts):
 
 
 def test_edges_that_nothing_tells_are_an_error_with_a_cure():
-    with pytest.raises(DatasetError, match=r"eot_id=50256"):
+    with pytest.raises(DatasetError, match="eot_id="):
         Tokens.of([1, 2, 3]).find_edges(np.array([0]), 2)
 
 

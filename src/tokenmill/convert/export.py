@@ -143,7 +143,8 @@ def compare(one: Tokens, other: Tokens, advance: Callable[[int], None]) -> None:
     if len(one) != len(other):
         raise _differ(other, f"has {len(other):,} tokens, not {len(one):,}")
     for low in range(0, len(one), BLOCK):
-        mine, theirs = one[low : low + BLOCK], other[low : low + BLOCK]
+        stop = min(low + BLOCK, len(one))
+        mine, theirs = one.read(low, stop), other.read(low, stop)
         if not np.array_equal(mine, theirs):
             place = int((mine != theirs).argmax())
             raise _differ(other, f"holds the id {theirs[place]} at token {low + place:,}")

@@ -216,7 +216,7 @@ class _Found:
             yield digest.digest()
 
     def _read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        ids = self.tokens[start:stop]
+        ids = self.tokens.read(start, stop)
         if ids.dtype.kind == "u" and ids.itemsize == 8 and ids.max(initial=0) >> 63:
             raise DatasetError(f"split {self.tokens.split!r} holds an id of over 63 bits.")
         return np.ascontiguousarray(ids, "<i8")

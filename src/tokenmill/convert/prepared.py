@@ -120,7 +120,7 @@ def _write_shard(
         NpyFile(folder / job.documents_path, DOCUMENT_DTYPE) as documents_file,
     ):
         for low in range(job.start, job.stop, BLOCK):
-            ids = tokens[low : min(low + BLOCK, job.stop)]
+            ids = tokens.read(low, min(low + BLOCK, job.stop))
             _check_ids(ids, low, tokens, vocab_size)
             out = np.empty(len(ids), dtype)
             cast(ids, out)

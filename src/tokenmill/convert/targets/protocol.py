@@ -70,7 +70,7 @@ class TokenRange:
         ids = np.empty(min(BLOCK, len(self)), self.dtype)
         for low in range(self.start, self.stop, BLOCK):
             some = ids[: min(BLOCK, self.stop - low)]
-            cast(self.tokens[low : low + len(some)], some)
+            cast(self.tokens.read(low, low + len(some)), some)
             file.write(some)
             advance(len(some))
 
