@@ -105,7 +105,7 @@ class Dataset:
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not tell which tokenizer made it. Give that one, by name or by "
+                f"{self.path} does not tell which tokenizer made it. Give it, by name or by "
                 "its file: --tokenizer in a command, tokenizer= in Python."
             )
         from tokenmill.tokenizers import load_tokenizer

@@ -63,7 +63,7 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
         "--dtype; in Python: format= or dtype=."
     )
     if asked.format is not None:
-        cure = "Leave format away to have it recognised."
+        cure = "Give what it lacks, or leave the format away to have it recognised."
     raise DatasetError(
         "\n".join([f"{asked.path} is no token data that was recognised.", *reasons, cure])
     )
