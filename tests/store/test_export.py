@@ -241,9 +241,14 @@ def test_a_file_that_was_changed_since_is_found_by_comparing(tmp_path):
         tokenmill.export(tmp_path / "data", "nanogpt", tmp_path / "out")
 
 
-def test_documents_of_any_length_go_into_mds_samples(tmp_path):
-    lengths = (1, 255, 256, 257, 65535, 65536)
-    write_megatron(tmp_path / "x", [[7] * length for length in lengths])
+@pytest.mark.parametrize("block", [256, 300, 1 << 20])
+def test_documents_of_any_length_go_into_mds_samples(tmp_path, monkeypatch, block):
+    lengths = (1, 255, 256, 257, 65535, 65536, 1, 2)
+    ids = np.arange(sum(lengths)) % 9
+    write_megatron(tmp_path / "x", np.split(ids, np.cumsum(lengths)[:-1]))
+    for module in ("mds", "protocol"):
+        monkeypatch.setattr(f"tokenmill.convert.targets.{module}.BLOCK", block)
     tokenmill.export(tmp_path / "x", "mds", tmp_path / "out", vocab_size=9)
-    found = tokenmill.open(tmp_path / "out")["train"].documents
-    assert [one.length for one in found] == list(lengths)
+    tokens = tokenmill.open(tmp_path / "out")["train"]
+    assert np.array_equal(tokens[:], ids)
+    assert [one.length for one in tokens.documents] == list(lengths)

@@ -29,6 +29,7 @@ def export(
     vocab_size: int | None = None,
     dtype: str | None = None,
     format: str | None = None,
+    column: str | None = None,
 ) -> int:
     """Write tokens as another program's files, and compare them with the source.
 
@@ -54,6 +55,8 @@ def export(
         How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
     format
         What it is, if that is not recognised.
+    column
+        The one of the tokens, in formats with several.
     """
     try:
         with show_bar("exporting") as progress:
@@ -68,6 +71,7 @@ def export(
                 vocab_size=vocab_size,
                 dtype=dtype,
                 format=format,
+                column=column,
             )
     except KeyboardInterrupt:
         return tell_stopped(f"in {out}")

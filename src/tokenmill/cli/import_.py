@@ -27,6 +27,7 @@ def import_(
     eot_id: int | None = None,
     dtype: str | None = None,
     format: str | None = None,
+    column: str | None = None,
 ) -> int:
     """Make a dataset of another program's tokens, with a manifest, checksums and documents.
 
@@ -50,6 +51,8 @@ def import_(
         How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
     format
         What it is, if that is not recognised.
+    column
+        The one of the tokens, in formats with several.
     """
     try:
         with show_bar("importing") as progress:
@@ -63,6 +66,7 @@ def import_(
                 eot_id=eot_id,
                 dtype=dtype,
                 format=format,
+                column=column,
             )
     except KeyboardInterrupt:
         return tell_stopped(f"in {out}")

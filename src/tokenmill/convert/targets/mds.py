@@ -5,6 +5,7 @@ The column is `tokens`, of `ndarray:uint16` or `ndarray:uint32`. Shards are raw,
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,11 +20,11 @@ import orjson
 import tokenmill.store.dataset
 from tokenmill.convert.borders import SpilledStarts, cut_between
 from tokenmill.convert.targets.litdata import check_offsets
-from tokenmill.convert.targets.protocol import Advance, FileJob, TokenRange, choose_dtype
+from tokenmill.convert.targets.protocol import BLOCK, Advance, FileJob, TokenRange, choose_dtype
 from tokenmill.store.dataset import Dataset
 from tokenmill.store.formats.json_index import INDEX
 from tokenmill.store.manifest import write_atomically
-from tokenmill.store.tokens import Tokens
+from tokenmill.store.tokens import Tokens, cast
 from tokenmill.store.writer import AtomicFile
 
 __all__ = ["Mds"]
@@ -89,8 +90,7 @@ def _write_shard(part: TokenRange, path: Path, advance: Advance) -> None:
         file.write(place.to_bytes(4, "little"))
         file.write(config)
         for starts in spilled.blocks():
-            for start, stop in pairwise((starts + part.start).tolist()):
-                _write_sample(file, replace(part, start=start, stop=stop), advance)
+            _write_samples(file, part, (starts + part.start).tolist(), advance)
         file.finish()
 
 
@@ -99,13 +99,37 @@ def _shape_widths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
 
 
-def _write_sample(file: AtomicFile, sample: TokenRange, advance: Advance) -> None:
-    """A size, a byte for one dimension and the width of its length, the length, and the ids."""
-    width = int(_shape_widths(np.array([len(sample)]))[0])
-    size = 1 + width + len(sample) * sample.dtype.itemsize
-    shape = bytes([1 << 2 | width.bit_length() - 1]) + len(sample).to_bytes(width, "little")
-    file.write(size.to_bytes(4, "little") + shape)
-    sample.copy(file, advance)
+def _write_samples(
+    file: AtomicFile, part: TokenRange, borders: list[int], advance: Advance
+) -> None:
+    """The documents between some borders, as many at a time as are in a block of tokens."""
+    low, width = 0, part.dtype.itemsize
+    while low < len(borders) - 1:
+        high = bisect_right(borders, borders[low] + BLOCK) - 1
+        if high == low:  # one that is longer than a block
+            sample = replace(part, start=borders[low], stop=borders[low + 1])
+            file.write(_sample_header(len(sample), width))
+            sample.copy(file, advance)
+            low += 1
+            continue
+        ids = np.empty(borders[high] - borders[low], part.dtype)
+        cast(part.tokens.read(borders[low], borders[high]), ids)
+        data = ids.data.cast("B")
+        parts: list[bytes | memoryview] = []
+        for start, stop in pairwise(borders[low : high + 1]):
+            parts.append(_sample_header(stop - start, width))
+            parts.append(data[(start - borders[low]) * width : (stop - borders[low]) * width])
+        file.write(b"".join(parts))
+        advance(len(ids))
+        low = high
+
+
+def _sample_header(length: int, width: int) -> bytes:
+    """A size, a byte for one dimension and the width of its length, and the length."""
+    told = 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4
+    size = 1 + told + length * width
+    shape = bytes([1 << 2 | told.bit_length() - 1]) + length.to_bytes(told, "little")
+    return size.to_bytes(4, "little") + shape
 
 
 def _write_index(names: list[str], dtype: np.dtype[Any], path: Path, _: Advance) -> None:
