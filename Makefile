@@ -32,6 +32,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/huge.py
+	$(BIN)/python benchmarks/frameworks.py
 
 clean:
 	rm -rf .venv build dist demo .mypy_cache .ruff_cache
