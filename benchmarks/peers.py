@@ -27,7 +27,7 @@ PACKAGES = (
     "megatron-core datatrove mosaicml-streaming litdata array_record absl-py etils importlib_resources "
     "zipp boto3 botocore s3transfer jmespath python-dateutil six urllib3 transformers safetensors "
     "regex pyyaml loguru multiprocess dill humanize fsspec catalogue brotli python-snappy cramjam "
-    "zstd zstandard lightning_utilities obstore tifffile matplotlib tqdm requests huggingface_hub "
+    "zstd zstandard pillow lightning_utilities obstore tifffile matplotlib tqdm requests huggingface_hub "
     "google-cloud-storage oci azure-core azure-storage-blob azure-storage-file-datalake paramiko"
 ).split()
 # What MosaicML streaming imports for pictures, of which there are none here.
