@@ -26,7 +26,7 @@ __all__ = ["Batch", "BatchMaker", "Group"]
 
 _AHEAD = 16_384  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
-_READ = 4  # groups that are read at once
+_READ = 16  # groups that are read at once
 _BUFFERS = 4  # groups whose memory is taken again
 
 
@@ -90,8 +90,8 @@ class BatchMaker:
         return self.batch_size * self.world_size
 
     def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[list[Group]]:
-        """The batches from a row on: one, because somebody waits, and then `count` at a time, in
-        groups.
+        """The batches from a row on, in groups: one, because somebody waits, and then ever more at
+        a time, up to `count`.
 
         With a stride, only every so many steps: processes that share a rank's work take turns.
         """
@@ -99,15 +99,17 @@ class BatchMaker:
         whole = self._whole_steps(row, step)
         ahead = max(1, _AHEAD // self.batch_size // count) * count
         own = np.arange(self.batch_size) + self.rank * self.batch_size
-        done = 0
+        done, size = 0, 1
         while done < whole:
             steps = min(ahead, whole - done) if done else 1
-            begins = row + np.arange(done, done + steps) * step
-            places = self.rows.locate((begins[:, None] + own).ravel())
-            for first in range(0, steps, count):
-                size = self.batch_size
-                some = places.between(first * size, (first + count) * size)
-                yield from self._read_or_part(some, begins[first : first + count].tolist())
+            begins = (row + np.arange(done, done + steps) * step).tolist()
+            places = self.rows.locate(np.add.outer(begins, own).ravel())
+            first = 0
+            while first < steps:
+                last = min(first + size, steps)
+                some = places.between(first * self.batch_size, last * self.batch_size)
+                yield from self._read_or_part(some, begins[first:last])
+                first, size = last, min(2 * size, count)
             done += steps
         row += whole * step
         if self.limit is not None and row < self.limit and not self.drop_last:
