@@ -91,7 +91,7 @@ def olmo_table(documents) -> bytes:
         f'{end - len(document)},{end},id-{end},"s3://a,b/c.gz",{number}\n'
         for number, (end, document) in enumerate(zip(ends, documents, strict=True))
     ]
-    return gzip.compress("".join(lines).encode())
+    return gzip.compress("".join(lines).encode(), mtime=0)
 
 
 def write_olmo(path: Path, documents, *, dtype: str = "<u2") -> None:
