@@ -7,16 +7,20 @@ thread. Costs: two threads that wake each other, some 10 µs a result, so result
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 __all__ = ["Prefetch"]
 
 T = TypeVar("T")
 _STOP = object()
+_LAST_WAIT = 10.0  # seconds, at the end of the program, for a thread that waits for a disk
+_threads: WeakKeyDictionary[threading.Thread, SimpleQueue[Any]] = WeakKeyDictionary()
 
 
 class Prefetch(Generic[T]):
@@ -32,6 +36,7 @@ class Prefetch(Generic[T]):
         self._thread = threading.Thread(
             target=_work, args=(results, self._ready, self._room), name="tokenmill", daemon=True
         )
+        _threads[self._thread] = self._room
         self._thread.start()
 
     @property
@@ -66,3 +71,13 @@ def _work(results: Iterator[Any], ready: SimpleQueue[Any], room: SimpleQueue[Any
             ready.put(next(results))
     except BaseException as error:  # StopIteration among them: whoever asks shall meet it
         ready.put(error)
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End all threads before the interpreter does, which would tear them out of native code."""
+    threads = list(_threads.items())
+    for _, room in threads:
+        room.put(_STOP)
+    for thread, _ in threads:
+        thread.join(_LAST_WAIT)
