@@ -29,7 +29,7 @@ one is complete, checked, and needs no network. After any interruption, the same
 chosen.
 """
 
-app = App(name="tokenmill", help=HELP, help_format="markdown")
+app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
 
 app.command(
     "tokenmill.cli.prepare:prepare", name="prepare", help="Make a dataset out of text files."
