@@ -1,0 +1,163 @@
+"""The model, apart from any framework: its shape, its parameters, and their first values.
+
+A GPT as the field has settled on it: rotary positions, RMSNorm without gains before each half of a
+block and on queries and keys, a ReLU² MLP, grouped queries where asked for, an output head of its own,
+soft-capped logits, and output projections that begin at zero, so that every block begins as nothing.
+
+Guarantees: a parameter has the same name, shape and meaning in PyTorch and in JAX, so a checkpoint of
+one is a checkpoint of the other. First values follow from the seed alone, made by NumPy: every
+backend, rank and machine begins with the same bits.
+
+    embedding                 (vocab, width)
+    blocks.N.attention.query  (heads * head, width)       a linear map is y = x @ W.T
+    blocks.N.attention.key    (kv_heads * head, width)
+    blocks.N.attention.value  (kv_heads * head, width)
+    blocks.N.attention.out    (width, heads * head)
+    blocks.N.mlp.up           (4 * width, width)
+    blocks.N.mlp.down         (width, 4 * width)
+    head                      (vocab, width)
+
+Forward, for ids (B, T):
+
+    x = norm(embedding[ids])
+    for each block:
+        h = norm(x)
+        q, k, v = h @ query.T, h @ key.T, h @ value.T     split into heads
+        q, k = norm(rotate(q)), norm(rotate(k))           norm over each head
+        x = x + attention(q, k, v) @ out.T                causal, scale 1 / sqrt(head)
+        x = x + relu(norm(x) @ up.T)² @ down.T
+    logits = norm(x) @ head.T                             in float32 from here on
+    logits = softcap * tanh(logits / softcap)             where softcap > 0
+
+    norm(x) = x / sqrt(mean(x²) + EPSILON) over the last axis
+    rotate: for i in 0 .. head/2 - 1, with a = t / rope_base^(2i / head):
+        (x[i], x[i + head/2]) → (x[i] cos a + x[i + head/2] sin a, -x[i] sin a + x[i + head/2] cos a)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import UsageError
+
+__all__ = [
+    "EPSILON",
+    "Arrays",
+    "Shape",
+    "count_parameters",
+    "first_values",
+    "is_matrix",
+    "parameter_shapes",
+    "rotation",
+]
+
+EPSILON = 1e-6
+
+Arrays = dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a checkpoint's model must agree on with the run that loads it.
+
+    >>> shape = Shape(vocab=256, layers=2, heads=4, kv_heads=2, width=64, seq_len=128)
+    >>> shape.head, count_parameters(shape)
+    (16, 122880)
+    """
+
+    vocab: int
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    seq_len: int
+    softcap: float = 15.0
+    rope_base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "layers", "heads", "kv_heads", "width", "seq_len"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.width % (2 * self.heads):
+            raise UsageError(
+                f"width is {self.width} and heads is {self.heads}; width must be a multiple of twice "
+                "the heads, because positions turn pairs of numbers."
+            )
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"heads is {self.heads} and kv_heads is {self.kv_heads}; heads must be a multiple of "
+                "kv_heads, because every key and value serves the same number of queries."
+            )
+
+    @property
+    def head(self) -> int:
+        """The numbers of one head."""
+        return self.width // self.heads
+
+
+def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """The parameters by name, in the order in which their first values are drawn."""
+    width, keys = shape.width, shape.kv_heads * shape.head
+    shapes = {"embedding": (shape.vocab, width)}
+    for n in range(shape.layers):
+        shapes |= {
+            f"blocks.{n}.attention.query": (width, width),
+            f"blocks.{n}.attention.key": (keys, width),
+            f"blocks.{n}.attention.value": (keys, width),
+            f"blocks.{n}.attention.out": (width, width),
+            f"blocks.{n}.mlp.up": (4 * width, width),
+            f"blocks.{n}.mlp.down": (width, 4 * width),
+        }
+    return shapes | {"head": (shape.vocab, width)}
+
+
+def is_matrix(name: str) -> bool:
+    """Whether Muon is for this parameter: all but the embedding and the head."""
+    return name.startswith("blocks.")
+
+
+def count_parameters(shape: Shape) -> int:
+    """How many numbers a model of this shape has."""
+    return sum(rows * columns for rows, columns in parameter_shapes(shape).values())
+
+
+def first_values(shape: Shape, seed: int) -> Arrays:
+    """The parameters that training begins with: normal, of deviation 1 for the embedding and
+    1/sqrt(width) for matrices, and zero for what is added to the residual stream and for the head."""
+    random = np.random.Generator(np.random.Philox(key=[seed, 0]))
+    values: Arrays = {}
+    for name, size in parameter_shapes(shape).items():
+        if name.endswith((".out", ".down")) or name == "head":
+            values[name] = np.zeros(size, np.float32)
+        else:
+            values[name] = random.standard_normal(size, np.float32)
+            if name != "embedding":
+                values[name] *= np.float32(1 / math.sqrt(shape.width))
+    return values
+
+
+def check_values(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Raise `StateError` unless these are the parameters of a model of this shape."""
+    from tokenmill.errors import StateError
+
+    asked = parameter_shapes(shape)
+    there = {name: tuple(value.shape) for name, value in values.items()}
+    if there == asked:
+        return
+    name = next(name for name in [*asked, *there] if asked.get(name) != there.get(name))
+    raise StateError(
+        f"parameter {name} is {there.get(name, 'missing')} in the checkpoint and "
+        f"{asked.get(name, 'unknown')} in the model; give the configuration of the run that wrote it."
+    )
+
+
+def rotation(shape: Shape, length: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines of the rotary angles, each (length, head / 2)."""
+    steps = np.arange(0, shape.head, 2, dtype=np.float64) / shape.head
+    angles = np.outer(np.arange(length, dtype=np.float64), shape.rope_base**-steps)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
