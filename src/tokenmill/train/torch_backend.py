@@ -1,0 +1,341 @@
+"""The trainer's backend in PyTorch: one device a process, any number of processes by torchrun.
+
+The rules of a step, which the JAX backend follows too:
+
+- Micro-batches: a rank's rows are cut into as few equal pieces of at most `micro_batch` rows as can
+  be. The gradient is that of the mean loss of all rows of the step on all ranks.
+- Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), norm taken over all of them.
+- AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
+  usual coefficients, and updates as large as AdamW's: 0.2 * sqrt(max(rows, columns)).
+- Weight decay is for the matrices of the blocks, whichever optimiser they have. The embedding and
+  the head have none: the embedding is normed wherever it is read, and the head's logits are capped.
+- Both learning rates are multiplied by the `scale` of the step, and the decay with them.
+
+Guarantees: one process, or two, on the same machine and number of threads go on bit for bit after
+`load`. With more ranks the order in which gradients are added up is the network library's.
+
+Costs: Muon orthogonalises in bfloat16, as `torch.optim.Muon` does everywhere; nothing is copied from
+the device between two reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tokenmill.errors import StateError, UsageError
+from tokenmill.train.backend import Rows, StepReport
+from tokenmill.train.config import Config
+from tokenmill.train.model import Arrays, Shape, check_values, is_matrix
+from tokenmill.train.torch_model import Model, document_mask
+
+__all__ = ["TorchBackend"]
+
+MICRO_BATCH_TOKENS = 16_384
+
+# Of one device, dense bfloat16, as the makers give them; the first name that fits counts.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "L4": 121e12,
+    "A10": 125e12,
+}
+
+
+class TorchBackend:
+    """A model on a CUDA, MPS or CPU device; see `backend.Backend`.
+
+    Under torchrun it starts `torch.distributed` itself, unless that was done before.
+    """
+
+    name = "torch"
+
+    def __init__(self, config: Config, shape: Shape, values: Arrays) -> None:
+        check_values(shape, values)
+        self.config, self.shape = config, shape
+        self._device = _choose_device()
+        self._started = _start_ranks(self._device)
+        together = dist.is_initialized()
+        self.rank = dist.get_rank() if together else 0
+        self.world_size = dist.get_world_size() if together else 1
+        _check_ranks(config, self.world_size)
+        cuda = self._device.type == "cuda"
+        if cuda:
+            torch.set_float32_matmul_precision("high")
+        self._half = config.dtype == "bfloat16" or (config.dtype == "auto" and cuda)
+        self.device = self._describe_device()
+        self.peak_flops = self._find_peak_flops()
+
+        self._model = Model(shape).to(self._device)
+        self._model.load(values)
+        self._losses: Any = self._model
+        if config.compile == "on" or (config.compile == "auto" and cuda):
+            self._losses = torch.compile(self._model)
+        self._shared: Any = self._losses
+        if self.world_size > 1:
+            self._shared = DistributedDataParallel(
+                self._losses,
+                device_ids=[self._device] if cuda else None,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+        self._optimizers = _make_optimizers(self._model, config)
+        self._rates = [
+            (group, float(group["lr"])) for one in self._optimizers for group in one.param_groups
+        ]
+        self._limit = config.micro_batch or max(1, MICRO_BATCH_TOKENS // shape.seq_len)
+        self._row_losses: list[Tensor] = []
+        self._norms: list[Tensor] = []
+
+    def step(self, rows: Rows, scale: float) -> None:
+        """One step of the optimiser at this share of the learning rates."""
+        pieces = list(self._pieces(rows))
+        for number, (inputs, targets, mask) in enumerate(pieces, 1):
+            with self._wait_for_last(number == len(pieces)):
+                with self._precision():
+                    row_losses = self._shared(inputs, targets, mask).mean(1)
+                (row_losses.sum() / len(rows.inputs)).backward()
+            self._row_losses.append(row_losses.detach())
+        parameters = self._model.parameters()
+        self._norms.append(
+            torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or float("inf"))
+        )
+        for group, rate in self._rates:
+            group["lr"] = rate * scale
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def report(self) -> list[StepReport]:
+        """What came of the steps since the last report; waits for them. A collective call."""
+        if not self._norms:
+            return []
+        # The ranks have as many rows each, and each has rows that follow each other.
+        own = torch.cat(self._row_losses).view(len(self._norms), -1)
+        every = [own]
+        if self.world_size > 1:
+            every = [torch.empty_like(own) for _ in range(self.world_size)]
+            dist.all_gather(every, own)
+        row_losses = torch.cat(every, 1).cpu().numpy()
+        norms = torch.stack(self._norms).tolist()
+        self._row_losses, self._norms = [], []
+        return [
+            StepReport(row_losses=losses, gradient_norm=norm)
+            for losses, norm in zip(row_losses, norms, strict=True)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The loss of each target, (rows, seq_len); nothing is learned."""
+        losses = []
+        for inputs, targets, mask in self._pieces(rows):
+            with self._precision():
+                losses.append(self._losses(inputs, targets, mask))
+        found: npt.NDArray[np.float32] = torch.cat(losses).cpu().numpy()
+        return found
+
+    @torch.no_grad()
+    def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The logits (vocab,) of what follows some ids (length,); the last seq_len of them count."""
+        given = self._move(ids[-self.shape.seq_len :])[None]
+        with self._precision():
+            logits: Tensor = self._model.logits(self._model.states(given)[0, -1])
+        found: npt.NDArray[np.float32] = logits.cpu().numpy()
+        return found
+
+    def parameters(self) -> Arrays:
+        """Copies of the parameters, by the names of `model.py`, float32."""
+        return {name: _as_array(value) for name, value in self._model.named_parameters()}
+
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that the optimiser remembers: NAME.exp_avg, NAME.exp_avg_sq and NAME.step of
+        AdamW's parameters, NAME.momentum_buffer of Muon's."""
+        return {name: _as_array(value) for name, value in self._remembered().items()}
+
+    def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
+        """Take up the state of another process. StateError if it does not fit."""
+        check_values(self.shape, parameters)
+        remembered = self._remembered()
+        for name in [*remembered, *optimizer_state]:
+            here = tuple(remembered[name].shape) if name in remembered else "unknown"
+            there = optimizer_state[name].shape if name in optimizer_state else "missing"
+            if here != there:
+                raise StateError(
+                    f"the optimiser's {name} is {there} in the checkpoint and {here} in this run; go "
+                    "on with the backend and the optimiser that wrote it."
+                )
+        self._model.load(parameters)
+        for name, value in remembered.items():
+            value.copy_(torch.tensor(optimizer_state[name]))
+
+    def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The sum over all ranks, on every rank. A collective call."""
+        if self.world_size == 1:
+            return values.copy()
+        summed = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(summed)
+        found: npt.NDArray[np.float64] = summed.cpu().numpy()
+        return found
+
+    def peak_memory(self) -> int:
+        """Bytes: of the device, or of the process where the device is the CPU."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if self._device.type == "mps":
+            return torch.mps.driver_allocated_memory()
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return largest if sys.platform == "darwin" else largest * 1024
+
+    def close(self) -> None:
+        """Leave the other ranks in peace."""
+        if self._started:
+            dist.destroy_process_group()
+            self._started = False
+
+    def _pieces(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Micro-batches: inputs, targets and the mask of their documents."""
+        count = -(-len(rows.inputs) // self._limit)
+        inputs = self._move(rows.inputs).tensor_split(count)
+        targets = self._move(rows.targets).tensor_split(count)
+        if rows.documents is None:
+            yield from ((*both, None) for both in zip(inputs, targets, strict=True))
+            return
+        documents = self._move(rows.documents).tensor_split(count)
+        for one, other, numbers in zip(inputs, targets, documents, strict=True):
+            yield one, other, document_mask(numbers)
+
+    def _move(self, ids: npt.NDArray[Any]) -> Tensor:
+        """Ids on the device; a copy, so that the caller's memory is free at once."""
+        there = torch.tensor(ids, dtype=torch.int64)
+        if self._device.type == "cuda":
+            return there.pin_memory().to(self._device, non_blocking=True)
+        return there.to(self._device)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
+
+    def _wait_for_last(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients go to the other ranks once a step, with the last micro-batch."""
+        if last or self.world_size == 1:
+            return contextlib.nullcontext()
+        alone: contextlib.AbstractContextManager[Any] = self._shared.no_sync()
+        return alone
+
+    def _remembered(self) -> dict[str, Tensor]:
+        """What the optimisers remember, by parameter and kind."""
+        states = {
+            parameter: state for one in self._optimizers for parameter, state in one.state.items()
+        }
+        return {
+            f"{name}.{kind}": value
+            for name, parameter in self._model.named_parameters()
+            for kind, value in states[parameter].items()
+        }
+
+    def _describe_device(self) -> str:
+        if self._device.type == "cpu":
+            threads = torch.get_num_threads()
+            here = f"{threads} thread" if threads == 1 else f"{threads} threads"
+        elif self._device.type == "cuda":
+            here = torch.cuda.get_device_name(self._device)
+        else:
+            here = "Apple GPU"
+        return here if self.world_size == 1 else f"{self.world_size} x {here}"
+
+    def _find_peak_flops(self) -> float | None:
+        if self._device.type != "cuda" or not self._half:
+            return None
+        name = torch.cuda.get_device_name(self._device)
+        found = next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+        return found and found * self.world_size
+
+
+def _choose_device() -> torch.device:
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _start_ranks(device: torch.device) -> bool:
+    """Meet the other ranks, where torchrun says that there are some; returns whether this was done."""
+    asked = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+    if not asked or dist.is_initialized():
+        return False
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    return True
+
+
+def _check_ranks(config: Config, world_size: int) -> None:
+    if config.batch_rows % world_size:
+        raise UsageError(
+            f"a step has {config.batch_rows} rows (batch_tokens {config.batch_tokens:,} of seq_len "
+            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give batch_tokens "
+            f"a multiple of {world_size * config.seq_len:,}."
+        )
+
+
+def _make_optimizers(model: Model, config: Config) -> list[torch.optim.Optimizer]:
+    """AdamW and, where it is asked for, Muon, with all their memory in place from the beginning."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        (matrices if is_matrix(name) else others).append(parameter)
+    muon = config.optimizer == "muon"
+    groups: list[dict[str, Any]] = [{"params": others, "weight_decay": 0.0}]
+    if not muon:
+        groups.append({"params": matrices})
+    adamw = torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+    for group in adamw.param_groups:
+        for parameter in group["params"]:
+            adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    if not muon:
+        return [adamw]
+    rest = torch.optim.Muon(
+        matrices,
+        lr=config.matrix_learning_rate,
+        weight_decay=config.weight_decay,
+        momentum=0.95,
+        nesterov=True,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for parameter in matrices:
+        rest.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+    return [adamw, rest]
+
+
+def _as_array(value: Tensor) -> npt.NDArray[Any]:
+    copied: npt.NDArray[Any] = value.detach().cpu().numpy().copy()
+    return copied
