@@ -115,6 +115,10 @@ class BytePairTokenizer:
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         return spell(ids, self._spellings, self.name)
 
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """The bytes that each id spells; 0 where the vocabulary has a gap."""
+        return np.array([len(spelling or b"") for spelling in self._spellings], np.int64)
+
     def forget(self) -> None:
         """Free the memory that the words met so far take; the next text rebuilds what it needs."""
         self._joining = None

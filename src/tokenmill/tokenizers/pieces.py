@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 import orjson
 
@@ -201,6 +202,14 @@ class PieceTokenizer:
             if number is not None:
                 text.append(spellings[number])
         return "".join(text)
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """The bytes that each id spells inside a text; 0 where the vocabulary has a gap."""
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for piece, number in self._vocabulary.content()["model"]["vocab"].items():
+            is_byte = BYTE_PIECE.fullmatch(piece)
+            lengths[number] = 1 if is_byte else len(piece.replace("\u2581", " ").encode())
+        return lengths
 
     def forget(self) -> None:
         """Free the memory that the words met so far take; the next text rebuilds what it needs."""

@@ -64,6 +64,10 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         return spell(ids, self._spellings, self.name)
 
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """The bytes that each id spells."""
+        return np.array([len(spelling) for spelling in self._spellings], np.int64)
+
     def state(self) -> dict[str, Any]:
         return {"kind": "bytes", "eot_id": self.eot_id}
 
