@@ -1,16 +1,25 @@
 """What a run is made of: one frozen set of settings, from a file and from flags.
 
-A run's folder holds it as `config.json`. Unknown keys are errors that suggest the right one.
+A run's folder holds it as `config.json`; `settings.py` reads it from files.
 """
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tokenmill.errors import UsageError
 
 __all__ = ["Config"]
+
+_CALLED = {bool: "true or false", int: "a whole number", float: "a number"}
+_AT_LEAST = {
+    1: "layers heads kv_heads width seq_len batch_tokens micro_batch max_steps log_every keep",
+    0: "softcap warmup_steps learning_rate matrix_learning_rate weight_decay clip seed val_every "
+    "val_tokens sample_every sample_tokens checkpoint_every",
+}
+_FRACTIONS = "decay_fraction beta1 beta2 mask_fraction noise_fraction fim_fraction"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +100,29 @@ class Config:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "max_steps", "keep", "seq_len", "log_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise UsageError(f"micro_batch is {self.micro_batch}; it must be at least 1.")
+        for name, kind in get_type_hints(type(self)).items():
+            _check_kind(name, getattr(self, name), kind)
+        for least, names in _AT_LEAST.items():
+            for name in names.split():
+                if (value := getattr(self, name)) is not None and not value >= least:
+                    raise UsageError(f"{name} is {value}; it must be at least {least}.")
+        for name in _FRACTIONS.split():
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise UsageError(f"{name} is {value}; it must be from 0 to 1.")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise UsageError(f"{name} is 1; it must be below that, or nothing is learned.")
+        if self.seed >= 1 << 64:
+            raise UsageError(f"seed is {self.seed}; it must be below 2**64.")
         if self.batch_tokens % self.seq_len:
             raise UsageError(
                 f"batch_tokens is {self.batch_tokens:,}, which is no multiple of seq_len "
                 f"{self.seq_len:,}; try {-(-self.batch_tokens // self.seq_len) * self.seq_len:,}."
+            )
+        if self.within_documents and self.fim_fraction:
+            raise UsageError(
+                "within_documents and fim_fraction do not go together: rearranged rows have their "
+                "documents elsewhere. Set fim_fraction to 0, or within_documents to false."
             )
 
     @property
@@ -118,3 +141,19 @@ class Config:
         falling = self.decay_fraction * self.max_steps
         left = (self.max_steps - step) / falling if falling else 1.0
         return max(0.0, min(1.0, rising, left))
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Raise `UsageError` unless a setting is of its kind."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            allowed = ", ".join(get_args(kind))
+            raise UsageError(f"{name} is {value!r}; it must be one of {allowed}.")
+        return
+    if get_origin(kind) is types.UnionType:  # a whole number or None
+        if value is None:
+            return
+        kind = get_args(kind)[0]
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        raise UsageError(f"{name} is {value!r}; it must be {_CALLED[kind]}.")
