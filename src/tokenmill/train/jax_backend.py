@@ -1,0 +1,376 @@
+"""The trainer's backend in JAX: one compiled step, on all devices of one process or of several.
+
+The rules of a step are those of `torch_backend.py`; so are the names of what the optimiser remembers,
+and a state of one backend is a state of the other.
+
+Guarantees: the loss of a step is the mean over its rows, whatever the micro-batches, devices and
+processes. A process that loads a state goes on bit for bit: on CPUs with as many processes, devices
+and threads, on GPUs with XLA_FLAGS=--xla_gpu_deterministic_ops=true besides. Whatever is given to JAX
+was copied before, and whatever comes back is a copy.
+
+The rows of a step are divided over the devices, and the parameters are on each of them. A device goes
+through its rows a micro-batch at a time and adds up gradients; then the devices add up theirs, once a
+step, and each does the same step of the optimiser. Rows that do not divide are filled up with rows
+that count for nothing, so that every step is the same program.
+
+Several processes meet by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the
+environment, or as Slurm and Open MPI say.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tokenmill.errors import StateError, UsageError
+from tokenmill.train.backend import Rows, StepReport
+from tokenmill.train.config import Config
+from tokenmill.train.devices import find_peak_flops, find_process_memory
+from tokenmill.train.jax_model import Parameters, stack, target_logits, target_losses, unstack
+from tokenmill.train.jax_optimizer import OptimizerState, clip, first_state, update
+from tokenmill.train.model import Arrays, Shape, check_values
+
+__all__ = ["JaxBackend"]
+
+MICRO_BATCH_TOKENS = 16_384
+
+_EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
+# Arrays are (micro-batches, rows, ...).
+_BY_ROW = PartitionSpec(None, "data")  # type: ignore[no-untyped-call]
+
+
+class JaxBackend:
+    """A model on all devices that JAX sees; see `backend.Backend`.
+
+    Where the environment tells of several processes it starts `jax.distributed` itself, unless that
+    was done before.
+    """
+
+    name = "jax"
+
+    def __init__(self, config: Config, shape: Shape, values: Arrays) -> None:
+        check_values(shape, values)
+        self.config, self.shape = config, shape
+        self._started = _start_processes()
+        self.rank, self.world_size = jax.process_index(), jax.process_count()
+        _check_ranks(config, self.world_size)
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        self._mesh = Mesh(np.array(devices), ("data",))
+        own = [device for device in devices if device.process_index == self.rank]
+        self._own_mesh = Mesh(np.array(own), ("data",))
+        on_cpu = devices[0].platform == "cpu"
+        half = config.dtype == "bfloat16" or (config.dtype == "auto" and not on_cpu)
+        self._compute: dict[str, Any] = {
+            "dtype": jnp.bfloat16 if half else jnp.float32,
+            "attention": "cudnn" if half and _has_flash(devices[0], shape) else None,
+        }
+        self.device = _describe(devices)
+        peak = find_peak_flops(devices[0].device_kind) if half else None
+        self.peak_flops = peak and peak * len(devices)
+
+        self._limit = config.micro_batch or max(1, MICRO_BATCH_TOKENS // shape.seq_len)
+        self._widest = 1  # the rows that `evaluate` gives to a device at once
+        self._step = self._compile_step()
+        self._evaluate = self._compile_evaluate()
+        self._next_logits = jax.jit(self._find_next_logits)
+        self._parameters: Parameters = self._place(stack(shape, values))
+        self._state: OptimizerState = jax.jit(
+            partial(first_state, config), out_shardings=NamedSharding(self._mesh, _EVERYWHERE)
+        )(self._parameters)
+        self._reports: list[tuple[int, jax.Array, jax.Array]] = []
+
+    def step(self, rows: Rows, scale: float) -> None:
+        """One step of the optimiser at this share of the learning rates."""
+        count = len(rows.inputs)
+        micro, size = self._divide(count, self._limit)
+        weights = np.full(count, 1 / (count * self.world_size), np.float32)
+        batch = (rows.inputs, rows.targets, rows.documents, weights)
+        placed = self._place_rows(self._mesh, batch, micro, size)
+        self._parameters, self._state, losses, norm = self._step(
+            self._parameters, self._state, placed, np.float32(scale)
+        )
+        self._reports.append((count, losses, norm))
+
+    def report(self) -> list[StepReport]:
+        """What came of the steps since the last report; waits for them. A collective call."""
+        waiting, self._reports = self._reports, []
+        return [
+            StepReport(row_losses=self._in_row_order(count, losses), gradient_norm=float(norm))
+            for count, losses, norm in waiting
+        ]
+
+    def evaluate(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The loss of each target, (rows, seq_len); nothing is learned."""
+        count = len(rows.inputs)
+        _, size = self._divide(count, self._limit)
+        self._widest = max(self._widest, size)  # one program, also for the few rows of a last batch
+        micro = math.ceil(count / (self._widest * self._own_mesh.size))
+        batch = (rows.inputs, rows.targets, rows.documents)
+        placed = self._place_rows(self._own_mesh, batch, micro, self._widest)
+        losses = self._evaluate(self._own_parameters(), *placed)
+        return _copy(losses).reshape(-1, self.shape.seq_len)[:count]
+
+    def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The logits (vocab,) of what follows some ids (length,); the last seq_len of them count."""
+        kept = ids[-self.shape.seq_len :]
+        padded = np.zeros((1, self.shape.seq_len), np.int32)
+        padded[0, : len(kept)] = kept
+        parameters = {name: value.addressable_data(0) for name, value in self._parameters.items()}
+        return _copy(self._next_logits(parameters, padded, np.int32(len(kept) - 1)))
+
+    def parameters(self) -> Arrays:
+        """Copies of the parameters, by the names of `model.py`, float32."""
+        return self._fetch(self._parameters)
+
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that the optimiser remembers: NAME.exp_avg, NAME.exp_avg_sq and NAME.step of
+        AdamW's parameters, NAME.momentum_buffer of Muon's."""
+        state = self._state
+        means = self._fetch(state.mean)
+        steps = _copy(state.steps.addressable_data(0)).astype(np.float32)
+        return {
+            **{f"{name}.step": steps.copy() for name in means},
+            **{f"{name}.exp_avg": value for name, value in means.items()},
+            **{f"{name}.exp_avg_sq": value for name, value in self._fetch(state.square).items()},
+            **{
+                f"{name}.momentum_buffer": value
+                for name, value in self._fetch(state.momentum).items()
+            },
+        }
+
+    def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
+        """Take up the state of another process. StateError if it does not fit."""
+        check_values(self.shape, parameters)
+        _check_state(self.optimizer_state(), optimizer_state)
+
+        def part(kind: str, like: Parameters) -> Parameters:
+            values = {
+                name.removesuffix(kind): value
+                for name, value in optimizer_state.items()
+                if name.endswith(kind)
+            }
+            return self._place(stack(self.shape, values)) if like else {}
+
+        steps = next(value for name, value in optimizer_state.items() if name.endswith(".step"))
+        self._parameters = self._place(stack(self.shape, parameters))
+        self._state = OptimizerState(
+            steps=self._place({"steps": np.array(steps, np.int32)})["steps"],
+            mean=part(".exp_avg", self._state.mean),
+            square=part(".exp_avg_sq", self._state.square),
+            momentum=part(".momentum_buffer", self._state.momentum),
+        )
+
+    def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The sum over all ranks, on every rank. A collective call."""
+        if self.world_size == 1:
+            return values.copy()
+        # As pairs of 32 bits, because JAX has no float64 unless it is told to.
+        halves = np.ascontiguousarray(values, np.float64).reshape(-1).view(np.uint32)
+        every = np.ascontiguousarray(multihost_utils.process_allgather(halves))
+        summed: npt.NDArray[np.float64] = every.view(np.float64).sum(axis=0).reshape(values.shape)
+        return summed
+
+    def peak_memory(self) -> int:
+        """Bytes: of the device, or of the process where the device is the CPU."""
+        device = self._own_mesh.devices[0]
+        known = None if device.platform == "cpu" else device.memory_stats()
+        return int(known["peak_bytes_in_use"]) if known else find_process_memory()
+
+    def close(self) -> None:
+        """Leave the other ranks in peace."""
+        if self._started:
+            jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+            self._started = False
+
+    def _compile_step(self) -> Any:
+        """What a device does in a step, given its own rows and the same parameters as all."""
+
+        def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
+            inputs, targets, documents, weights = micro
+            losses = target_losses(
+                self.shape, parameters, inputs, targets, documents, **self._compute
+            ).mean(axis=1)
+            return (losses * weights).sum(), losses
+
+        def run(
+            parameters: Parameters, state: OptimizerState, rows: Any, scale: jax.Array
+        ) -> tuple[Parameters, OptimizerState, jax.Array, jax.Array]:
+            def add(sums: Parameters, micro: Any) -> tuple[Parameters, jax.Array]:
+                gradients, losses = jax.grad(row_losses, has_aux=True)(parameters, micro)
+                return {name: sums[name] + gradients[name] for name in sums}, losses
+
+            sums, losses = lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), rows)
+            gradients, norm = clip(self.config, lax.psum(sums, "data"))  # type: ignore[no-untyped-call]
+            parameters, state = update(
+                self.config, parameters, state, gradients, scale, dtype=self._compute["dtype"]
+            )
+            return parameters, state, lax.all_gather(losses, "data", axis=1, tiled=True), norm
+
+        everywhere = (_EVERYWHERE, _EVERYWHERE)
+        return jax.jit(
+            jax.shard_map(
+                run,
+                mesh=self._mesh,
+                in_specs=(*everywhere, _BY_ROW, _EVERYWHERE),
+                out_specs=(*everywhere, *everywhere),
+                check_vma=False,
+            ),
+            donate_argnums=(0, 1),
+        )
+
+    def _compile_evaluate(self) -> Any:
+        """What a device does to evaluate, given its own rows."""
+
+        def run(parameters: Parameters, *rows: Any) -> Any:
+            def find(micro: Any) -> jax.Array:
+                return target_losses(self.shape, parameters, *micro, **self._compute)
+
+            return lax.map(find, rows)
+
+        return jax.jit(
+            jax.shard_map(
+                run,
+                mesh=self._own_mesh,
+                in_specs=(_EVERYWHERE, _BY_ROW, _BY_ROW, _BY_ROW),
+                out_specs=_BY_ROW,
+                check_vma=False,
+            )
+        )
+
+    def _find_next_logits(
+        self, parameters: Parameters, ids: jax.Array, last: jax.Array
+    ) -> jax.Array:
+        # What stands behind the last id is not seen by it.
+        return target_logits(self.shape, parameters, ids, None, **self._compute)[0, last]
+
+    def _divide(self, count: int, limit: int) -> tuple[int, int]:
+        """Into how many micro-batches of how many rows a device's share of some rows is cut: as few
+        as can be, and those as equal as can be."""
+        share = math.ceil(count / self._own_mesh.size)
+        micro = math.ceil(share / limit)
+        return micro, math.ceil(share / micro)
+
+    def _place_rows(
+        self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
+    ) -> tuple[jax.Array | None, ...]:
+        """Rows on their devices, in arrays (micro-batches, rows of all devices, ...)."""
+        own = size * self._own_mesh.size
+        sharding = NamedSharding(mesh, _BY_ROW)
+
+        def place(rows: npt.NDArray[Any]) -> jax.Array:
+            dtype = np.float32 if rows.dtype.kind == "f" else np.int32
+            filled = np.zeros((micro * own, *rows.shape[1:]), dtype)
+            filled[: len(rows)] = rows
+            return _distribute(sharding, filled.reshape(micro, own, *rows.shape[1:]))
+
+        return tuple(None if rows is None else place(rows) for rows in batch)
+
+    def _in_row_order(self, count: int, losses: jax.Array) -> npt.NDArray[np.float32]:
+        """The losses (micro-batches, rows of all devices) of so many rows on each rank."""
+        by_rank = _copy(losses.addressable_data(0)).reshape(len(losses), self.world_size, -1)
+        return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
+
+    def _place(self, values: Mapping[str, npt.NDArray[Any]]) -> dict[str, jax.Array]:
+        """Copies on all devices."""
+        sharding = NamedSharding(self._mesh, _EVERYWHERE)
+        return {name: _distribute(sharding, value.copy()) for name, value in values.items()}
+
+    def _fetch(self, stacked: Parameters) -> Arrays:
+        copies = {name: _copy(value.addressable_data(0)) for name, value in stacked.items()}
+        return {name: value.copy() for name, value in unstack(self.shape, copies).items()}
+
+    def _own_parameters(self) -> Parameters:
+        """The parameters as arrays of this process alone, which it can use without the others."""
+        if self.world_size == 1:
+            return self._parameters
+        sharding = NamedSharding(self._own_mesh, _EVERYWHERE)
+        return {
+            name: jax.make_array_from_single_device_arrays(
+                value.shape, sharding, [shard.data for shard in value.addressable_shards]
+            )
+            for name, value in self._parameters.items()
+        }
+
+
+def _start_processes() -> bool:
+    """Meet the other processes, where the environment tells of some; returns whether this was done."""
+    if jax.distributed.is_initialized():
+        return False
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    address, *numbers = (os.environ.get(name, "") for name in names)
+    if address and all(numbers):
+        if not all(number.isdecimal() for number in numbers):
+            raise UsageError(
+                f"{names[1]}={numbers[0]!r} and {names[2]}={numbers[1]!r} in the environment are no "
+                "number of processes and number of this one."
+            )
+        count, number = map(int, numbers)
+        if count > 1:
+            jax.distributed.initialize(address, count, number)
+        return count > 1
+    launched = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    if any(int(os.environ.get(name, "1")) > 1 for name in launched):
+        jax.distributed.initialize()
+        return True
+    return False
+
+
+def _check_ranks(config: Config, world_size: int) -> None:
+    if config.batch_rows % world_size:
+        raise UsageError(
+            f"a step has {config.batch_rows} rows (batch_tokens {config.batch_tokens:,} of seq_len "
+            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give batch_tokens "
+            f"a multiple of {world_size * config.seq_len:,}."
+        )
+
+
+def _check_state(
+    here: Mapping[str, npt.NDArray[Any]], there: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    for name in [*here, *there]:
+        ours = here[name].shape if name in here else "unknown"
+        theirs = there[name].shape if name in there else "missing"
+        if ours != theirs:
+            raise StateError(
+                f"the optimiser's {name} is {theirs} in the checkpoint and {ours} in this run; go on "
+                "with the optimiser that wrote it."
+            )
+
+
+def _has_flash(device: Any, shape: Shape) -> bool:
+    """Whether cuDNN has attention for this device and head."""
+    if device.platform != "gpu" or "NVIDIA" not in device.device_kind:
+        return False
+    return float(device.compute_capability) >= 8.0 and shape.head % 8 == 0 and shape.head <= 128
+
+
+def _describe(devices: list[Any]) -> str:
+    if devices[0].platform != "cpu":
+        kind = devices[0].device_kind
+    else:
+        threads = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        )
+        kind = f"{threads} thread" if threads == 1 else f"{threads} threads"
+    return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
+
+
+def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
+    """A global array; this process has its own part of it, which it must not write to again."""
+    placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
+    return placed
+
+
+def _copy(value: jax.Array) -> npt.NDArray[Any]:
+    return np.array(value)

@@ -1,0 +1,168 @@
+"""The model of `model.py` in JAX: pure functions of a dict of arrays.
+
+Guarantees: the parameters, names and mathematics of `model.py`. Norms, rotary positions, logits and
+losses are float32 whatever the dtype of the matrix products; a float32 product is a true one on every
+device. An id that is not in the vocabulary makes a loss NaN rather than a wrong number.
+
+Inside, the same matrix of all blocks is one array (layers, out, in), and one compiled block is gone
+through once a layer: compiling takes as long for 24 layers as for 2. `stack` and `unstack` lead from
+the names of `model.py` to such arrays and back.
+
+Costs: attention keeps no square of seq_len for the way back but that of one layer, because it is
+computed again there; on NVIDIA GPUs in bfloat16 it is cuDNN's, which keeps none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+
+from tokenmill.train.model import (
+    EPSILON,
+    Arrays,
+    Shape,
+    is_matrix,
+    parameter_shapes,
+    rotation,
+)
+
+__all__ = ["Parameters", "stack", "target_logits", "target_losses", "unstack"]
+
+# By the names of `model.py`, those of blocks without their number.
+Parameters = dict[str, jax.Array]
+
+
+def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
+    """Parameters, those of all blocks in one array, such as mlp.up (layers, 4 * width, width).
+
+    >>> from tokenmill.train.model import first_values
+    >>> shape = Shape(vocab=64, layers=2, heads=2, kv_heads=1, width=8, seq_len=16)
+    >>> stacked = stack(shape, first_values(shape, seed=1))
+    >>> stacked["head"].shape, stacked["attention.key"].shape
+    ((64, 8), (2, 4, 8))
+    >>> list(unstack(shape, stacked)) == list(parameter_shapes(shape))
+    True
+    """
+    groups: dict[str, list[npt.NDArray[np.float32]]] = {}
+    for name in parameter_shapes(shape):
+        if name in values:
+            groups.setdefault(_without_number(name), []).append(values[name])
+    return {
+        name: np.array(group if _in_block(name) else group[0], np.float32)
+        for name, group in groups.items()
+    }
+
+
+def unstack(shape: Shape, stacked: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
+    """Parameters by the names of `model.py`: the reverse of `stack`."""
+    values: Arrays = {}
+    for name in parameter_shapes(shape):
+        whole = stacked.get(_without_number(name))
+        if whole is not None:
+            values[name] = whole[int(name.split(".")[1])] if is_matrix(name) else whole
+    return values
+
+
+def target_losses(
+    shape: Shape,
+    parameters: Parameters,
+    inputs: jax.Array,
+    targets: jax.Array,
+    documents: jax.Array | None,
+    *,
+    dtype: Any,
+    attention: str | None = None,
+) -> jax.Array:
+    """The loss of each target in nats, (rows, length) like the targets."""
+    logits = target_logits(shape, parameters, inputs, documents, dtype=dtype, attention=attention)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def target_logits(
+    shape: Shape,
+    parameters: Parameters,
+    inputs: jax.Array,
+    documents: jax.Array | None,
+    *,
+    dtype: Any,
+    attention: str | None = None,
+) -> jax.Array:
+    """The logits (rows, length, vocab) of what follows each of some ids (rows, length).
+
+    `documents` numbers the documents of each row, where attention stays inside them; `attention` is
+    an implementation of `jax.nn.dot_product_attention`.
+    """
+    turn = rotation(shape, inputs.shape[1])
+    mask = None if documents is None else _same_document(documents)
+
+    def attend(x: jax.Array, block: Parameters) -> jax.Array:
+        query, key, value = (
+            _linear(x, block[f"attention.{name}"], dtype).reshape(*x.shape[:2], -1, shape.head)
+            for name in ("query", "key", "value")
+        )
+        query, key = (_norm(_rotate(x, turn)).astype(dtype) for x in (query, key))
+        mixed = jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            is_causal=True,
+            implementation=attention,  # type: ignore[arg-type]
+        )
+        return mixed.reshape(x.shape)
+
+    def run_block(x: jax.Array, block: Parameters) -> tuple[jax.Array, None]:
+        mixed = jax.checkpoint(attend)(_norm(x), block)
+        x = x + _linear(mixed, block["attention.out"], dtype)
+        inner = jnp.square(jax.nn.relu(_linear(_norm(x), block["mlp.up"], dtype)))
+        return x + _linear(inner, block["mlp.down"], dtype), None
+
+    x = _norm(parameters["embedding"].at[inputs].get(mode="fill", fill_value=jnp.nan))
+    blocks = {name: value for name, value in parameters.items() if _in_block(name)}
+    x, _ = lax.scan(run_block, x, blocks)
+    logits = _linear(_norm(x), parameters["head"], dtype, jnp.float32)
+    return shape.softcap * jnp.tanh(logits / shape.softcap) if shape.softcap > 0 else logits
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    x = x.astype(jnp.float32)
+    return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)
+
+
+def _linear(x: jax.Array, weight: jax.Array, dtype: Any, result: Any = None) -> jax.Array:
+    """x @ weight.T, multiplied in a dtype, added up in float32, and of that dtype or another."""
+    product = lax.dot_general(
+        x.astype(dtype),
+        weight.astype(dtype),
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    return product.astype(result or dtype)
+
+
+def _rotate(x: jax.Array, turn: tuple[npt.NDArray[np.float32], ...]) -> jax.Array:
+    """Turn the pairs of each head (rows, length, heads, head) by the angles of their places."""
+    cosines, sines = (values[:, None, :] for values in turn)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate(
+        [first * cosines + second * sines, second * cosines - first * sines], axis=-1
+    )
+
+
+def _same_document(documents: jax.Array) -> jax.Array:
+    return documents[:, None, :, None] == documents[:, None, None, :]
+
+
+def _without_number(name: str) -> str:
+    return name.split(".", 2)[2] if is_matrix(name) else name
+
+
+def _in_block(name: str) -> bool:
+    return name not in ("embedding", "head")

@@ -1,0 +1,138 @@
+"""AdamW and Muon by optax, as PyTorch has them, so that both backends take the same steps.
+
+The rules are those of `torch_backend.py`. What is remembered is what PyTorch remembers: the moments of
+AdamW, and for Muon the running mean of gradients.
+
+`optax.contrib.muon` is given that momentum rather than having one itself: for the first hundred steps
+it corrects the two terms of Nesterov's momentum by different factors, and PyTorch by none. It would
+also give Nesterov's momentum to the AdamW beside it, so that AdamW is apart here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+from optax.contrib import MuonDimensionNumbers, muon  # type: ignore[import-untyped]
+
+from tokenmill.train.config import Config
+from tokenmill.train.jax_model import Parameters
+
+__all__ = ["OptimizerState", "clip", "first_state", "update"]
+
+EPSILON = 1e-8
+MUON_EPSILON = 1e-7
+MOMENTUM = 0.95
+UPDATE_SIZE = 0.2  # what Muon's steps measure where AdamW's do: root mean square, times the rate
+
+
+class OptimizerState(NamedTuple):
+    """What the optimiser remembers: both of AdamW's moments of a parameter, or Muon's momentum."""
+
+    steps: jax.Array
+    mean: Parameters
+    square: Parameters
+    momentum: Parameters
+
+
+def first_state(config: Config, parameters: Parameters) -> OptimizerState:
+    """The state before the first step."""
+
+    def zeros(*, by_muon: bool) -> Parameters:
+        return {
+            name: jnp.zeros_like(value)
+            for name, value in parameters.items()
+            if _has_muon(config, name) == by_muon
+        }
+
+    steps = jnp.zeros((), jnp.int32)
+    return OptimizerState(steps, zeros(by_muon=False), zeros(by_muon=False), zeros(by_muon=True))
+
+
+def clip(config: Config, gradients: Parameters) -> tuple[Parameters, jax.Array]:
+    """The gradients, together no longer than is allowed, and their norm before that."""
+    norm = optax.tree.norm(gradients)
+    if config.clip <= 0:
+        return gradients, norm
+    share = jnp.minimum(1.0, config.clip / (norm + 1e-6))
+    return {name: gradient * share for name, gradient in gradients.items()}, norm
+
+
+def update(
+    config: Config,
+    parameters: Parameters,
+    state: OptimizerState,
+    gradients: Parameters,
+    scale: jax.Array,
+    *,
+    dtype: Any,
+) -> tuple[Parameters, OptimizerState]:
+    """The parameters and the state after a step at this share of the learning rates.
+
+    Muon makes matrices orthogonal in the dtype.
+    """
+    changes, mean, square = _adamw(config, parameters, state, gradients, scale)
+    momentum = {
+        name: MOMENTUM * old + (1 - MOMENTUM) * gradients[name]
+        for name, old in state.momentum.items()
+    }
+    ahead = {
+        name: (MOMENTUM * new + (1 - MOMENTUM) * gradients[name]).astype(dtype)
+        for name, new in momentum.items()
+    }
+    changes |= _muon(config, parameters, ahead, scale)
+    after = {name: value + changes[name] for name, value in parameters.items()}
+    return after, OptimizerState(state.steps + 1, mean, square, momentum)
+
+
+def _adamw(
+    config: Config,
+    parameters: Parameters,
+    state: OptimizerState,
+    gradients: Parameters,
+    scale: jax.Array,
+) -> tuple[Parameters, Parameters, Parameters]:
+    """The changes of AdamW's parameters, and their moments."""
+    own = {name: parameters[name] for name in state.mean}
+    adamw = optax.adamw(
+        config.learning_rate * scale,
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=EPSILON,
+        weight_decay=config.weight_decay,
+        mask={name: _in_block(name) for name in own},
+    )
+    moments = optax.ScaleByAdamState(state.steps, state.mean, state.square)
+    _, *others = adamw.init(own)  # which remember nothing
+    gradients = {name: gradients[name] for name in own}
+    changes, (moments, *_) = adamw.update(gradients, (moments, *others), own)
+    return changes, moments.mu, moments.nu
+
+
+def _muon(
+    config: Config, parameters: Parameters, ahead: Parameters, scale: jax.Array
+) -> Parameters:
+    """The changes of Muon's parameters."""
+    own = {name: parameters[name] for name in ahead}
+    rule = muon(
+        config.matrix_learning_rate * scale,
+        beta=0.0,
+        nesterov=False,
+        eps=MUON_EPSILON,
+        weight_decay=config.weight_decay,
+        consistent_rms=UPDATE_SIZE,
+        # Arrays are (layers, out, in).
+        muon_weight_dimension_numbers=dict.fromkeys(own, MuonDimensionNumbers(-1, -2)),
+    )
+    changes: Parameters = rule.update(ahead, rule.init(own), own)[0]
+    return changes
+
+
+def _has_muon(config: Config, name: str) -> bool:
+    return config.optimizer == "muon" and _in_block(name)
+
+
+def _in_block(name: str) -> bool:
+    return name not in ("embedding", "head")
