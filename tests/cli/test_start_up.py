@@ -19,6 +19,7 @@ COMMANDS = [
     "export",
     "import",
     "reshard",
+    "train",
     "tokenizer",
     "tokenizer train",
 ]

@@ -1,0 +1,224 @@
+"""The curves of a run's losses: `loss.svg` for a browser, and characters for a terminal.
+
+However long the run, a curve is a few hundred points, each the mean of its share of the steps, so
+that the file stays small. The scale is logarithmic where losses differ by a factor of three and more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Curve", "draw_svg", "draw_text"]
+
+MOST_POINTS = 400
+_WIDTH, _HEIGHT = 800, 450
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 36, 60, 48
+_COLOURS = ("#3b6fb6", "#d1603d", "#4c956c", "#8d6cab")
+_RATIO = 3.0  # of the largest to the smallest loss, from which on the scale is logarithmic
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character
+_MARK = "o"
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values at steps, and what to call them. Values that are no numbers are left out."""
+
+    name: str
+    steps: npt.ArrayLike
+    values: npt.ArrayLike
+
+    def binned(self, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+        """At most so many points: the means of equal shares of the points.
+
+        >>> Curve("train", [1, 2, 3, 4], [8, 6, 4, 2]).binned(2)
+        (array([1.5, 3.5]), array([7., 3.]))
+        """
+        steps, values = np.asarray(self.steps, np.float64), np.asarray(self.values, np.float64)
+        sound = np.isfinite(values)
+        steps, values = steps[sound], values[sound]
+        if len(steps) <= most:
+            return steps, values
+        edges = np.linspace(0, len(steps), most + 1).astype(np.int64)
+        sizes = np.diff(edges)
+        return np.add.reduceat(steps, edges[:-1]) / sizes, (
+            np.add.reduceat(values, edges[:-1]) / sizes
+        )
+
+
+class _Axes:
+    """From steps and losses to shares of the width and of the height."""
+
+    def __init__(self, curves: list[tuple[Floats, Floats]]) -> None:
+        steps = np.concatenate([points[0] for points in curves] or [np.empty(0)])
+        values = np.concatenate([points[1] for points in curves] or [np.empty(0)])
+        self.last = float(steps.max(initial=1.0))
+        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+        self.is_log = low > 0 and high / low >= _RATIO
+        low, high = self._scaled(low), self._scaled(high)
+        room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
+        self.low, self.high = low - room, high + room
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(value) if self.is_log else value
+
+    def across(self, steps: npt.ArrayLike) -> Floats:
+        return np.asarray(steps, np.float64) / self.last
+
+    def up(self, values: npt.ArrayLike) -> Floats:
+        scaled = np.asarray(values, np.float64)
+        scaled = np.log10(scaled) if self.is_log else scaled
+        return (scaled - self.low) / (self.high - self.low)
+
+    def step_ticks(self) -> list[float]:
+        return [tick for tick in nice_ticks(0, self.last) if tick == round(tick)]
+
+    def value_ticks(self) -> list[float]:
+        if not self.is_log:
+            return nice_ticks(self.low, self.high)
+        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
+        ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 3, 4, 5, 7)]
+        inside = [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]
+        return [tick for tick in inside if f"{tick:e}"[0] in "125"] if len(inside) > 8 else inside
+
+
+def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers between two, about so many.
+
+    >>> nice_ticks(0, 1000), nice_ticks(1.9, 3.1)
+    ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [2.0, 2.2, 2.4, 2.6, 2.8, 3.0])
+    """
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def draw_svg(curves: list[Curve], title: str) -> str:
+    """The curves as an SVG file's text.
+
+    >>> svg = draw_svg([Curve("train", [0, 1], [3, 2])], "a < b")
+    >>> svg[:4], svg.count("<polyline"), "a &lt; b" in svg
+    ('<svg', 1, True)
+    """
+    points = [curve.binned() for curve in curves]
+    axes = _Axes(points)
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        f'<text x="{_LEFT}" y="24" font-size="15" fill="#222222">{escape(title)}</text>',
+    ]
+    for tick in axes.value_ticks():
+        y = _TOP + height * (1 - float(axes.up(tick)))
+        parts.append(f'<path d="M{_LEFT} {y:.1f}h{width}" stroke="#e3e3e3"/>')
+        parts.append(_label(_LEFT - 8, y + 4, "end", f"{tick:g}"))
+    for tick in axes.step_ticks():
+        x = _LEFT + width * float(axes.across(tick))
+        parts.append(f'<path d="M{x:.1f} {_TOP + height}v5" stroke="#888888"/>')
+        parts.append(_label(x, _TOP + height + 20, "middle", f"{tick:,.0f}"))
+    parts.append(f'<path d="M{_LEFT} {_TOP}v{height}h{width}" fill="none" stroke="#888888"/>')
+    parts.append(_label(_LEFT + width / 2, _HEIGHT - 10, "middle", "step"))
+    scale = "loss, logarithmic" if axes.is_log else "loss"
+    parts.append(_label(_LEFT - 48, _TOP - 10, "start", scale))
+    for number, (curve, (steps, values)) in enumerate(zip(curves, points, strict=True)):
+        colour = _COLOURS[number % len(_COLOURS)]
+        across = _LEFT + width * axes.across(steps)
+        down = _TOP + height * (1 - axes.up(values))
+        parts += _line(across, down, colour)
+        y = _TOP + 8 + 18 * number
+        last = f" {values[-1]:.4g}" if len(values) else ""
+        parts.append(f'<path d="M{_WIDTH - 190} {y}h22" stroke="{colour}" stroke-width="2"/>')
+        parts.append(_label(_WIDTH - 160, y + 4, "start", f"{curve.name}{last}"))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _line(across: Floats, down: Floats, colour: str) -> list[str]:
+    places = [f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True)]
+    made = [
+        f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" '
+        'stroke-width="1.6" stroke-linejoin="round"/>'
+    ]
+    if len(places) <= 40:  # few enough to be seen one by one
+        made += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"/>'
+            for x, y in zip(across, down, strict=True)
+        ]
+    return made
+
+
+def _label(x: float, y: float, anchor: str, text: str) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#444444">{escape(text)}</text>'
+    )
+
+
+def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
+    """The curves in characters: the first as a line of braille dots, the others as marks on it.
+
+    >>> print(draw_text([Curve("train", [0, 1, 2], [4, 2, 1])], width=10, height=3))
+       4 ┤⠢⣀
+       2 ┤⠀⠀⠑⠢⢄⡀
+       1 ┤⠀⠀⠀⠀⠀⠈⠑⠢⠤⣀
+         └──────────
+          0        2
+    train 1
+    """
+    points = [curve.binned(2 * width) for curve in curves]
+    axes = _Axes(points)
+    cells = [[" "] * width for _ in range(height)]
+    for number, (steps, values) in enumerate(points):
+        across, up = axes.across(steps), axes.up(values)
+        if number == 0:
+            _draw_dots(cells, across, up)
+            continue
+        columns = np.minimum((across * width).astype(np.int64), width - 1)
+        lines = np.clip(((1 - up) * height).astype(np.int64), 0, height - 1)
+        for column, line in zip(columns.tolist(), lines.tolist(), strict=True):
+            cells[line][column] = _MARK
+    labels = [""] * height
+    for tick in axes.value_ticks():
+        place = (1 - float(axes.up(tick))) * height
+        labels[min(max(int(place), 0), height - 1)] = f"{tick:g}"
+    lines_made = [
+        f"{label:>4} {'┤' if label else '│'}{''.join(row)}".rstrip()
+        for label, row in zip(labels, cells, strict=True)
+    ]
+    last = f"{axes.last:,.0f}"
+    lines_made.append(f"{'':5}└{'─' * width}")
+    lines_made.append(f"{'':6}0{last:>{width - 1}}")
+    told = [
+        f"{curve.name}{f' ({_MARK})' if number else ''} {values[-1]:.4g}"
+        for number, (curve, (_, values)) in enumerate(zip(curves, points, strict=True))
+        if len(values)
+    ]
+    return "\n".join([*lines_made, ", ".join(told)])
+
+
+def _draw_dots(cells: list[list[str]], across: Floats, up: Floats) -> None:
+    """A line through some points, in the dots of braille characters: two across, four down."""
+    width, height = 2 * len(cells[0]), 4 * len(cells)
+    if not len(across):
+        return
+    columns = np.arange(width)
+    first, last = across[0] * (width - 1), across[-1] * (width - 1)
+    columns = columns[(columns >= math.floor(first)) & (columns <= math.ceil(last))]
+    rows = np.interp(columns, across * (width - 1), (1 - up) * (height - 1))
+    masks = np.zeros((len(cells), len(cells[0])), np.int64)
+    before = None
+    for column, row in zip(columns.tolist(), np.rint(rows).astype(int).tolist(), strict=True):
+        # A steep line is drawn without gaps.
+        low, high = sorted((row, row if before is None else before))
+        for dot in range(low + (before == low and low < high), high + 1 - (before == high > low)):
+            masks[dot // 4, column // 2] |= _DOTS[dot % 4][column % 2]
+        before = row
+    for place in zip(*np.nonzero(masks), strict=True):
+        cells[place[0]][place[1]] = chr(0x2800 + int(masks[place]))

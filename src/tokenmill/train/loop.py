@@ -1,0 +1,316 @@
+"""The loop of a run: steps, and what is done between them.
+
+After step n, in this order: losses are taken in and looked at, a line is written, the model is
+validated, a sample is drawn, a checkpoint is written. Whichever of these are due, they leave the same
+whether the run was interrupted before or not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenmill.errors import TokenmillError, UsageError, WorkError
+from tokenmill.load.loader import Loader
+from tokenmill.store.manifest import write_atomically
+from tokenmill.train.augment import augment
+from tokenmill.train.backend import Backend, Rows, StepReport
+from tokenmill.train.chart import Curve, draw_svg
+from tokenmill.train.checkpoints import Checkpoints, State
+from tokenmill.train.config import Config
+from tokenmill.train.data import RunData
+from tokenmill.train.folder import CHART_NAME, told_of_disk
+from tokenmill.train.interval import Clock, Stop
+from tokenmill.train.model import Shape, count_parameters
+from tokenmill.train.record import Record
+from tokenmill.train.sample import generate
+from tokenmill.train.validate import Validation, Validator
+
+__all__ = ["Board", "Loop", "Watcher", "count_operations"]
+
+_CHART_EVERY = 5.0  # seconds
+
+
+class Watcher(Protocol):
+    """Is told how a run goes."""
+
+    def note(self, text: str) -> None:
+        """Something about the run."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user should look at."""
+
+    def line(self, line: dict[str, Any], seconds_left: float) -> None:
+        """A line of `metrics.jsonl`, and how long the run will go on from here."""
+
+
+class Board(Protocol):
+    """Another place that shows the lines of `metrics.jsonl`."""
+
+    def add(self, line: dict[str, Any]) -> None:
+        """One more line."""
+
+    def close(self) -> None:
+        """No more lines come."""
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """A run that is under way. `record` is None on all ranks but the first."""
+
+    path: Path
+    config: Config
+    data: RunData
+    state: State  # of which step, row, loader and val_loss are those of the beginning
+    backend: Backend
+    loader: Loader
+    validator: Validator | None
+    checkpoints: Checkpoints
+    record: Record | None
+    watcher: Watcher
+    boards: list[Board]
+    stop: Stop
+    step: int
+    saved: int = field(init=False)
+    _untold: list[int] = field(init=False, default_factory=list)  # first rows of steps
+    _norm: float = field(init=False, default=math.nan)
+    _clock: Clock = field(init=False, default_factory=Clock)
+    _lap: int = field(init=False)  # the step at which the clock began
+    _left: float = field(init=False, default=math.nan)
+    _drawn: float = field(init=False, default=-math.inf)
+
+    def __post_init__(self) -> None:
+        self.saved = self._lap = self.step
+
+    def run(self) -> None:
+        """Go on to the last step, or to where the user stops it."""
+        config = self.config
+        while self.step < config.max_steps:
+            rows = self._next_rows()
+            self._untold.append(self.loader.row - config.batch_rows)
+            self.backend.step(rows, config.scale(self.step))
+            self.step += 1
+            due = {
+                "line": self._is_due(config.log_every),
+                "validation": self._is_due(config.val_every),
+                "sample": self._is_due(config.sample_every),
+                "checkpoint": self._is_due(config.checkpoint_every),
+            }
+            stopping = self._is_stopping(any(due.values()))
+            if not any(due.values()) and not stopping:
+                continue
+            self._take_reports()
+            if due["line"]:
+                self._tell()
+            with self._clock.aside():
+                val_loss = self._validate() if due["validation"] else None
+                if due["sample"]:
+                    self._sample()
+                if due["checkpoint"] or stopping:
+                    self._save(val_loss)
+                self._draw(last=stopping or self.step == config.max_steps)
+            if stopping:
+                return
+
+    def _is_due(self, every: int) -> bool:
+        return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
+
+    def _is_stopping(self, at_report: bool) -> bool:
+        """Whether the user wants to stop; several ranks ask each other, which takes its time."""
+        if self.backend.world_size == 1:
+            return self.stop.asked
+        return at_report and bool(self.backend.total(np.array([float(self.stop.asked)]))[0])
+
+    def _next_rows(self) -> Rows:
+        try:
+            with self._clock.waiting():
+                batch = next(self.loader)
+                assert batch.tokens is not None
+                inputs, targets = augment(
+                    batch.tokens,
+                    batch.row,
+                    config=self.config,
+                    vocab=self.data.vocab,
+                    eot_id=self.data.eot_id,
+                )
+                documents = batch.documents.ids if batch.documents is not None else None
+        except UsageError:
+            raise
+        except (TokenmillError, OSError) as error:
+            raise self._stop_without_data(error) from error
+        return Rows(inputs=inputs, targets=targets, documents=documents)
+
+    def _stop_without_data(self, error: Exception) -> WorkError:
+        """What to tell when rows cannot be read; what was learned so far is kept."""
+        if self.backend.world_size == 1 and self.step > self.saved:
+            with suppress(WorkError):
+                self._take_reports()
+                self._save(None)
+        return WorkError(
+            f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Once the data are "
+            "as they were, the same command goes on."
+        )
+
+    def _kept(self) -> str:
+        if not self.saved:
+            return "there is no checkpoint yet"
+        return f"the checkpoint of step {self.saved:,} is in {self.checkpoints.folder}"
+
+    def _take_reports(self) -> None:
+        """Take in the losses of the steps since the last time, and refuse what is no number."""
+        first = self.step - len(self._untold) + 1
+        untold, self._untold = self._untold, []
+        for step, (row, report) in enumerate(
+            zip(untold, self.backend.report(), strict=True), first
+        ):
+            if self.record is not None:
+                with told_of_disk(self._kept()):
+                    self.record.add_losses(row, report.row_losses)
+            self._check(step, row, report)
+            self._norm = report.gradient_norm
+
+    def _check(self, step: int, row: int, report: StepReport) -> None:
+        wrong = np.flatnonzero(~np.isfinite(report.row_losses))
+        if len(wrong):
+            what = f"The loss of row {row + int(wrong[0]):,} is {report.row_losses[wrong[0]]}"
+            if len(wrong) > 1:
+                what += f" (and of {len(wrong) - 1} more of the {len(report.row_losses)} rows)"
+        elif not math.isfinite(report.gradient_norm):
+            last = row + len(report.row_losses) - 1
+            what = f"The gradient of rows {row:,} to {last:,} is {report.gradient_norm}"
+        else:
+            return
+        raise WorkError(f"{what}, in step {step:,}: {self._advise()}")
+
+    def _advise(self) -> str:
+        rates = {
+            name: getattr(self.config, name) for name in ("learning_rate", "matrix_learning_rate")
+        }
+        lower = " ".join(f"--{name.replace('_', '-')} {rate / 2:g}" for name, rate in rates.items())
+        begin = "go on from there" if self.saved else "begin again"
+        return (
+            f"training cannot go on from that; {self._kept()}.\n"
+            f"Learn more slowly: the same command with {lower} will {begin}."
+        )
+
+    def _tell(self) -> None:
+        """Write a line about the steps since the last one."""
+        steps, self._lap = self.step - self._lap, self.step
+        seconds, waiting = self._clock.lap()
+        if self.record is None:
+            return
+        config, row = self.config, self.loader.row
+        rate = steps * config.batch_tokens / seconds
+        peak = self.backend.peak_flops
+        used = rate * count_operations(Shape(**self.state.shape))
+        self._left = seconds / steps * (config.max_steps - self.step)
+        self._add(
+            {
+                "step": self.step,
+                "row": row,
+                "tokens": row * config.seq_len,
+                "loss": self.record.mean_loss(row),
+                "rate": config.scale(self.step - 1),
+                "gradient_norm": self._norm,
+                "seconds": seconds,
+                "tokens_per_second": rate,
+                "waiting": waiting,
+                "memory": self.backend.peak_memory(),
+            }
+            | ({"mfu": used / peak} if peak else {})
+        )
+
+    def _validate(self) -> float | None:
+        if self.validator is None:
+            return None
+        try:
+            found: Validation = self.validator.run()
+        except (TokenmillError, OSError) as error:
+            raise self._stop_without_data(error) from error
+        if not math.isfinite(found.loss):
+            raise WorkError(
+                f"The validation loss is {found.loss}, after step {self.step:,}: {self._advise()}"
+            )
+        self._add(
+            {"step": self.step, "val_loss": found.loss}
+            | ({} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte})
+        )
+        return found.loss
+
+    def _sample(self) -> None:
+        tokenizer = self.data.tokenizer
+        if self.record is None or tokenizer is None or not self.config.sample_tokens:
+            return
+        start = self.data.eot_id if self.data.eot_id is not None else 0
+        ids = generate(
+            self.backend.next_logits,
+            [start],
+            self.config.sample_tokens,
+            seed=self.config.seed + self.step,
+            vocab=self.data.vocab,
+            stop_id=self.data.eot_id,
+        )
+        self._add({"step": self.step, "sample": tokenizer.decode(ids)})
+
+    def _add(self, line: dict[str, Any]) -> None:
+        if self.record is None:
+            return
+        with told_of_disk(self._kept()):
+            self.record.add(line)
+        self.watcher.line(line, self._left)
+        for board in self.boards:
+            board.add(line)
+
+    def _save(self, val_loss: float | None) -> None:
+        """Write a checkpoint, after all that it counts is on the disk."""
+        if self.record is None:
+            self.saved = self.step
+            return
+        state = replace(
+            self.state,
+            step=self.step,
+            row=self.loader.row,
+            loader=self.loader.state_dict(),
+            config=asdict(self.config),
+            val_loss=val_loss,
+        )
+        with told_of_disk(self._kept()):
+            self.record.flush()
+            self.checkpoints.write(
+                state,
+                self.backend.parameters(),
+                self.backend.optimizer_state(),
+                keep=self.config.keep,
+            )
+        self.saved = self.step
+
+    def _draw(self, *, last: bool) -> None:
+        """Bring the chart up to date, now and then."""
+        now = time.monotonic()
+        if self.record is None or (not last and now < self._drawn + _CHART_EVERY):
+            return
+        self._drawn = now
+        curves = [
+            Curve(told, *self.record.points(name))
+            for told, name in (("train", "loss"), ("validation", "val_loss"))
+        ]
+        drawn = draw_svg([curve for curve in curves if np.size(curve.steps)], self.path.name)
+        with told_of_disk(self._kept()):
+            write_atomically(self.path / CHART_NAME, drawn.encode())
+
+
+def count_operations(shape: Shape) -> float:
+    """The floating-point operations for each token trained on: 6 for each number of the matrices and
+    the head, and those of attention over the whole row.
+
+    >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
+    1536.0
+    """
+    matrices = count_parameters(shape) - shape.vocab * shape.width
+    return 6.0 * matrices + 12.0 * shape.layers * shape.width * shape.seq_len

@@ -1,0 +1,81 @@
+"""The validation loss of a model, over the same rows in every run over the same data.
+
+The rows are the first of the validation set, in their order: `val_tokens` of them, or as many as there
+are. The ranks share them. Bits per byte compare models of different tokenizers: the nats of all
+targets that are text, over the bytes of that text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenmill.load.loader import Loader
+from tokenmill.store.tokens import Tokens
+from tokenmill.train.augment import check_ids
+from tokenmill.train.backend import Backend, Rows
+from tokenmill.train.config import Config
+from tokenmill.train.data import RunData, bytes_per_token
+
+__all__ = ["Validation", "Validator"]
+
+_TOKENS = 16_384  # given to the backend at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Mean nats a token, and bits a byte of text where the tokenizer is known."""
+
+    loss: float
+    bits_per_byte: float | None
+
+
+class Validator:
+    """The validation set of a run, ready to be gone through again and again."""
+
+    def __init__(self, data: RunData, val: Tokens, config: Config, backend: Backend) -> None:
+        self.backend = backend
+        self.vocab = data.vocab
+        rows = max(1, min(config.val_tokens, len(val) - 1) // config.seq_len)
+        self._loader = Loader(
+            val,
+            batch_size=min(rows, config.micro_batch or max(1, _TOKENS // config.seq_len)),
+            seq_len=config.seq_len,
+            order="sequential",
+            rank=backend.rank,
+            world_size=backend.world_size,
+            dtype=np.int32,
+            documents=config.within_documents,
+            limit_rows=rows,
+        )
+        self._bytes = (
+            bytes_per_token(data.tokenizer, data.vocab) if data.tokenizer is not None else None
+        )
+
+    def run(self) -> Validation:
+        """Go through the set. A collective call."""
+        sums = np.zeros(4)  # nats and targets; nats of text and its bytes
+        for batch in self._loader:
+            if not len(batch.inputs):  # the last rows may be too few for every rank
+                continue
+            assert batch.tokens is not None
+            check_ids(batch.tokens, self.vocab)
+            documents = batch.documents.ids if batch.documents is not None else None
+            losses = self.backend.evaluate(
+                Rows(inputs=batch.inputs, targets=batch.targets, documents=documents)
+            ).astype(np.float64)
+            sums[:2] += losses.sum(), losses.size
+            if self._bytes is not None:
+                lengths = self._bytes[batch.targets]
+                sums[2:] += losses[lengths > 0].sum(), lengths.sum()
+        nats, targets, nats_of_text, size = self.backend.total(sums).tolist()
+        return Validation(
+            loss=nats / targets,
+            bits_per_byte=nats_of_text / math.log(2) / size if size else None,
+        )
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        self._loader.close()
