@@ -102,7 +102,7 @@ def _adamw(
         b2=config.beta2,
         eps=EPSILON,
         weight_decay=config.weight_decay,
-        mask={name: _in_block(name) for name in own},
+        mask={name: name != "embedding" for name in own},
     )
     moments = optax.ScaleByAdamState(state.steps, state.mean, state.square)
     _, *others = adamw.init(own)  # which remember nothing
