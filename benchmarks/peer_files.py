@@ -1,9 +1,10 @@
 """Write or read documents of tokens with another program's own package, for `peers.py`.
 
-    python benchmarks/peer_files.py write|read PEER FOLDER DOCUMENTS.npz
+    python benchmarks/peer_files.py write PEER FOLDER DOCUMENTS.npz TOKENS
+    python benchmarks/peer_files.py read PEER FOLDER DOCUMENTS.npz
 
-Runs in an environment that has the package, without tokenmill. A reader that knows no documents
-tells all ids as one.
+Runs in an environment that has the package, without tokenmill. TOKENS is about how many go into a
+file, where a peer writes several. A reader that knows no documents tells all ids as one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def save(path: Path, documents: Documents) -> None:
     np.savez(path, ids=np.concatenate(documents), lengths=[len(one) for one in documents])
 
 
-def write_megatron(folder: Path, documents: Documents) -> None:
+def write_megatron(folder: Path, documents: Documents, _: int) -> None:
     indexed, torch = import_module("megatron.core.datasets.indexed_dataset"), import_module("torch")
     kind = np.int32 if documents[0].itemsize == 4 else np.uint16
     builder = indexed.IndexedDatasetBuilder(str(folder / "train.bin"), dtype=kind)
@@ -51,7 +52,7 @@ def read_megatron(folder: Path) -> Documents:
     ]
 
 
-def write_datatrove(folder: Path, documents: Documents) -> None:
+def write_datatrove(folder: Path, documents: Documents, _: int) -> None:
     tokens = import_module("datatrove.pipeline.tokens.tokenizer")
     file = tokens.TokenizedFile(
         str(folder),
@@ -79,21 +80,23 @@ def read_datatrove(folder: Path) -> Documents:
     return np.split(ids, ends[:-1])
 
 
-def write_mds(folder: Path, documents: Documents, compression: str | None = None) -> None:
+def write_mds(
+    folder: Path, documents: Documents, size: int, compression: str | None = None
+) -> None:
     streaming = import_module("streaming")
-    kind = f"ndarray:{documents[0].dtype.name}"
+    whole = sum(map(len, documents)) <= size
     with streaming.MDSWriter(
         out=str(folder / "train"),
-        columns={"tokens": kind},
+        columns={"tokens": f"ndarray:{documents[0].dtype.name}"},
         compression=compression,
-        size_limit=1 << 20,
+        size_limit=None if whole else size * documents[0].itemsize,
     ) as writer:
         for document in documents:
             writer.write({"tokens": document})
 
 
-def write_mds_zstd(folder: Path, documents: Documents) -> None:
-    write_mds(folder, documents, "zstd")
+def write_mds_zstd(folder: Path, documents: Documents, size: int) -> None:
+    write_mds(folder, documents, size, "zstd")
 
 
 def read_mds(folder: Path) -> Documents:
@@ -101,18 +104,19 @@ def read_mds(folder: Path) -> Documents:
     return [dataset[number]["tokens"] for number in range(len(dataset))]
 
 
-def write_litdata(folder: Path, documents: Documents) -> None:
+def write_litdata(folder: Path, documents: Documents, size: int) -> None:
     streaming, loaders = (
         import_module("litdata.streaming"),
         import_module("litdata.streaming.item_loader"),
     )
     torch = import_module("torch")
+    kind = np.int32 if documents[0].itemsize == 4 else np.uint16
     (folder / "train").mkdir()
     cache = streaming.Cache(
-        str(folder / "train"), chunk_size=100_000, item_loader=loaders.TokensLoader(ROW)
+        str(folder / "train"), chunk_size=size, item_loader=loaders.TokensLoader(ROW)
     )
     for number, document in enumerate(documents):
-        cache[number] = torch.from_numpy(document.astype(np.int32))
+        cache[number] = torch.from_numpy(document.astype(kind))
     cache.done()
     cache.merge()
 
@@ -126,7 +130,7 @@ def read_litdata(folder: Path) -> Documents:
     return [np.concatenate([rows[n].numpy() for n in range(len(rows))])]
 
 
-def write_array_record(folder: Path, documents: Documents) -> None:
+def write_array_record(folder: Path, documents: Documents, _: int) -> None:
     module = import_module("array_record.python.array_record_module")
     writer = module.ArrayRecordWriter(str(folder / "train.array_record"), "group_size:1")
     for document in documents:
@@ -134,28 +138,40 @@ def write_array_record(folder: Path, documents: Documents) -> None:
     writer.close()
 
 
-WRITERS: dict[str, Callable[[Path, Documents], None]] = {
+def write_npy(folder: Path, documents: Documents, _: int) -> None:
+    np.save(folder / "train.npy", np.concatenate(documents))
+
+
+def read_npy(folder: Path) -> Documents:
+    return [np.load(folder / "train.npy")]
+
+
+WRITERS: dict[str, Callable[[Path, Documents, int], None]] = {
     "megatron": write_megatron,
     "datatrove": write_datatrove,
     "mds": write_mds,
     "mds-zstd": write_mds_zstd,
     "litdata": write_litdata,
     "array_record": write_array_record,
+    "npy": write_npy,
 }
 READERS: dict[str, Callable[[Path], Documents]] = {
     "megatron": read_megatron,
     "datatrove": read_datatrove,
     "mds": read_mds,
     "litdata": read_litdata,
+    "npy": read_npy,
 }
 
 
 def main() -> None:
-    what, peer, folder, documents = sys.argv[1:]
+    what, peer, place, documents, *size = sys.argv[1:]
+    folder = Path(place)
     if what == "write":
-        WRITERS[peer](Path(folder), load(Path(documents)))
+        folder.mkdir()
+        WRITERS[peer](folder, load(Path(documents)), int(size[0]))
     else:
-        save(Path(documents), READERS[peer](Path(folder)))
+        save(Path(documents), READERS[peer](folder))
     sys.stdout.flush()
     os._exit(0)  # some leave threads behind that would not let the process end
 

@@ -2,15 +2,21 @@
 
     python benchmarks/peers.py [--documents 2000] [--environment FOLDER]
 
-Makes an environment with megatron-core, datatrove, mosaicml-streaming, litdata and array_record
-(without most of what they depend on: they are asked for their files alone, and take NumPy and torch
-from here), and in it writes and reads the same documents with each. Says for every format and width
-of ids whether ids and documents came out the same; the exit status is 1 if any did not.
+Makes an environment with Megatron-Core, datatrove, MosaicML Streaming, LitData and ArrayRecord, in
+which each writes and reads the same documents. Most of what they depend on is left out, because they
+are asked for their files alone; NumPy and torch come from the environment that this runs in. With
+--environment it is kept there, and used again.
+
+Tells for every format and width of ids whether ids and documents came out the same, and whether
+files that went from the peer through tokenmill (for uint16 through `tokenmill import`, too) and out
+again have the peer's bytes. The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import site
 import subprocess
 import sys
@@ -20,119 +26,177 @@ from typing import Any
 
 import numpy as np
 from peer_files import READERS, ROW, WRITERS, Documents, load, save
+from results import as_table
 
 import tokenmill
+from tokenmill.convert.export import RECORD
 
 PACKAGES = (
-    "megatron-core datatrove mosaicml-streaming litdata array_record absl-py etils importlib_resources "
-    "zipp boto3 botocore s3transfer jmespath python-dateutil six urllib3 transformers safetensors "
-    "regex pyyaml loguru multiprocess dill humanize fsspec catalogue brotli python-snappy cramjam "
-    "zstd zstandard pillow lightning_utilities obstore tifffile matplotlib tqdm requests huggingface_hub "
-    "google-cloud-storage oci azure-core azure-storage-blob azure-storage-file-datalake paramiko"
+    "megatron-core==0.16.1 datatrove==0.10.1 mosaicml-streaming==0.13.0 litdata==0.2.76 "
+    "array_record boto3==1.44.0 botocore==1.44.0 s3transfer==0.19.3 jmespath==1.1.0 "
+    "python-dateutil==2.9.0.post0 six urllib3 requests tqdm regex pyyaml fsspec lightning-utilities "
+    "loguru==0.7.3 humanize==4.16.0 dill==0.4.1 brotli==1.2.1 python-snappy==0.7.3 cramjam==2.14.0 "
+    "zstd==1.5.7.2 catalogue==2.0.10 pillow"
 ).split()
-# What MosaicML streaming imports for pictures, of which there are none here.
+# What MosaicML Streaming imports for pictures and texts, of which there are none here.
 STAND_IN = {
     "torchvision/__init__.py": "",
     "torchvision/transforms/__init__.py": "",
     "torchvision/transforms/functional.py": "def to_tensor(x):\n    return x\n",
     "torchvision/datasets/__init__.py": "class VisionDataset:\n    pass\n",
+    "transformers/__init__.py": "",
+    "transformers/feature_extraction_utils.py": "class BatchFeature:\n    pass\n",
+    "transformers/tokenization_utils_base.py": "class BatchEncoding:\n    pass\n",
+    "transformers/models/__init__.py": "",
+    "transformers/models/auto/__init__.py": "",
+    "transformers/models/auto/tokenization_auto.py": "class AutoTokenizer:\n    pass\n",
 }
 WIDTHS = {"uint16": 50257, "uint32": 128256}
+MANY, ONE = 100_000, 1 << 30  # tokens in a file, of those peers that write several
 
 
 def make_environment(folder: Path) -> Path:
-    """An environment with the packages; returns its Python."""
-    python = folder / "bin" / "python"
-    if python.exists():
+    """An environment with the packages, made anew unless all is there; returns its Python."""
+    python, made = folder / "bin" / "python", folder / "made.json"
+    wanted = json.dumps([PACKAGES, STAND_IN, sys.version, site.getsitepackages()])
+    if made.exists() and made.read_text() == wanted:
         return python
+    if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
+        sys.exit(f"{folder} holds other things; give a new folder.")
+    shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "here.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     for package in PACKAGES:
         words = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", package]
-        if subprocess.run(words, check=False, stderr=subprocess.DEVNULL).returncode:
-            print(f"cannot install {package}")
+        told = subprocess.run(words, check=False, capture_output=True, text=True)
+        if told.returncode:
+            sys.exit(f"cannot install {package}:\n{told.stderr}")
     for name, text in STAND_IN.items():
         path = packages / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
+    made.write_text(wanted)
     return python
 
 
-def run(python: Path, what: str, peer: str, folder: Path, documents: Path) -> str | None:
+def run(python: Path, *words: object) -> str | None:
     """Let a peer write or read; returns what went wrong."""
     script = Path(__file__).with_name("peer_files.py")
-    words = [str(python), "-W", "ignore", str(script), what, peer, str(folder), str(documents)]
-    told = subprocess.run(words, check=False, capture_output=True, text=True, timeout=300)
+    command = [str(python), "-W", "ignore", str(script), *map(str, words)]
+    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     lines = told.stderr.strip().splitlines()
-    return None if told.returncode == 0 else (lines[-1][:120] if lines else "it failed")
+    return None if told.returncode == 0 else f"FAILED: {lines[-1][:120] if lines else 'no word'}"
 
 
 def make_documents(count: int, dtype: str) -> Documents:
     """Documents of many lengths, with a number of ids that rows divide."""
     rng = np.random.default_rng(7)
-    lengths = [*rng.integers(1, 900, count).tolist(), 1, 255, 256, 65536]
+    lengths = [*rng.integers(1, 900, count).tolist(), 1, 255, 256, 65535, 65536]
     lengths.append(ROW - sum(lengths) % ROW)
     return [rng.integers(0, WIDTHS[dtype], length).astype(dtype) for length in lengths]
 
 
-def compare(found: Documents, wanted: Documents) -> str:
-    """Whether documents are the same, or at least all ids in a row."""
+def compare(found: Documents, wanted: Documents, *, documents: bool = True) -> str:
+    """Whether ids, and documents where they are told, are the same."""
     if not np.array_equal(np.concatenate(found), np.concatenate(wanted)):
         return "IDS DIFFER"
-    if [len(one) for one in found] == [len(one) for one in wanted]:
-        return "ids and documents equal"
-    return "ids equal" if len(found) == 1 else "DOCUMENTS DIFFER"
+    if not documents:
+        return "ids equal"
+    same = [len(one) for one in found] == [len(one) for one in wanted]
+    return "ids and documents equal" if same else "DOCUMENTS DIFFER"
+
+
+def compare_files(found: Path, wanted: Path) -> str:
+    """Whether two folders hold the same files, byte for byte."""
+    mine, theirs = _contents(found), _contents(wanted)
+    differ = sorted(name for name in mine | theirs if mine.get(name) != theirs.get(name))
+    if differ:
+        return f"BYTES DIFFER: {', '.join(differ)}"
+    whole = sum(isinstance(one, bytes) for one in mine.values())
+    lists = "" if whole == len(mine) else ", and the list in the index"
+    return f"{whole} file{'s' if whole > 1 else ''} byte for byte{lists}"
+
+
+def _contents(folder: Path) -> dict[str, Any]:
+    """The bytes of each file; of LitData's index, which tells the time, its list of files."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != RECORD:
+            data = path.read_bytes()
+            timed = path.name == "index.json" and b'"updated_at"' in data
+            name = path.relative_to(folder).as_posix()
+            found[name] = json.loads(data)["chunks"] if timed else data
+    return found
 
 
 def read_here(folder: Path, peer: str, dtype: str) -> Documents:
     """What tokenmill reads of what a peer wrote."""
     options: dict[str, Any] = {"dtype": dtype} if peer == "array_record" else {}
     tokens = tokenmill.open(folder, **options)["train"]
-    assert tokens.documents is not None
+    if tokens.documents is None:
+        return [tokens[:]]
     return [tokens[one.start : one.start + one.length] for one in tokens.documents]
 
 
-def try_peer(python: Path, peer: str, wanted: Documents, dtype: str, place: Path) -> list[str]:
-    """What came of a peer's writing and reading."""
-    told = []
-    given, written, exported = place / "given.npz", place / "written", place / "exported"
-    save(given, wanted)
-    written.mkdir()
-    failed = run(python, "write", peer, written, given)
-    told.append(
-        f"tokenmill reads {peer}'s: {failed or compare(read_here(written, peer, dtype), wanted)}"
+def try_peer(
+    python: Path, peer: str, documents: Documents, dtype: str, place: Path
+) -> dict[str, str]:
+    """What came of a peer's writing and reading: a row of the table."""
+    place.mkdir()
+    given, size = place / "given.npz", WIDTHS[dtype]
+    save(given, documents)
+    told = peer != "npy"  # which knows no documents
+    failed = run(python, "write", peer, place / "many", given, MANY)
+    row = {
+        "format": peer,
+        "ids": dtype,
+        "tokenmill reads the peer's": failed
+        or compare(read_here(place / "many", peer, dtype), documents, documents=told),
+        "the peer reads tokenmill's": "—",
+        "out of, into the peer's": "—",
+    }
+    if peer not in READERS or failed:
+        return row
+    # Who reads rows leaves out what fills none at the end of each file.
+    length = ONE if peer in ("datatrove", "litdata") else MANY
+    exported = place / "exported"
+    tokenmill.export(place / "many", peer, exported, vocab_size=size, tokens_per_shard=length)
+    failed = run(python, "read", peer, exported, place / "found.npz")
+    row["the peer reads tokenmill's"] = failed or compare(
+        load(place / "found.npz"), documents, documents=told and peer != "litdata"
     )
-    if peer in READERS:
-        source = place / "source"
-        source.mkdir()
-        if not (failed := run(python, "write", "megatron", source, given)):
-            size = WIDTHS[dtype]
-            tokenmill.export(source / "train", peer, exported, vocab_size=size)
-            failed = run(python, "read", peer, exported, place / "found.npz")
-        told.append(
-            f"{peer} reads tokenmill's: {failed or compare(load(place / 'found.npz'), wanted)}"
-        )
-    return told
+    failed = run(python, "write", peer, place / "one", given, ONE)
+    if not failed:
+        source = place / "one"
+        if dtype == "uint16" and told:
+            source = place / "imported"
+            tokenmill.import_dataset(place / "one", source, tokenizer="gpt2")
+        tokenmill.export(source, peer, place / "again", vocab_size=size, tokens_per_shard=ONE)
+    row["out of, into the peer's"] = failed or compare_files(place / "again", place / "one")
+    return row
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--environment", type=Path)
     chosen = parser.parse_args()
-    good = True
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         python = make_environment(chosen.environment or Path(temporary) / "environment")
         for dtype in WIDTHS:
-            wanted = make_documents(chosen.documents, dtype)
+            documents = make_documents(chosen.documents, dtype)
             for peer in WRITERS:
                 place = Path(temporary) / f"{peer}-{dtype}"
-                place.mkdir()
-                for line in try_peer(python, peer, wanted, dtype, place):
-                    print(f"{dtype:8}{line}", flush=True)
-                    good = good and line.endswith("equal")
-    return 0 if good else 1
+                rows.append(try_peer(python, peer, documents, dtype, place))
+                shutil.rmtree(place)
+                print(f"{dtype} {peer}: {', '.join(list(rows[-1].values())[2:])}", flush=True)
+    print(f"\n{as_table(rows)}")
+    bad = ("DIFFER", "FAILED")
+    return int(any(word in cell for row in rows for cell in row.values() for word in bad))
 
 
 if __name__ == "__main__":

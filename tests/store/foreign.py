@@ -135,7 +135,13 @@ def write_files(folder: Path, files) -> None:
 
 
 def mds_files(
-    shards, *, encoding: str = "ndarray:uint16", dtype: str = "<u2", compression=None, more=()
+    shards,
+    *,
+    encoding: str = "ndarray:uint16",
+    dtype: str = "<u2",
+    compression=None,
+    more=(),
+    limit=1 << 26,
 ) -> dict[str, bytes]:
     """The files of an MDS folder; `more` are columns beside: (name, encoding, size, data)."""
     fixed = encoding.count(":") == 2
@@ -150,7 +156,7 @@ def mds_files(
             "compression": compression,
             "format": "mds",
             "hashes": [],
-            "size_limit": 1 << 26,
+            "size_limit": limit,
             "version": 2,
         }
         written = [_mds_sample(sample, columns, dtype) for sample in samples]
@@ -166,7 +172,10 @@ def mds_files(
             entry["zip_data"] = {"basename": name, "bytes": len(raw), "hashes": {}}
         files[name] = raw
         told.append({**config, **entry, "samples": len(samples)})
-    return {**files, "index.json": json.dumps({"shards": told, "version": 2}).encode()}
+    return {
+        **files,
+        "index.json": json.dumps({"shards": told, "version": 2}, sort_keys=True).encode(),
+    }
 
 
 def _mds_sample(ids, columns, dtype) -> bytes:

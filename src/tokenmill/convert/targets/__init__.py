@@ -13,6 +13,6 @@ TARGETS: dict[str, Target] = {
     "npy": plain.Npy(),
     "megatron": megatron.Megatron(),
     "datatrove": datatrove.Datatrove(),
-    "mds": mds.Mds(),
-    "litdata": litdata.LitData(),
+    "mds": mds.MDS,
+    "litdata": litdata.LITDATA,
 }

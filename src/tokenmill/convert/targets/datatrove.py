@@ -51,16 +51,16 @@ def _tokenizer_name(dataset: Dataset) -> str:
 
 
 def _humanize(count: int) -> str:
-    """A number of tokens as datatrove writes it for people.
+    """A number of tokens as datatrove writes it for people, with its package humanize.
 
-    >>> _humanize(950), _humanize(1234567)
-    ('950 T', '1.23 MT')
+    >>> [_humanize(count) for count in (950, 90048, 999_999, 1_234_567)]
+    ['950 T', '90.0 kT', '1.00 MT', '1.23 MT']
     """
-    amount, units = float(count), ["", "K", "M", "G", "T"]
-    while amount >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{amount:.3g} {units[0]}T"
+    thousands, digits = divmod(len(str(count)) - 1, 3)
+    amount = f"{count / 1000**thousands:.{2 - digits}f}"
+    if amount == "1000":
+        amount, thousands = "1.00", thousands + 1
+    return f"{amount} {('', *'kMGTPE')[thousands]}T"
 
 
 def _write_text(text: str, path: Path, _: Advance) -> None:

@@ -1,61 +1,28 @@
-"""MosaicML streaming's shards: a folder a split, with `index.json`; a sample a document.
+"""MosaicML Streaming's shards: a folder a split, with `index.json`; a sample a document.
 
-The column is `tokens`, of `ndarray:uint16` or `ndarray:uint32`. Shards are raw, not compressed.
+The column is `tokens`, of `ndarray:uint16` or `ndarray:uint32`. Shards are raw, not compressed, and
+byte for byte what its `MDSWriter` writes without a limit of size.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
-import tokenmill.store.dataset
-from tokenmill.convert.borders import SpilledStarts, cut_between
-from tokenmill.convert.targets.litdata import check_offsets
-from tokenmill.convert.targets.protocol import BLOCK, Advance, FileJob, TokenRange, choose_dtype
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.formats.json_index import INDEX
-from tokenmill.store.manifest import write_atomically
-from tokenmill.store.tokens import Tokens, cast
+from tokenmill.convert.borders import SpilledStarts
+from tokenmill.convert.targets.indexed import IndexedFolders, Written, check_offsets
+from tokenmill.convert.targets.protocol import BLOCK, Advance, TokenRange
+from tokenmill.store.tokens import cast
 from tokenmill.store.writer import AtomicFile
 
-__all__ = ["Mds"]
-
-
-class Mds:
-    """Shards of at least `tokens_per_shard` tokens."""
-
-    keeps_documents = True
-
-    def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
-        dtype = choose_dtype(dataset)
-        for split in splits:
-            tokens, names = dataset[split], []
-            for number, (start, stop) in enumerate(cut_between(tokens, tokens_per_shard)):
-                part = TokenRange(tokens=tokens, start=start, stop=stop, dtype=dtype)
-                names.append(f"shard.{number:05}.mds")
-                yield FileJob(
-                    name=f"{split}/{names[-1]}",
-                    tokens=len(part),
-                    write=partial(_write_shard, part),
-                )
-            yield FileJob(
-                name=f"{split}/{INDEX}", tokens=0, write=partial(_write_index, names, dtype)
-            )
-
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
-        return {
-            split: tokenmill.store.dataset.open(folder / split, format="mds")["train"]
-            for split in splits
-        }
+__all__ = ["MDS"]
 
 
 def _config(dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -73,7 +40,7 @@ def _config(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def _write_shard(part: TokenRange, path: Path, advance: Advance) -> None:
-    config = orjson.dumps(_config(part.dtype), option=orjson.OPT_SORT_KEYS)
+    config = json.dumps(_config(part.dtype), sort_keys=True).encode()
     width = part.dtype.itemsize
     with (
         SpilledStarts(part.tokens, part.start, part.stop, path.parent) as spilled,
@@ -132,14 +99,23 @@ def _sample_header(length: int, width: int) -> bytes:
     return size.to_bytes(4, "little") + shape
 
 
-def _write_index(names: list[str], dtype: np.dtype[Any], path: Path, _: Advance) -> None:
-    """The index, from the shards as they are on disk."""
-    shards = []
-    for name in names:
-        with (path.parent / name).open("rb") as file:
-            samples = int.from_bytes(file.read(4), "little")
-            size = file.seek(0, 2)
-        raw = {"basename": name, "bytes": size, "hashes": {}}
-        shards.append({**_config(dtype), "raw_data": raw, "samples": samples, "zip_data": None})
-    told = {"shards": shards, "version": 2}
-    write_atomically(path, orjson.dumps(told, option=orjson.OPT_SORT_KEYS))
+def _make_index(files: list[Written], dtype: np.dtype[Any], _: int) -> bytes:
+    shards = [
+        {
+            **_config(dtype),
+            "raw_data": {"basename": file.name, "bytes": file.size, "hashes": {}},
+            "samples": file.documents,
+            "zip_data": None,
+        }
+        for file in files
+    ]
+    return json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
+
+
+MDS = IndexedFolders(
+    format="mds",
+    name="shard.{:05}.mds",
+    wide="<u4",
+    write=_write_shard,
+    index=_make_index,
+)

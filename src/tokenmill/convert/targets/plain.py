@@ -6,11 +6,13 @@ stood in the dataset.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import orjson
 
 import tokenmill.store.dataset
@@ -26,7 +28,7 @@ from tokenmill.store.dataset import Dataset
 from tokenmill.store.formats import llmc
 from tokenmill.store.manifest import write_atomically
 from tokenmill.store.tokens import Tokens
-from tokenmill.store.writer import AtomicFile, NpyFile
+from tokenmill.store.writer import AtomicFile
 
 __all__ = ["Llmc", "NanoGPT", "Npy"]
 
@@ -114,6 +116,11 @@ class Npy:
 
 
 def _write_npy(whole: TokenRange, path: Path, advance: Advance) -> None:
-    with NpyFile(path, whole.dtype) as file:
+    """The bytes that `np.save` would write."""
+    header = io.BytesIO()
+    told = {"descr": whole.dtype.str, "fortran_order": False, "shape": (len(whole),)}
+    np.lib.format.write_array_header_1_0(header, told)
+    with AtomicFile(path) as file:
+        file.write(header.getvalue())
         whole.copy(file, advance)
         file.finish()
