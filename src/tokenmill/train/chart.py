@@ -165,9 +165,9 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
     """The curves in characters: the first as a line of braille dots, the others as marks on it.
 
     >>> print(draw_text([Curve("train", [0, 1, 2], [4, 2, 1])], width=10, height=3))
-       4 ┤⠢⣀
-       2 ┤⠀⠀⠑⠢⢄⡀
-       1 ┤⠀⠀⠀⠀⠀⠈⠑⠢⠤⣀
+       4 ┤⠒⠤⣀
+       2 ┤   ⠉⠒⠤⣀
+       1 ┤       ⠉⠒⠤
          └──────────
           0        2
     train 1
@@ -188,19 +188,20 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
     for tick in axes.value_ticks():
         place = (1 - float(axes.up(tick))) * height
         labels[min(max(int(place), 0), height - 1)] = f"{tick:g}"
+    margin = max(4, *map(len, labels))
     lines_made = [
-        f"{label:>4} {'┤' if label else '│'}{''.join(row)}".rstrip()
+        f"{label:>{margin}} {'┤' if label else '│'}{''.join(row)}".rstrip()
         for label, row in zip(labels, cells, strict=True)
     ]
     last = f"{axes.last:,.0f}"
-    lines_made.append(f"{'':5}└{'─' * width}")
-    lines_made.append(f"{'':6}0{last:>{width - 1}}")
+    lines_made.append(f"{'':{margin}} └{'─' * width}")
+    lines_made.append(f"{'':{margin}}  0{last:>{width - 1}}")
     told = [
         f"{curve.name}{f' ({_MARK})' if number else ''} {values[-1]:.4g}"
         for number, (curve, (_, values)) in enumerate(zip(curves, points, strict=True))
         if len(values)
     ]
-    return "\n".join([*lines_made, ", ".join(told)])
+    return "\n".join([*lines_made, ", ".join(told) or "no losses yet"])
 
 
 def _draw_dots(cells: list[list[str]], across: Floats, up: Floats) -> None:

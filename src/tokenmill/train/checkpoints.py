@@ -283,7 +283,7 @@ def _decode(path: Path) -> tuple[State, dict[str, str]]:
 
 def _save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     safetensors = _safetensors()
-    data = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    data = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
         safetensors.save_file(data, path)
     except Exception as error:

@@ -101,9 +101,11 @@ def train(
     ...     train=Tokens.of(np.arange(10_000) % 50), val=None, vocab=50, tokenizer=None, eot_id=None,
     ...     describe="numbers that count up to 49",
     ... )
-    >>> small = Config(layers=1, heads=1, width=16, seq_len=16, batch_tokens=128, max_steps=20)
+    >>> small = Config(
+    ...     layers=1, heads=1, width=16, seq_len=16, batch_tokens=128, max_steps=20, warmup_steps=1
+    ... )
     >>> report = train(data, name="counting", config=small, runs=folder)
-    >>> report.step, report.loss < np.log(50)
+    >>> report.step, report.loss < 4
     (20, True)
     >>> train(data, name="counting", config=small, runs=folder).was_finished
     True

@@ -1,0 +1,220 @@
+"""Checkpoints: whole or not there, sound or passed over by name, the newest and the best kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tokenmill.errors import StateError
+from tokenmill.train.checkpoints import Checkpoints, State, refuse_other_run
+
+STATE = State(
+    step=100,
+    row=800,
+    loader={"version": 1, "row": 800},
+    vocab=257,
+    eot_id=256,
+    shape={"vocab": 320, "layers": 2},
+    config={"optimizer": "muon", "seed": 42},
+    backend="torch",
+    fingerprints={"train": "aaaa", "tokenizer": "bbbb"},
+    val_loss=None,
+)
+MODEL = {"embedding": np.arange(12, dtype=np.float32).reshape(3, 4), "head": np.ones(3, np.float32)}
+OPTIMIZER = {"embedding.step": np.array(7.0, np.float32), "embedding.exp_avg": MODEL["embedding"]}
+
+
+def write(folder: Path, *steps: int, losses: dict[int, float] | None = None, keep: int = 9) -> None:
+    for step in steps:
+        state = replace(STATE, step=step, row=8 * step, val_loss=(losses or {}).get(step))
+        Checkpoints(folder).write(state, MODEL, OPTIMIZER, keep=keep)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    held=st.dictionaries(
+        st.text("abc.", min_size=1, max_size=4),
+        arrays.arrays(
+            st.sampled_from(["<f4", "<f8", "<i8", "<i4", "u1"]),
+            arrays.array_shapes(min_dims=0, max_dims=3, max_side=3),
+        ),
+        max_size=3,
+    )
+)
+def test_whatever_is_held_comes_back_to_the_bit(tmp_path: Path, held: dict) -> None:
+    Checkpoints(tmp_path).write(STATE, MODEL, held, keep=1)
+    found = Checkpoints(tmp_path).newest()
+    assert found is not None
+    assert found.state == STATE
+    there = found.optimizer_state()
+    assert there.keys() == held.keys()
+    for name, array in held.items():
+        assert (there[name].dtype, there[name].shape) == (array.dtype, array.shape)
+        assert there[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "removed", "one bit", "longer"])
+def test_damaged_checkpoint_is_named_and_the_one_before_used(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    write(tmp_path, 100, 200)
+    path = tmp_path / "step_0000200" / name
+    data = path.read_bytes()
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {"cut": data[:-5], "emptied": b"", "one bit": changed, "longer": data + b"{}"}[damage]
+        )
+    warnings: list[str] = []
+    found = Checkpoints(tmp_path).newest(warnings.append)
+    assert found is not None
+    assert found.state.step == 100
+    assert len(warnings) == 1
+    assert str(tmp_path / "step_0000200") in warnings[0]
+    assert name in warnings[0]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_change_of_any_bit_is_found(tmp_path: Path, data: st.DataObject) -> None:
+    if not tmp_path.joinpath("step_0000100").exists():
+        write(tmp_path, 100)
+    name = data.draw(st.sampled_from(["model.safetensors", "optimizer.safetensors", "state.json"]))
+    path = tmp_path / "step_0000100" / name
+    sound = path.read_bytes()
+    changed = bytearray(sound)
+    changed[data.draw(st.integers(0, len(sound) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(changed)
+    try:
+        try:
+            found = Checkpoints(tmp_path).newest()
+        except StateError:
+            return
+        # White space between the names of a JSON file means nothing, and may change.
+        assert name == "state.json"
+        assert found is not None
+        assert found.state == STATE
+    finally:
+        path.write_bytes(sound)
+
+
+def test_foreign_half_written_and_renamed_ones_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 100, 200)
+    later = tmp_path / "step_0000300"
+    shutil.copytree(tmp_path / "step_0000200", later)  # another step's
+    other = tmp_path / "step_0000400"
+    other.mkdir()
+    (other / "state.json").write_bytes(orjson.dumps({"version": 2}))
+    (tmp_path / "step_0000500").mkdir()
+    shutil.copytree(tmp_path / "step_0000200", tmp_path / "step_0000600.tmp")
+    (tmp_path / "notes").mkdir()
+    warnings: list[str] = []
+    found = Checkpoints(tmp_path).newest(warnings.append)
+    assert found is not None
+    assert found.state.step == 200
+    assert [warning.split()[1].split("/")[-1] for warning in warnings] == [
+        "step_0000500",
+        "step_0000400",
+        "step_0000300",
+    ]
+    assert "state.json is missing" in warnings[0]
+    assert "version 2, and this tokenmill reads version 1" in warnings[1]
+    assert "that of step 200" in warnings[2]
+    Checkpoints(tmp_path).remove_temporaries()
+    assert not (tmp_path / "step_0000600.tmp").exists()
+    assert (tmp_path / "notes").exists()
+
+
+def test_none_that_is_sound_is_an_error_and_none_at_all_is_not(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "no").newest() is None
+    write(tmp_path, 100)
+    (tmp_path / "step_0000100" / "model.safetensors").unlink()
+    with pytest.raises(StateError, match=r"None of the 1 checkpoints .* --restart"):
+        Checkpoints(tmp_path).newest()
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    losses=st.lists(st.none() | st.sampled_from([1.0, 2.0, 3.0]), min_size=1, max_size=7),
+    keep=st.integers(1, 3),
+)
+def test_the_newest_and_the_best_are_kept(
+    tmp_path: Path, losses: list[float | None], keep: int
+) -> None:
+    shutil.rmtree(tmp_path)
+    told = {step: loss for step, loss in enumerate(losses, 1) if loss is not None}
+    write(tmp_path, *range(1, len(losses) + 1), losses=told, keep=keep)
+    expected = set(range(max(1, len(losses) - keep + 1), len(losses) + 1))
+    if told:
+        first_best = min(told, key=lambda step: (told[step], step))
+        expected.add(first_best)
+        found = Checkpoints(tmp_path).best()
+        assert found is not None
+        assert found.state.val_loss == told[first_best]
+    assert sorted(os.listdir(tmp_path)) == [f"step_{step:07}" for step in sorted(expected)]
+
+
+def test_a_step_that_is_there_damaged_is_written_again(tmp_path: Path) -> None:
+    write(tmp_path, 100, 200, 300)
+    (tmp_path / "step_0000200" / "state.json").write_text("{")
+    (tmp_path / "step_0000300" / "state.json").write_text("{")
+    write(tmp_path, 200)
+    found = Checkpoints(tmp_path).newest()
+    assert found is not None
+    assert found.state.step == 200
+    assert sorted(os.listdir(tmp_path)) == ["step_0000100", "step_0000200", "step_0000300"]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    write(tmp_path, 100)
+    before = (tmp_path / "step_0000100" / "state.json").read_bytes()
+    broken = {"a": np.array(["no number"])}  # no such dtype in safetensors
+    with pytest.raises(Exception, match="str"):
+        Checkpoints(tmp_path).write(replace(STATE, step=100), MODEL, broken, keep=1)
+    assert os.listdir(tmp_path) == ["step_0000100"]
+    assert (tmp_path / "step_0000100" / "state.json").read_bytes() == before
+    assert Checkpoints(tmp_path).newest() is not None
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"fingerprints": {"train": "cccc", "tokenizer": "bbbb"}}, "train: aaaa then, cccc now"),
+        ({"fingerprints": {"train": "aaaa", "tokenizer": "d"}}, "tokenizer: bbbb then, d now"),
+        ({"fingerprints": {"train": "aaaa"}}, "tokenizer: bbbb then, none now"),
+        ({"shape": {"vocab": 320, "layers": 3}}, "layers: 2 then, 3 now"),
+        ({"backend": "jax"}, "the backend: torch then, jax now"),
+        ({"config": {"optimizer": "adamw", "seed": 42}}, "the optimizer: muon then, adamw now"),
+    ],
+)
+def test_another_run_is_refused_by_name_with_both_values(other: dict, told: str) -> None:
+    with pytest.raises(StateError) as refused:
+        refuse_other_run(STATE, replace(STATE, **other), "What to do.")
+    assert told in str(refused.value)
+    assert str(refused.value).endswith("\n  What to do.")
+    assert str(refused.value).count(" then, ") == 1
+
+
+def test_what_may_change_is_not_refused() -> None:
+    changed = replace(STATE, config={**STATE.config, "learning_rate": 1.0}, step=5, row=9)
+    refuse_other_run(STATE, changed, "")
+    assert asdict(changed) != asdict(STATE)
