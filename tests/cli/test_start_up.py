@@ -20,6 +20,7 @@ COMMANDS = [
     "import",
     "reshard",
     "train",
+    "sample",
     "tokenizer",
     "tokenizer train",
 ]

@@ -59,6 +59,7 @@ app.command(
     "tokenmill.cli.reshard:reshard", name="reshard", help="Cut a dataset into other shards."
 )
 app.command("tokenmill.cli.train:train", name="train", help="Train a model, or go on with it.")
+app.command("tokenmill.cli.sample:sample", name="sample", help="Let a trained model write.")
 app.command("tokenmill.cli.tokenizer:app", name="tokenizer", help="Train a tokenizer.")
 
 

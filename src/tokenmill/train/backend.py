@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.errors import UsageError
 from tokenmill.train.config import Config
 from tokenmill.train.model import Arrays, Shape
 
@@ -92,10 +93,17 @@ class Backend(Protocol):
 
 def open_backend(name: str, config: Config, shape: Shape, values: Arrays) -> Backend:
     """The backend torch or jax, with a model of these first values."""
-    if name == "torch":
-        from tokenmill.train.torch_backend import TorchBackend
+    try:
+        if name == "torch":
+            from tokenmill.train.torch_backend import TorchBackend
 
-        return TorchBackend(config, shape, values)
-    from tokenmill.train.jax_backend import JaxBackend
+            return TorchBackend(config, shape, values)
+        if name == "jax":
+            from tokenmill.train.jax_backend import JaxBackend
 
-    return JaxBackend(config, shape, values)
+            return JaxBackend(config, shape, values)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"The backend {name} needs the package {error.name}: pip install 'tokenmill[{name}]'."
+        ) from error
+    raise UsageError(f"backend is {name!r}; it must be torch or jax.")

@@ -158,7 +158,7 @@ def train(
             if world_size == 1 and checkpoint and checkpoint.state.step >= config.max_steps:
                 return _report(path, checkpoint.state.step, was_finished=True)
         values = checkpoint.parameters() if checkpoint else first_values(shape, config.seed)
-        engine = _open_backend(backend, config, shape, values)
+        engine = open_backend(backend, config, shape, values)
         stack.callback(engine.close)
         _check_rank(engine, rank, world_size)
         step = int(engine.total(np.array([checkpoint.state.step if checkpoint else 0.0]))[0])
@@ -192,6 +192,7 @@ def train(
             boards=_open_boards(boards, path, step, config, stack) if rank == 0 else [],
             stop=stack.enter_context(Stop(impatient=world_size == 1)),
             step=step,
+            row=row,
         )
         loop.run()
         return _report(path, loop.step, was_stopped=loop.step < config.max_steps)
@@ -220,11 +221,6 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
             f"a step has {config.batch_rows} rows (batch_tokens {config.batch_tokens:,} of seq_len "
             f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give batch_tokens "
             f"a multiple of {world_size * config.seq_len:,}."
-        )
-    if config.within_documents and config.fim_fraction:
-        raise UsageError(
-            "within_documents and fim_fraction do not go together: fill-in-the-middle moves tokens "
-            "out of the places where documents begin."
         )
     return Loader(
         read_not_mapped(data.train),
@@ -260,17 +256,6 @@ def _go_on(checkpoint: Checkpoint, backend: Backend, loader: Loader) -> int:
     backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
     loader.load_state_dict(checkpoint.state.loader)
     return checkpoint.state.row
-
-
-def _open_backend(name: str, config: Config, shape: Shape, values: Any) -> Backend:
-    if name not in ("torch", "jax"):
-        raise UsageError(f"backend is {name!r}; it must be torch or jax.")
-    try:
-        return open_backend(name, config, shape, values)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"The backend {name} needs the package {error.name}: pip install 'tokenmill[{name}]'."
-        ) from error
 
 
 def _check_rank(backend: Backend, rank: int, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Text from a model, a token at a time.
+"""Text from a model, a token at a time, and from the folder of a run alone.
 
 Guarantees: which ids are drawn follows from the logits, the settings and the seed alone; the random
 numbers are NumPy's Philox, so that both backends draw alike. Ids that the tokenizer does not have,
@@ -9,15 +9,26 @@ Costs: one forward pass over the last `seq_len` ids for each token; nothing is k
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import StateError, TokenizerError, UsageError
+from tokenmill.store.dataset import load_saved_tokenizer
+from tokenmill.store.manifest import TOKENIZER_NAME
+from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.train.backend import Backend, open_backend
+from tokenmill.train.checkpoints import Checkpoints, State
+from tokenmill.train.config import Config
+from tokenmill.train.folder import CHECKPOINTS_NAME
+from tokenmill.train.model import Shape
 
-__all__ = ["generate"]
+__all__ = ["TrainedModel", "generate", "load_run_for_sampling"]
 
 NextLogits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 
@@ -63,6 +74,98 @@ def generate(
         made.append(drawn)
         ids = np.append(ids, drawn)
     return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The model of a run at a step, and the tokenizer of its text."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    vocab: int
+    eot_id: int | None
+    step: int
+
+    def complete(
+        self,
+        prompt: bytes,
+        tokens: int = 200,
+        *,
+        seed: int = 0,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+    ) -> str:
+        """A prompt and what follows it, up to the end of the text; "" begins a text."""
+        ids = self.tokenizer.encode_batch([prompt])[0].tolist()
+        before = [] if self.eot_id is None else [self.eot_id]
+        if not ids and not before:
+            raise UsageError("the tokenizer has no end-of-text id to begin with; give a prompt.")
+        made = generate(
+            self.backend.next_logits,
+            before + ids,
+            tokens,
+            seed=seed,
+            temperature=temperature,
+            top_k=top_k,
+            vocab=self.vocab,
+            stop_id=self.eot_id,
+        )
+        return self.tokenizer.decode(ids + made)
+
+
+def load_run_for_sampling(
+    folder: str | os.PathLike[str],
+    *,
+    backend: str | None = None,
+    best: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
+) -> TrainedModel:
+    """The model in a run's folder, from its newest sound checkpoint, or from its best one.
+
+    Nothing is changed there, so that the run may be going on. `backend` is by default the one that
+    trained it; the parameters fit both.
+
+    >>> load_run_for_sampling("runs/none")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.StateError: runs/none has no checkpoint. Train a model first: tokenmill train \
+--data DIR --name none
+    """
+    path = Path(folder)
+    checkpoints = Checkpoints(path / CHECKPOINTS_NAME)
+    found = checkpoints.best(warn) if best else checkpoints.newest(warn)
+    if found is None:
+        raise StateError(
+            f"{path} has no checkpoint. Train a model first: tokenmill train --data DIR --name "
+            f"{path.name}"
+        )
+    state = found.state
+    tokenizer = _load_tokenizer(path, state)
+    config = replace(Config(**state.config), compile="off", micro_batch=None)
+    return TrainedModel(
+        backend=open_backend(
+            backend or state.backend, config, Shape(**state.shape), found.parameters()
+        ),
+        tokenizer=tokenizer,
+        vocab=min(state.vocab, tokenizer.vocab_size),
+        eot_id=state.eot_id,
+        step=state.step,
+    )
+
+
+def _load_tokenizer(path: Path, state: State) -> Tokenizer:
+    """The tokenizer that the run was trained with."""
+    if not (path / TOKENIZER_NAME).exists():
+        raise TokenizerError(
+            f"{path} has no {TOKENIZER_NAME}: the tokens did not tell their tokenizer. Train with "
+            "--tokenizer, and the run keeps it."
+        )
+    tokenizer = load_saved_tokenizer(path)
+    if tokenizer.fingerprint != state.fingerprints.get("tokenizer"):
+        raise TokenizerError(
+            f"{TOKENIZER_NAME} in {path} is not the tokenizer that the run was trained with."
+        )
+    return tokenizer
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
