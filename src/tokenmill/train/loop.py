@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,6 +77,7 @@ class Loop:
     boards: list[Board]
     stop: Stop
     step: int
+    row: int
     saved: int = field(init=False)
     _untold: list[int] = field(init=False, default_factory=list)  # first rows of steps
     _norm: float = field(init=False, default=math.nan)
@@ -92,10 +93,10 @@ class Loop:
         """Go on to the last step, or to where the user stops it."""
         config = self.config
         while self.step < config.max_steps:
-            rows = self._next_rows()
-            self._untold.append(self.loader.row - config.batch_rows)
+            rows, end = self._next_rows()
+            self._untold.append(self.row)
             self.backend.step(rows, config.scale(self.step))
-            self.step += 1
+            self.step, self.row = self.step + 1, end
             due = {
                 "line": self._is_due(config.log_every),
                 "validation": self._is_due(config.val_every),
@@ -127,7 +128,8 @@ class Loop:
             return self.stop.asked
         return at_report and bool(self.backend.total(np.array([float(self.stop.asked)]))[0])
 
-    def _next_rows(self) -> Rows:
+    def _next_rows(self) -> tuple[Rows, int]:
+        """The rows of the next step, and the first row behind them."""
         try:
             with self._clock.waiting():
                 batch = next(self.loader)
@@ -144,7 +146,7 @@ class Loop:
             raise
         except (TokenmillError, OSError) as error:
             raise self._stop_without_data(error) from error
-        return Rows(inputs=inputs, targets=targets, documents=documents)
+        return Rows(inputs=inputs, targets=targets, documents=documents), batch.end
 
     def _stop_without_data(self, error: Exception) -> WorkError:
         """What to tell when rows cannot be read; what was learned so far is kept."""
@@ -205,7 +207,7 @@ class Loop:
         seconds, waiting = self._clock.lap()
         if self.record is None:
             return
-        config, row = self.config, self.loader.row
+        config, row = self.config, self.row
         rate = steps * config.batch_tokens / seconds
         peak = self.backend.peak_flops
         used = rate * count_operations(Shape(**self.state.shape))
@@ -275,9 +277,8 @@ class Loop:
         state = replace(
             self.state,
             step=self.step,
-            row=self.loader.row,
-            loader=self.loader.state_dict(),
-            config=asdict(self.config),
+            row=self.row,
+            loader={**self.loader.state_dict(), "row": self.row},  # which may be a step ahead
             val_loss=val_loss,
         )
         with told_of_disk(self._kept()):

@@ -1,0 +1,363 @@
+"""A run: what it leaves is what it says, and goes on after any interruption as if there had been none."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill
+from tokenmill.errors import FolderError, StateError, UsageError, WorkError
+from tokenmill.load.mixture import Mixture
+from tokenmill.store.tokens import Tokens
+from tokenmill.train.backend import Rows, open_backend
+from tokenmill.train.checkpoints import Checkpoints
+from tokenmill.train.config import Config
+from tokenmill.train.data import RunData
+from tokenmill.train.folder import RunFolder
+from tokenmill.train.model import first_values
+from tokenmill.train.record import TIMES, read_metrics
+from tokenmill.train.run import make_shape, train
+
+torch = pytest.importorskip("torch")
+
+TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n"
+CONFIG = Config(
+    layers=1,
+    heads=2,
+    width=16,
+    seq_len=16,
+    batch_tokens=64,
+    max_steps=20,
+    warmup_steps=3,
+    log_every=3,
+    val_every=5,
+    val_tokens=200,
+    sample_every=10,
+    sample_tokens=8,
+    checkpoint_every=4,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def data() -> RunData:
+    tokenizer = tokenmill.load_tokenizer("bytes")
+    ids = np.frombuffer((TEXT * 20).encode(), np.uint8).astype(np.uint16)
+    ids[::90] = 256
+    return RunData(
+        train=Tokens.of(ids, eot_id=256),
+        val=Tokens.of(ids[:500], split="val", eot_id=256),
+        vocab=257,
+        tokenizer=tokenizer,
+        eot_id=256,
+        describe="a text",
+    )
+
+
+class Watch:
+    """Remembers what it is told, and sends this process a signal when a step is told of."""
+
+    def __init__(self, step: int = -1, number: int = signal.SIGTERM) -> None:
+        self.step, self.number = step, number
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def line(self, line: dict[str, Any], seconds_left: float) -> None:
+        if line["step"] == self.step and "loss" in line:
+            os.kill(os.getpid(), self.number)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All that must be the same of two runs."""
+    newest = Checkpoints(folder / "checkpoints").newest()
+    assert newest is not None
+    lines = [
+        {name: value for name, value in line.items() if name not in TIMES}
+        for line in read_metrics(folder)
+    ]
+    return {
+        "state": newest.state,
+        "model": (newest.path / "model.safetensors").read_bytes(),
+        "optimizer": (newest.path / "optimizer.safetensors").read_bytes(),
+        "rows": (folder / "row_losses.f32").read_bytes(),
+        "lines": lines,
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: RunData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    runs = tmp_path_factory.mktemp("undisturbed")
+    assert train(data, name="a", config=CONFIG, runs=runs).step == 20
+    return results(runs / "a")
+
+
+def test_lines_come_at_their_steps(undisturbed: dict[str, Any]) -> None:
+    steps = {
+        name: [line["step"] for line in undisturbed["lines"] if name in line]
+        for name in ("loss", "val_loss", "sample")
+    }
+    assert steps["loss"] == [3, 6, 9, 12, 15, 18, 20]
+    assert steps["val_loss"] == [5, 10, 15, 20]
+    assert steps["sample"] == [10, 20]
+    losses = np.frombuffer(undisturbed["rows"], "<f4").astype(float)
+    assert len(losses) == 80
+    means = [losses[4 * a : 4 * b].mean() for a, b in ((0, 3), (3, 6), (18, 20))]
+    told = [line["loss"] for line in undisturbed["lines"] if "loss" in line]
+    assert [told[0], told[1], told[-1]] == pytest.approx(means)
+    assert told[-1] < told[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("step", [3, 12, 18])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    data: RunData, undisturbed: dict[str, Any], tmp_path: Path, step: int, number: int
+) -> None:
+    before = signal.getsignal(number)
+    report = train(data, name="a", config=CONFIG, runs=tmp_path, watcher=Watch(step, number))
+    assert report.was_stopped
+    assert report.step in (step, step + 1)
+    assert signal.getsignal(number) == before
+    watch = Watch()
+    report = train(data, name="a", config=CONFIG, runs=tmp_path, watcher=watch)
+    assert report.step == 20
+    assert not report.was_stopped
+    assert any("going on" in note for note in watch.notes)
+    assert results(tmp_path / "a") == undisturbed
+
+
+def test_a_damaged_checkpoint_costs_a_few_steps_and_nothing_else(
+    data: RunData, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    train(data, name="a", config=CONFIG, runs=tmp_path, watcher=Watch(15))
+    newest = Checkpoints(tmp_path / "a" / "checkpoints").newest()
+    assert newest is not None
+    os.truncate(newest.path / "optimizer.safetensors", 100)
+    watch = Watch()
+    train(data, name="a", config=CONFIG, runs=tmp_path, watcher=watch)
+    assert str(newest.path) in watch.warnings[0]
+    assert results(tmp_path / "a") == undisturbed
+
+
+def test_a_finished_run_is_left_as_it_is(data: RunData, tmp_path: Path) -> None:
+    short = replace(CONFIG, max_steps=2, val_every=0, sample_tokens=0)
+    first = train(data, name="a", config=short, runs=tmp_path)
+    there = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = train(data, name="a", config=short, runs=tmp_path)
+    assert again == replace(first, was_finished=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == there
+    longer = train(data, name="a", config=replace(short, max_steps=3), runs=tmp_path)
+    assert longer.step == 3
+    fresh = train(data, name="a", config=short, runs=tmp_path, restart=True)
+    assert (fresh.step, fresh.was_finished) == (2, False)
+    assert sorted(os.listdir(tmp_path / "a" / "checkpoints")) == ["step_0000002"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"within_documents": True}, {"mask_fraction": 0.2, "noise_fraction": 0.1}],
+    ids=["plain", "within documents", "augmented"],
+)
+def test_a_row_loss_is_that_of_the_row_of_its_number(
+    data: RunData, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """A model that learns nothing has, at every step, the losses that it has for these rows."""
+    still = {"learning_rate": 0.0, "matrix_learning_rate": 0.0, "max_steps": 5}
+    config = replace(CONFIG, **still, **changes)
+    values = first_values(make_shape(257, config), config.seed)
+    random = np.random.default_rng(0)
+    values = {
+        name: random.normal(0, 0.3, value.shape).astype(np.float32)
+        for name, value in values.items()
+    }
+    train(data, name="a", config=replace(config, max_steps=1), runs=tmp_path)
+    _give_values(tmp_path / "a", values)
+    train(data, name="a", config=config, runs=tmp_path)
+    told = np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")
+    backend = open_backend("torch", config, make_shape(257, config), values)
+    loader = tokenmill.Loader(
+        data.train, batch_size=4, seq_len=16, seed=42, documents=config.within_documents
+    )
+    from tokenmill.train.augment import augment
+
+    for step in range(1, 5):
+        batch = loader.batch_at(step)
+        assert batch.tokens is not None
+        inputs, targets = augment(batch.tokens, 4 * step, config=config, vocab=257, eot_id=256)
+        documents = batch.documents.ids if batch.documents else None
+        losses = backend.evaluate(Rows(inputs=inputs, targets=targets, documents=documents))
+        assert told[4 * step : 4 * step + 4] == pytest.approx(losses.mean(axis=1), abs=1e-5)
+
+
+def _give_values(folder: Path, values: dict[str, Any]) -> None:
+    """Put other values into a run's checkpoint."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = checkpoints.newest()
+    assert found is not None
+    checkpoints.write(found.state, values, found.optimizer_state(), keep=1)
+
+
+def test_validation_is_the_mean_over_the_first_rows_and_counts_the_bytes_of_text(
+    data: RunData, tmp_path: Path
+) -> None:
+    train(data, name="a", config=CONFIG, runs=tmp_path)
+    found = Checkpoints(tmp_path / "a" / "checkpoints").newest()
+    assert found is not None
+    assert data.val is not None
+    backend = open_backend("torch", CONFIG, make_shape(257, CONFIG), found.parameters())
+    ids = data.val[: 12 * 16 + 1].astype(np.int64)  # 200 tokens are 12 rows
+    nats, text_nats, size = [], [], 0
+    for row in range(12):
+        some = ids[16 * row : 16 * row + 17]
+        losses = backend.evaluate(Rows(inputs=some[None, :-1], targets=some[None, 1:]))[0]
+        nats += losses.tolist()
+        text_nats += losses[some[1:] != 256].tolist()
+        size += int((some[1:] != 256).sum())  # an id of this tokenizer is a byte
+    last = [line for line in read_metrics(tmp_path / "a") if "val_loss" in line][-1]
+    assert last["val_loss"] == pytest.approx(np.mean(nats), abs=1e-5)
+    assert last["bits_per_byte"] == pytest.approx(sum(text_nats) / math.log(2) / size, abs=1e-5)
+    assert found.state.val_loss == last["val_loss"]
+
+
+def test_micro_batches_may_change_and_the_rows_stay(data: RunData, tmp_path: Path) -> None:
+    config = replace(CONFIG, optimizer="adamw", val_every=0, sample_tokens=0)
+    train(data, name="a", config=config, runs=tmp_path)
+    train(data, name="b", config=replace(config, micro_batch=1), runs=tmp_path, watcher=Watch(9))
+    train(data, name="b", config=replace(config, micro_batch=3), runs=tmp_path)
+    one, other = (np.fromfile(tmp_path / name / "row_losses.f32", "<f4") for name in "ab")
+    assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_mixture_is_trained_on_and_its_weights_are_part_of_the_run(
+    data: RunData, tmp_path: Path
+) -> None:
+    assert isinstance(data.train, Tokens)
+    numbers = Tokens.of(np.arange(1000) % 100)
+    mixed = replace(data, train=Mixture({"a": (data.train, 0.5), "b": (numbers, 0.5)}))
+    train(mixed, name="a", config=CONFIG, runs=tmp_path, watcher=Watch(9))
+    other = replace(data, train=Mixture({"a": (data.train, 0.9), "b": (numbers, 0.1)}))
+    with pytest.raises(StateError, match="weights is") as refused:
+        train(other, name="a", config=CONFIG, runs=tmp_path)
+    assert "--restart" in str(refused.value)
+    assert train(mixed, name="a", config=CONFIG, runs=tmp_path).step == 20
+
+
+def test_another_run_is_refused_by_name(data: RunData, tmp_path: Path) -> None:
+    short = replace(CONFIG, max_steps=2)
+    train(data, name="a", config=short, runs=tmp_path)
+    longer = replace(CONFIG, max_steps=4)
+    others = {
+        "the data of train": (replace(data, train=Tokens.of(np.arange(900) % 256)), longer),
+        "the tokenizer": (replace(data, tokenizer=None), longer),
+        "the model's layers: 1 then, 2 now": (data, replace(longer, layers=2)),
+        "the model's seq_len: 16 then, 32 now": (data, replace(longer, seq_len=32)),
+        "the seed: 42 then, 7 now": (data, replace(longer, seed=7)),
+        "the optimizer: muon then, adamw now": (data, replace(longer, optimizer="adamw")),
+    }
+    for told, (other, config) in others.items():
+        with pytest.raises(StateError) as refused:
+            train(other, name="a", config=config, runs=tmp_path)
+        assert told in str(refused.value)
+        assert "--restart" in str(refused.value)
+    with pytest.raises(StateError, match="the backend: torch then, jax now"):
+        train(data, name="a", config=longer, runs=tmp_path, backend="jax")
+    assert train(data, name="a", config=longer, runs=tmp_path).step == 4
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_before_a_checkpoint_has_it(
+    data: RunData, tmp_path: Path
+) -> None:
+    sound = replace(CONFIG, max_steps=8, softcap=0.0)
+    train(data, name="a", config=sound, runs=tmp_path)
+    rates = {"learning_rate": 1e30, "matrix_learning_rate": 1e30}
+    wild = replace(sound, **rates, clip=0.0, max_steps=40, log_every=9)
+    with pytest.raises(WorkError, match=r"rows? \d+ .* in step \d+: training cannot") as stopped:
+        train(data, name="a", config=wild, runs=tmp_path)
+    assert "the checkpoint of step 8 is in" in str(stopped.value)
+    assert "--learning-rate 5e+29 --matrix-learning-rate 5e+29 will go on" in str(stopped.value)
+    newest = Checkpoints(tmp_path / "a" / "checkpoints").newest()
+    assert newest is not None
+    assert newest.state.step == 8
+    report = train(data, name="a", config=replace(sound, max_steps=10), runs=tmp_path)
+    assert report.step == 10
+    assert np.isfinite(np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")).all()
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_row(data: RunData, tmp_path: Path) -> None:
+    train(data, name="a", config=replace(CONFIG, max_steps=2), runs=tmp_path)
+    first = Checkpoints(tmp_path / "a" / "checkpoints").newest()
+    assert first is not None
+    values = first.parameters()
+    values["embedding"][:] = np.nan
+    _give_values(tmp_path / "a", values)
+    with pytest.raises(
+        WorkError, match=r"^The loss of row 8 is nan \(and of 3 more of the 4 rows\)"
+    ):
+        train(data, name="a", config=CONFIG, runs=tmp_path)
+    assert np.isnan(np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")[8])
+
+
+def test_an_id_outside_the_vocabulary_stops_the_run_with_what_it_learned(
+    data: RunData, tmp_path: Path
+) -> None:
+    assert isinstance(data.train, Tokens)
+    ids = data.train[:]
+    last = tokenmill.Loader(data.train, batch_size=4, seq_len=16, seed=42).batch_at(6)
+    start = next(
+        place
+        for place in range(0, len(ids) - 16, 16)
+        if (ids[place : place + 16] == last.inputs[1]).all()
+        and place not in _starts(data.train, 0, 24)
+    )
+    ids[start + 8] = 300
+    damaged = replace(data, train=Tokens.of(ids, eot_id=256))
+    with pytest.raises(WorkError, match=r"row \d+ of the run holds the id 300") as stopped:
+        train(damaged, name="a", config=replace(CONFIG, max_steps=999), runs=tmp_path)
+    found = Checkpoints(tmp_path / "a" / "checkpoints").newest()
+    assert found is not None
+    row = int(str(stopped.value).split()[1])
+    assert found.state.row == row // 4 * 4
+    assert f"the checkpoint of step {found.state.step} is in" in str(stopped.value)
+
+
+def _starts(tokens: Tokens, first: int, end: int) -> set[int]:
+    loader = tokenmill.Loader(tokens, batch_size=4, seq_len=16, seed=42)
+    return set(loader.rows.locate(np.arange(first, end)).starts.tolist())
+
+
+def test_two_at_once_in_a_folder_are_refused(data: RunData, tmp_path: Path) -> None:
+    short = replace(CONFIG, max_steps=1)
+    with (
+        RunFolder(tmp_path / "a"),
+        pytest.raises(FolderError, match=rf"training in .*process {os.getpid()}"),
+    ):
+        train(data, name="a", config=short, runs=tmp_path)
+    assert train(data, name="a", config=short, runs=tmp_path).step == 1
+
+
+def test_names_and_folders_of_others_are_refused(data: RunData, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(FolderError, match=r"thesis\.tex"):
+        train(data, name="mine", config=CONFIG, runs=tmp_path)
+    for name in ("", "..", "a/b", "."):
+        with pytest.raises(UsageError, match="no name for a run"):
+            train(data, name=name, config=CONFIG, runs=tmp_path)
+    with pytest.raises(UsageError, match="torch or jax"):
+        train(data, name="a", config=CONFIG, runs=tmp_path, backend="tensorflow")
