@@ -53,6 +53,7 @@ def train(
     tokenizer: Annotated[str | None, Parameter(group=_DATA)] = None,
     vocab_size: Annotated[int | None, Parameter(group=_DATA)] = None,
     eot_id: Annotated[int | None, Parameter(group=_DATA)] = None,
+    data_dtype: Annotated[str | None, Parameter(group=_DATA)] = None,
     name: Annotated[str, Parameter(group=_RUN)],
     runs: Annotated[Path, Parameter(group=_RUN)] = Path("runs"),
     config: Annotated[Path | None, Parameter(group=_RUN)] = None,
@@ -84,6 +85,8 @@ def train(
         How many ids there are, for tokens that do not tell.
     eot_id
         The id between documents, for tokens that do not tell.
+    data_dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
     name
         What comes of it is in runs/NAME.
     runs
@@ -121,6 +124,7 @@ def train(
                 config=chosen,
                 vocab_size=vocab_size,
                 eot_id=eot_id,
+                dtype=data_dtype,
                 val_fraction=val_fraction,
             ),
             name=name,

@@ -29,7 +29,7 @@ from tokenmill.store.manifest import MANIFEST_NAME
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import load_tokenizer
 
-__all__ = ["Settings", "TextBatches", "TextDataSource", "read_settings"]
+__all__ = ["Settings", "TextBatches", "TextDataSource", "open_texts", "read_settings"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -82,7 +82,7 @@ class TextDataSource:
     ) -> None:
         if max_length < 1:
             raise UsageError(f"max_length is {max_length}; it must be at least 1.")
-        data = _open(Path(dataset_name), tokenizer_name, cache_dir)
+        data = open_texts(Path(dataset_name), tokenizer_name, cache_dir)
         self.tokens = data[_SPLITS.get(split, split)]
         self.max_length = max_length
         pad = data.eot_id if pad_token_id is None else pad_token_id
@@ -209,7 +209,9 @@ def _setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
     return found
 
 
-def _open(path: Path, tokenizer: str, cache_dir: str | os.PathLike[str] | None) -> Dataset:
+def open_texts(
+    path: Path, tokenizer: str, cache_dir: str | os.PathLike[str] | None = None
+) -> Dataset:
     """The tokens of a text, which are made if they are not there."""
     if not path.exists():
         raise InputError(

@@ -183,6 +183,8 @@ def _make(found: dict[str, Any]) -> RunFile:
     for name in [name for name in found if name in _NEEDLESS]:
         del found[name]
     about_data = {name: found.pop(name) for name in _DATA if name in found}
+    if "num_epochs" in about_data and "max_steps" in found:
+        raise UsageError("max_steps and num_epochs both say where a run ends; leave one out.")
     rows = found.pop("batch_size", None)
     kinds = get_type_hints(Config)
     for name, value in found.items():

@@ -1,0 +1,70 @@
+"""Train with JAX, from the configuration file of the guide about Grain.
+
+    python scripts/train_jax.py --config config.yaml
+
+The file says what to train on, too; docs/training.md lists its keys:
+
+    data_config:
+      dataset_name: stories.txt   # texts, which are tokenized once, or a prepared dataset
+      tokenizer_name: gpt2
+      batch_size: 512             # sequences of a step
+    model_config:
+      maxlen: 256
+    train_config:
+      num_epochs: 1
+
+It is the command `tokenmill train --backend jax`, which takes any of its own flags here too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from tokenmill.cli import main as tokenmill
+from tokenmill.compat.text_source import open_texts
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.train.config import Config
+from tokenmill.train.settings import RunFile, override, read_run_file
+
+
+def main() -> int:
+    """Translate the file into flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,  # what is not known here is for `tokenmill train`
+    )
+    parser.add_argument("--config", required=True, help="YAML or JSON")
+    told, rest = parser.parse_known_args()
+    try:
+        flags = _translate(read_run_file(told.config), Path(told.config).stem)
+    except TokenmillError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return tokenmill(["train", "--backend", "jax", *flags, *rest])
+
+
+def _translate(file: RunFile, stem: str) -> list[str]:
+    """The flags that say what a file says."""
+    if file.dataset_name is None:
+        raise UsageError("the configuration has no dataset_name, which says what to train on.")
+    data = open_texts(Path(file.dataset_name), file.tokenizer_name or "gpt2")
+    config = file.config
+    if file.num_epochs is not None:
+        rows = (len(data["train"]) - 1) // config.seq_len * file.num_epochs
+        config = override(config, max_steps=max(1, math.ceil(rows / config.batch_rows)))
+    flags = ["--data", str(data.path), "--name", file.name or stem]
+    for field in fields(Config):
+        value = getattr(config, field.name)
+        if value != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            flags += [flag] if value is True else [flag, str(value)]
+    return flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())
