@@ -1,0 +1,185 @@
+"""The data of a run: what may be given, what it is validated on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.errors import InputError, TokenizerError, UsageError
+from tokenmill.load.mixture import Mixture
+from tokenmill.tokenizers import load_tokenizer, train_tokenizer
+from tokenmill.train.config import Config
+from tokenmill.train.data import bytes_per_token, open_data
+
+MEASURED = [
+    (tokenizer, bytes_per_token(tokenizer, tokenizer.vocab_size))
+    for tokenizer in map(load_tokenizer, ("gpt2", "bytes"))
+]
+SMALL = Config(seq_len=16, batch_tokens=64, val_tokens=320)
+
+
+def prepare(folder: Path, word: str, documents: int = 400) -> Path:
+    text = folder / f"{word}.txt"
+    text.write_text("".join(f"{word} number {one}.<|endoftext|>" for one in range(documents)))
+    out = folder / word
+    tokenmill.prepare(text, out, tokenizer="bytes", val_fraction=0.2, workers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prepare(folder, "web")
+    prepare(folder, "code")
+    np.save(folder / "ids.npy", np.arange(5_000, dtype=np.int32) % 300)
+    return folder
+
+
+def test_a_prepared_dataset_brings_all_that_is_needed(folder: Path) -> None:
+    found = open_data([str(folder / "web")], config=SMALL)
+    data = tokenmill.open(folder / "web")
+    assert np.array_equal(found.train[:], data["train"][:])
+    assert found.val is not None
+    assert np.array_equal(found.val[:], data["val"][:])
+    assert (found.vocab, found.eot_id, found.notes) == (257, 256, ())
+    assert found.tokenizer is not None
+    assert found.fingerprints == {
+        "train": data["train"].fingerprint,
+        "val": data["val"].fingerprint,
+        "tokenizer": load_tokenizer("bytes").fingerprint,
+    }
+    json.dumps(found.fingerprints)
+
+
+def test_a_mixture_is_validated_on_the_beginnings_of_its_sources_by_weight(folder: Path) -> None:
+    given = [f"web={folder}/web:0.75", f"code={folder}/code:0.25"]
+    found = open_data(given, config=SMALL)
+    assert isinstance(found.train, Mixture)
+    assert found.train.names == ("web", "code")
+    assert found.train.phases == ((0, (0.75, 0.25)),)
+    web, code = (tokenmill.open(folder / name)["val"] for name in ("web", "code"))
+    assert found.val is not None
+    # 320 tokens are 15 rows of 16 from the one and 5 from the other.
+    assert np.array_equal(found.val[:], np.concatenate([web[:240], code[:81]]))
+    assert set(found.fingerprints) == {"train web", "train code", "val", "tokenizer"}
+
+
+def test_a_path_with_signs_in_it_is_a_path_where_it_is_there(folder: Path) -> None:
+    odd = folder / "a=b:0.5"
+    odd.symlink_to(folder / "web")
+    plain = open_data([str(odd)], config=SMALL)
+    assert not isinstance(plain.train, Mixture)
+    named = open_data([f"x={odd}:2"], config=SMALL)
+    assert isinstance(named.train, Mixture)
+    assert named.train.names == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (["{}/web", "{}/code"], "each needs a name and a weight"),
+        (["a={}/web:1", "a={}/code:1"], "two of the data are named 'a'"),
+        (["a={}/web:much"], "the weight 'much'"),
+        (["a={}/web:-1"], "the weight '-1'"),
+        (["a={}/web:nan"], "the weight 'nan'"),
+        ([], "give the data once"),
+    ],
+)
+def test_data_that_cannot_be_are_named(folder: Path, data: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        open_data([text.format(folder) for text in data], config=SMALL)
+
+
+def test_ids_without_a_vocabulary_need_one(folder: Path) -> None:
+    path = str(folder / "ids.npy")
+    with pytest.raises(UsageError, match="--vocab-size"):
+        open_data([path], config=SMALL)
+    found = open_data([path], config=SMALL, vocab_size=300, eot_id=299)
+    assert (found.vocab, found.eot_id, found.tokenizer, found.val) == (300, 299, None, None)
+    assert "no validation split" in found.notes[0]
+    named = open_data([path], config=SMALL, tokenizer="gpt2")
+    assert (named.vocab, named.eot_id) == (50_257, 50_256)
+    assert named.tokenizer is not None
+
+
+def test_validation_from_a_fraction_or_from_a_file_of_its_own(folder: Path) -> None:
+    path = str(folder / "ids.npy")
+    held = open_data([path], config=SMALL, vocab_size=300, val_fraction=0.2)
+    assert held.val is not None
+    assert (len(held.train), len(held.val), held.notes) == (4_000, 1_000, ())
+    apart = open_data([path], config=SMALL, vocab_size=300, val=path)
+    assert apart.val is not None
+    assert (len(apart.train), len(apart.val), apart.notes) == (5_000, 5_000, ())
+    with_split = open_data([str(folder / "web")], config=SMALL, val=folder / "code")
+    assert with_split.val is not None
+    assert with_split.val.fingerprint == tokenmill.open(folder / "code")["val"].fingerprint
+
+
+def test_a_validation_set_too_short_for_a_row_is_left_out_and_told_of(folder: Path) -> None:
+    config = Config(seq_len=4_096, batch_tokens=4_096)
+    found = open_data([str(folder / "web")], config=config)
+    assert found.val is None
+    assert "too few for a row" in found.notes[0]
+
+
+def test_sources_of_different_tokenizers_are_refused(folder: Path) -> None:
+    text = folder / "web.txt"
+    train_tokenizer(text, vocab_size=300, out=folder / "other/tokenizer.json")
+    other = folder / "other_data"
+    tokenmill.prepare(text, other, tokenizer=folder / "other/tokenizer.json", workers=1)
+    with pytest.raises(TokenizerError, match="ids may mean different things"):
+        open_data([f"a={folder}/web:1", f"b={other}:1"], config=SMALL)
+    with pytest.raises(TokenizerError, match="ids may mean different things"):
+        open_data([str(folder / "web")], val=other, config=SMALL)
+    with pytest.raises(TokenizerError, match="made with the tokenizer 'bytes'"):
+        open_data([str(folder / "web")], tokenizer="gpt2", config=SMALL)
+
+
+def test_a_text_is_tokenized_in_memory_and_its_end_held_out(tmp_path: Path) -> None:
+    text = tmp_path / "input.txt"
+    text.write_text("one two three<|endoftext|>" * 200)
+    found = open_data([], input_file=text, config=SMALL)
+    tokenizer = load_tokenizer("gpt2")
+    document = [*tokenizer.encode_batch([b"one two three"])[0].tolist(), 50_256]
+    assert found.val is not None
+    whole = [*found.train[:].tolist(), *found.val[:].tolist()]
+    assert whole == document * 200
+    assert len(found.train) == int(len(whole) * 0.9)
+    assert found.train.dtype == np.uint16
+
+
+def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no\.txt cannot be read"):
+        open_data([], input_file=tmp_path / "no.txt", config=SMALL)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("<|endoftext|>")
+    with pytest.raises(InputError, match="no text"):
+        open_data([], input_file=empty, config=SMALL)
+    with pytest.raises(UsageError, match="give the data once"):
+        open_data(["data"], input_file=empty, config=SMALL)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_bytes_per_token_add_up_to_those_of_the_text(text: str) -> None:
+    for tokenizer, lengths in MEASURED:
+        ids = tokenizer.encode_batch([text.encode()])[0]
+        assert lengths[ids].sum() == len(text.encode())
+        assert lengths[tokenizer.eot_id] == 0
+
+
+def test_bytes_per_token_of_a_tokenizer_that_does_not_tell() -> None:
+    class Foreign:
+        vocab_size = 3
+        special_ids = {"<end>": 2}  # noqa: RUF012
+
+        def decode(self, ids: list[int]) -> str:
+            return ["ab", "\ufffd", "<end>"][ids[0]]
+
+    assert bytes_per_token(Foreign(), 4).tolist() == [2, 1, 0, 0]  # type: ignore[arg-type]

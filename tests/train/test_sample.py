@@ -1,0 +1,159 @@
+"""Drawing text: by the likelihoods, the same for the same seed, and from a run's folder alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenmill.cli import main
+from tokenmill.errors import StateError, TokenizerError, UsageError
+from tokenmill.tokenizers import load_tokenizer
+from tokenmill.train.config import Config
+from tokenmill.train.data import open_data
+from tokenmill.train.run import train
+from tokenmill.train.sample import generate, load_run_for_sampling
+
+LOGITS = np.array([0.5, 2.0, 1.0, -1.0, 9.0], np.float32)
+
+
+def draw(count: int = 4_000, seed: int = 0, **settings: object) -> np.ndarray:
+    """Many draws from the same logits, of which the last is no id."""
+    return np.array(
+        generate(lambda ids: LOGITS, [0], count, seed=seed, vocab=4, **settings)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [2, 3, 0, None, 100])
+def test_ids_are_drawn_as_often_as_they_are_likely(temperature: float, top_k: int | None) -> None:
+    logits = LOGITS[:4].astype(np.float64)
+    kept = np.sort(logits)[::-1][: top_k or None]
+    shares = np.where(logits >= kept[-1], np.exp(logits / temperature), 0)
+    shares /= shares.sum()
+    found = np.bincount(draw(temperature=temperature, top_k=top_k), minlength=4) / 4_000
+    assert np.abs(found - shares).max() < 0.03
+    assert (found[shares == 0] == 0).all()
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    assert np.array_equal(draw(50, 7), draw(50, 7))
+    assert not np.array_equal(draw(50, 7), draw(50, 8))
+    assert np.array_equal(draw(50, 7)[:20], draw(20, 7))
+
+
+def test_temperature_0_is_the_likeliest_and_ids_of_the_padding_never_come() -> None:
+    assert set(draw(temperature=0).tolist()) == {1}
+    assert draw(temperature=100.0, top_k=0).max() == 3
+
+
+def test_each_id_is_drawn_after_all_before_it() -> None:
+    seen: list[list[int]] = []
+
+    def next_logits(ids: np.ndarray) -> np.ndarray:
+        seen.append(ids.tolist())
+        return np.eye(8, dtype=np.float32)[len(ids)] * 1_000
+
+    assert generate(next_logits, [1, 2], 3, seed=0, vocab=8) == [2, 3, 4]
+    assert seen == [[1, 2], [1, 2, 2], [1, 2, 2, 3]]
+    assert generate(next_logits, [1, 2], 9, seed=0, vocab=8, stop_id=4) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}]
+)
+def test_settings_that_cannot_be_are_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        draw(**wrong)
+    with pytest.raises(UsageError, match="prompt"):
+        generate(lambda ids: LOGITS, [], 1, seed=0, vocab=4)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned one sentence by heart, in a folder from which its data are gone."""
+    folder = tmp_path_factory.mktemp("runs")
+    text = folder / "input.txt"
+    text.write_text("the mill turns text into tokens, and " * 200)
+    config = Config(
+        layers=1, heads=2, width=32, seq_len=32, batch_tokens=256, max_steps=100, warmup_steps=2
+    )
+    config = Config(**{**config.__dict__, "learning_rate": 0.02, "matrix_learning_rate": 0.02})
+    data = open_data([], input_file=text, tokenizer="bytes", config=config)
+    train(data, name="mill", config=config, runs=folder / "runs")
+    text.unlink()
+    return folder / "runs"
+
+
+def test_a_run_goes_on_with_a_prompt(runs: Path) -> None:
+    arguments = ["--runs", runs, "--name", "mill", "--prompt", "the mill", "--tokens", "20"]
+    told = subprocess.run(
+        [sys.executable, "-m", "tokenmill.cli", "sample", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert told.stderr == ""
+    assert told.stdout == "the mill turns text into tok\n"
+
+
+def test_both_backends_write_the_same(runs: Path) -> None:
+    texts = {
+        load_run_for_sampling(runs / "mill", backend=name).complete(b"", 30, temperature=0)
+        for name in ("torch", "jax")
+    }
+    assert len(texts) == 1
+
+
+def test_a_prompt_that_bites_is_shown_harmlessly(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--runs", str(runs), "--name", "mill", "--prompt", "\x1b[31m", "--tokens", "1"]
+    assert main(["sample", *arguments]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("\\x1b[31m")
+    assert "\x1b" not in told
+
+
+def test_sampling_changes_nothing(runs: Path) -> None:
+    def look() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in runs.rglob("*")}
+
+    before = look()
+    load_run_for_sampling(runs / "mill").complete(b"a", 2)
+    assert look() == before
+
+
+def test_a_run_that_is_not_there_or_has_another_tokenizer_is_refused(
+    runs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StateError, match="tokenmill train"):
+        load_run_for_sampling(tmp_path / "none")
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "mill", copy)
+    state = copy / "tokenizer_state.json"
+    state.write_text(json.dumps(load_tokenizer("gpt2").state()))
+    with pytest.raises(TokenizerError, match="not the tokenizer"):
+        load_run_for_sampling(copy)
+    state.unlink()
+    with pytest.raises(TokenizerError, match="--tokenizer"):
+        load_run_for_sampling(copy)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told_of(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "mill", copy)
+    (whole,) = (copy / "checkpoints").iterdir()
+    later = whole.with_name("step_0000101")
+    shutil.copytree(whole, later)
+    (later / "state.json").unlink()
+    told: list[str] = []
+    assert load_run_for_sampling(copy, warn=told.append).step == 100
+    assert "step_0000101" in told[0]
