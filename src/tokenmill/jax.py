@@ -5,17 +5,17 @@ the number of processes and the sharding. A process reads the smallest aligned b
 that its devices need, which for the usual meshes is no row more than that. The state is one number of
 rows, the same on all processes, and goes on with another mesh.
 
-Costs: reading, casting and the transfer to the devices are done ahead by a thread. On the CPU, JAX
-may take the memory of a batch as it is, without a copy; it then holds a reference to that memory, by
-which the loader knows that it is in use.
+Costs: reading and casting are done ahead by a thread, and the next batches are on their way to the
+devices while one is in use. On the CPU, JAX may take the memory of a batch as it is, without a copy;
+it then holds a reference to that memory, by which the loader knows that it is in use.
 """
 
 from __future__ import annotations
 
-import atexit
-import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load import loader as arrays
 from tokenmill.load.buffers import AlignedBuffers
 from tokenmill.load.maker import BatchMaker
@@ -42,11 +42,7 @@ _DECIDED = {
 }
 
 _BUFFERS = 8  # groups of batches whose memory is taken again
-
-# Held while a thread is inside JAX, and for good once the program ends: Python ends its threads then
-# where they are, and one that is inside JAX would take the process down with it.
-_inside_jax = threading.Lock()
-atexit.register(_inside_jax.acquire)
+_ON_THE_WAY = 2  # batches that are brought to the devices ahead
 
 
 class Batch(NamedTuple):
@@ -99,7 +95,7 @@ class Loader:
     dtype
         Of the arrays; JAX has no 64-bit integers, unless it is told to.
     prefetch
-        The batches that a thread brings to the devices ahead; 0: no thread.
+        The batches that a thread reads ahead; 0: no thread.
     settings
         The other arguments of `tokenmill.Loader`. With a limit, a last step that would be cut short
         is left out.
@@ -150,8 +146,9 @@ class Loader:
         self._prefetch = prefetch
         self._row = 0
         self._at_end = False  # whether the run has come to its limit here
-        self._ahead: Iterator[list[Placed]] | None = None
-        self._placed: list[Placed] = []  # the last first
+        self._ahead: Iterator[list[arrays.Batch]] | None = None
+        self._read: list[arrays.Batch] = []  # the last first
+        self._placed: deque[Placed] = deque()
 
     @property
     def row(self) -> int:
@@ -169,22 +166,37 @@ class Loader:
     def __next__(self) -> Batch | DocumentedBatch:
         try:
             if not self._placed:
-                self._placed = next(self._run_ahead())[::-1]
-            batch, self._row = self._placed.pop()
+                self._placed.append(self._place_next())
+            batch, row = self._placed.popleft()
         except BaseException as error:
             self.close()
             self._at_end = isinstance(error, StopIteration)
             raise
+        self._row = row
+        while len(self._placed) < min(self._prefetch, _ON_THE_WAY):
+            try:
+                self._placed.append(self._place_next())
+            except (StopIteration, TokenmillError, OSError):  # which comes again in its turn
+                break
         return batch
 
-    def _run_ahead(self) -> Iterator[list[Placed]]:
+    def _place_next(self) -> Placed:
+        if not self._read:
+            self._read = next(self._run_ahead())[::-1]
+        batch = self._read.pop()
+        return self._place(batch), batch.end
+
+    def _run_ahead(self) -> Iterator[list[arrays.Batch]]:
         if self._ahead is None:
             maker = self.arrays.maker
             # Several at once, because threads that wake each other take as long as a batch.
             count = min(maker.group_size, max(1, self._prefetch // 2))
-            self._ahead = _transfer(maker, self._place, self._row, count)
-            if self._prefetch:
-                self._ahead = Prefetch(self._ahead, self._prefetch // count)
+            jobs = _make_jobs(maker, self._row, count)
+            self._ahead = (
+                Prefetch(jobs, max(1, self._prefetch // count))
+                if self._prefetch
+                else chain.from_iterable(jobs)
+            )
         return self._ahead
 
     def batch_at(self, step: int) -> Batch | DocumentedBatch:
@@ -211,7 +223,8 @@ class Loader:
 
     def close(self) -> None:
         """End the thread; the next batch starts another."""
-        ahead, self._ahead, self._placed = self._ahead, None, []
+        ahead, self._ahead, self._read = self._ahead, None, []
+        self._placed.clear()
         if isinstance(ahead, Prefetch):
             ahead.close()
 
@@ -251,22 +264,16 @@ class _Placer:
         return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 
-def _transfer(maker: BatchMaker, place: _Placer, row: int, count: int) -> Iterator[list[Placed]]:
-    """The batches from a row on, some at a time.
+def _make_jobs(maker: BatchMaker, row: int, count: int) -> Iterator[Iterator[list[arrays.Batch]]]:
+    """The making of the batches from a row on, some at a time.
 
     It does not refer to the loader, which therefore ends, and the thread with it, when nobody else
     does.
     """
     rows, length = maker.group_size * maker.batch_size, maker.rows.seq_len
     buffers = AlignedBuffers((2, rows, length), maker.dtype, _BUFFERS)
-    for groups in maker.read(row, count=count):
-        for group in groups:
-            yield [_place_in_thread(place, batch) for batch in maker.finish(group, buffers)]
-
-
-def _place_in_thread(place: _Placer, batch: arrays.Batch) -> Placed:
-    with _inside_jax:
-        return place(batch), batch.end
+    for job in maker.jobs(row, count=count):
+        yield (maker.finish(group, buffers) for groups in job for group in groups)
 
 
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:

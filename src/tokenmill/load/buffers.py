@@ -10,27 +10,38 @@ from __future__ import annotations
 
 import mmap
 import sys
+from collections import deque
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AlignedBuffers", "Buffers"]
+__all__ = ["AlignedBuffers", "Buffers", "keep_freed_memory"]
 
 
 class Buffers:
-    """Arrays of one shape and dtype; not for several threads at once."""
+    """Arrays of one shape and dtype."""
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike, most: int) -> None:
         self._shape, self._dtype, self._most = shape, dtype, most
-        self._arrays: list[npt.NDArray[Any]] = []
+        self._arrays: deque[npt.NDArray[Any]] = deque()
 
     def take(self) -> npt.NDArray[Any]:
         """An array with anything in it, that nobody else refers to."""
-        # The first that is free, because the fewer are in use, the more stay in the cache.
-        for number in range(len(self._arrays)):
-            if sys.getrefcount(self._arrays[number]) == _FREE:
-                return self._arrays[number]
+        # Taken out while it is looked at: no two threads find the same one free, without a lock,
+        # which a fork might find locked. Free ones come first: the fewer are in use, the more stay in
+        # the cache.
+        for _ in range(len(self._arrays)):
+            try:
+                array = self._arrays.popleft()
+            except IndexError:  # another thread looks at it
+                break
+            if sys.getrefcount(array) == _FREE:
+                self._arrays.appendleft(array)
+                return array
+            self._arrays.append(array)
+            del array
         array = self._make(self._shape, self._dtype)
         if len(self._arrays) < self._most:
             self._arrays.append(array)
@@ -50,11 +61,20 @@ class AlignedBuffers(Buffers):
         return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Let arrays of some megabytes come and go without the system.
+
+    glibc gives what is freed back to the system, which hands it out again page by page, unless it
+    has seen a block as large as this come and go: then it keeps twice as much. Others do nothing.
+    """
+    np.empty((32 << 20) - mmap.PAGESIZE, np.uint8)
+
+
 def _count_free() -> int:
-    """The references that a free array in a list is found to have, which Python versions count
-    differently."""
-    arrays, place = [np.empty(1)], 0
-    return sys.getrefcount(arrays[place])
+    """The references that a free array is found to have, which Python versions count differently."""
+    array = np.empty(1)
+    return sys.getrefcount(array)
 
 
 _FREE = _count_free()

@@ -16,6 +16,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -210,9 +211,10 @@ class Loader:
             prefetch = 2 * count if self.prefetch is None else self.prefetch
             if prefetch:
                 count = max(1, min(count, prefetch // 2))
-            self._ahead = self.maker.read(self._row, count=count)
-            if prefetch:
-                self._ahead = Prefetch(self._ahead, -(-prefetch // count))
+            jobs = self.maker.jobs(self._row, count=count)
+            self._ahead = (
+                Prefetch(jobs, -(-prefetch // count)) if prefetch else chain.from_iterable(jobs)
+            )
         return next(self._ahead)
 
     def batch_at(self, step: int) -> Batch:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenmillError
-from tokenmill.load.buffers import Buffers
+from tokenmill.load.buffers import Buffers, keep_freed_memory
 from tokenmill.load.rows import Places, Rows
 from tokenmill.order.documents import DocumentBatch, locate_documents
 from tokenmill.store.tokens import cast
@@ -90,11 +91,16 @@ class BatchMaker:
         return self.batch_size * self.world_size
 
     def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[list[Group]]:
-        """The batches from a row on, in groups: one, because somebody waits, and then ever more at
-        a time, up to `count`.
+        """The batches from a row on, in groups; see `jobs`."""
+        return chain.from_iterable(self.jobs(row, count=count, stride=stride))
+
+    def jobs(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[Iterator[list[Group]]]:
+        """The reading of the batches from a row on: of one, because somebody waits, and then of ever
+        more at a time, up to `count`. Several threads may do jobs at once.
 
         With a stride, only every so many steps: processes that share a rank's work take turns.
         """
+        keep_freed_memory()
         step = self.global_batch * stride
         whole = self._whole_steps(row, step)
         ahead = max(1, _AHEAD // self.batch_size // count) * count
@@ -108,12 +114,12 @@ class BatchMaker:
             while first < steps:
                 last = min(first + size, steps)
                 some = places.between(first * self.batch_size, last * self.batch_size)
-                yield from self._read_or_part(some, begins[first:last])
+                yield self._read_or_part(some, begins[first:last])
                 first, size = last, min(2 * size, count)
             done += steps
         row += whole * step
         if self.limit is not None and row < self.limit and not self.drop_last:
-            yield [self.read_one(row)]
+            yield map(self._read_last, [row])
 
     def _read_or_part(self, places: Places, begins: list[int]) -> Iterator[list[Group]]:
         """The batches of some whole steps; where they cannot all be read, those before the bad one
@@ -147,6 +153,9 @@ class BatchMaker:
             row + (end - row) * rank // self.world_size for rank in (self.rank, self.rank + 1)
         )
         return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])[0]
+
+    def _read_last(self, row: int) -> list[Group]:
+        return [self.read_one(row)]
 
     def _read(self, places: Places, firsts: list[int], ends: list[int]) -> list[Group]:
         rows = self.rows.read(places)

@@ -1,8 +1,13 @@
-"""Work done ahead in a thread.
+"""Work done ahead by a thread, and by whoever would have to wait for it.
 
-Guarantees: results come in order; an exception comes in its turn, to whoever asks; no more than
-`depth` results are made ahead; closing, dropping the object and the end of the program all end the
-thread. Costs: two threads that wake each other, some 10 µs a result, so results should be large.
+The work is cut into jobs, each of which gives some results. The thread does one job after another;
+who asks for a result that is not there does the next job rather than wait, so that both are busy
+where the thread alone is too slow.
+
+Guarantees: results come in the order of the jobs; an exception comes in its turn, to whoever asks;
+no more than `depth` jobs are begun ahead; closing, dropping the object and the end of the program
+all end the thread. Costs: two threads that wake each other, some 10 µs a job, so jobs should be
+large.
 """
 
 from __future__ import annotations
@@ -10,74 +15,139 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 __all__ = ["Prefetch"]
 
 T = TypeVar("T")
-_STOP = object()
 _LAST_WAIT = 10.0  # seconds, at the end of the program, for a thread that waits for a disk
-_threads: WeakKeyDictionary[threading.Thread, SimpleQueue[Any]] = WeakKeyDictionary()
+
+
+class _Job(Generic[T]):
+    """A job that was begun: what has come of it, once it is done."""
+
+    def __init__(self) -> None:
+        self.results: deque[T] = deque()
+        self.error: BaseException | None = None
+        self.is_done = False
+
+    def do(self, work: Iterable[T]) -> None:
+        try:
+            self.results.extend(work)
+        except BaseException as error:  # whoever asks shall meet it
+            self.error = error
+        self.is_done = True
+
+
+class _Work(Generic[T]):
+    """The jobs in their order, and those of them that were begun."""
+
+    def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
+        self.changed = threading.Condition()  # which a garbage collection may enter once more
+        self.process = os.getpid()
+        self.jobs, self.depth = iter(jobs), depth
+        self.begun: deque[_Job[T]] = deque()
+        self.are_all_begun = self.is_stopped = False
+
+    def begin(self) -> tuple[_Job[T], Iterable[T]] | None:
+        """The next job, if there is one and room for it; the lock must be held."""
+        if self.are_all_begun or len(self.begun) >= self.depth:
+            return None
+        job = _Job[T]()
+        try:
+            work = next(self.jobs)
+        except BaseException as error:
+            self.are_all_begun = job.is_done = True
+            job.error, work = error, ()
+        self.begun.append(job)
+        return job, work
+
+    def run(self) -> None:
+        """What the thread does."""
+        while True:
+            with self.changed:
+                while (taken := self.begin()) is None and not self.is_stopped:
+                    if self.are_all_begun:
+                        return
+                    self.changed.wait()
+                if taken is None or self.is_stopped:
+                    return
+            taken[0].do(taken[1])
+            with self.changed:
+                self.changed.notify_all()
+
+    def stop(self) -> None:
+        if self.process != os.getpid():  # a fork, in which nobody would give the lock back
+            return
+        with self.changed:
+            self.is_stopped = True
+            self.changed.notify_all()
+
+
+_threads: WeakKeyDictionary[threading.Thread, _Work[object]] = WeakKeyDictionary()
 
 
 class Prefetch(Generic[T]):
-    """The results of an iterator, made ahead by a thread."""
+    """The results of jobs, made ahead by a thread; jobs are begun one at a time, and done by any.
 
-    def __init__(self, results: Iterator[T], depth: int) -> None:
-        self._ready: SimpleQueue[Any] = SimpleQueue()
-        self._room: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(depth):
-            self._room.put(None)
-        self._process = os.getpid()
+    >>> list(Prefetch([[1, 2], [3]], depth=1))
+    [1, 2, 3]
+    """
+
+    def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
+        self._work = _Work(jobs, depth)
         # The thread does not refer to this object, which therefore ends when nobody else does.
-        self._thread = threading.Thread(
-            target=_work, args=(results, self._ready, self._room), name="tokenmill", daemon=True
-        )
-        _threads[self._thread] = self._room
+        self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
+        _threads[self._thread] = self._work  # type: ignore[assignment]
         self._thread.start()
 
     @property
     def is_of_this_process(self) -> bool:
         """Whether the thread can be here: a fork does not inherit it."""
-        return self._process == os.getpid()
+        return self._work.process == os.getpid()
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        result = self._ready.get()
-        if isinstance(result, BaseException):
-            self._ready.put(result)  # for whoever asks again
-            raise result
-        self._room.put(None)
-        return result  # type: ignore[no-any-return]
+        work = self._work
+        while True:
+            with work.changed:
+                while True:
+                    if work.begun and work.begun[0].is_done:
+                        first = work.begun[0]
+                        result = first.results.popleft() if first.results else None
+                        if not first.results and first.error is None:
+                            work.begun.popleft()
+                            work.changed.notify_all()
+                        if result is not None:
+                            return result
+                        if first.error is not None:
+                            raise first.error  # it stays, for whoever asks again
+                    elif (taken := work.begin()) is not None:
+                        break
+                    else:
+                        work.changed.wait()
+            taken[0].do(taken[1])
 
     def close(self) -> None:
         """End the thread, and wait until it has ended."""
-        self._room.put(_STOP)
+        self._work.stop()
         if self.is_of_this_process:
             self._thread.join()
 
     def __del__(self) -> None:
-        self._room.put(_STOP)
-
-
-def _work(results: Iterator[Any], ready: SimpleQueue[Any], room: SimpleQueue[Any]) -> None:
-    try:
-        while room.get() is not _STOP:
-            ready.put(next(results))
-    except BaseException as error:  # StopIteration among them: whoever asks shall meet it
-        ready.put(error)
+        self._work.stop()
 
 
 @atexit.register
 def _end_threads() -> None:
     """End all threads before the interpreter does, which would tear them out of native code."""
     threads = list(_threads.items())
-    for _, room in threads:
-        room.put(_STOP)
+    for _, work in threads:
+        work.stop()
     for thread, _ in threads:
         thread.join(_LAST_WAIT)

@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
-from tokenmill.store.tokens import Tokens
+from tokenmill.store.tokens import Tokens, gather_mixed
 
 __all__ = ["Places", "Rows", "check_whole"]
 
@@ -108,6 +108,8 @@ class Rows:
         if places.sources is None:
             return self.tokens[0].gather(places.starts, length, self.dtype, out)
         if out is None:
+            if all(tokens.dtype == self.dtype for tokens in self.tokens):
+                return gather_mixed(self.tokens, places.sources, places.starts, length)
             out = np.empty((len(places.starts), length), self.dtype)
         for source, tokens in enumerate(self.tokens):
             chosen = np.flatnonzero(places.sources == source)

@@ -13,9 +13,8 @@ takes little more than the cast alone (`benchmarks/gather.py`). Threads and fork
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -24,17 +23,18 @@ import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files
+from tokenmill.store.addresses import copy_rows, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
 from tokenmill.store.shards import ArrayShard, Shards
 
-__all__ = ["Tokens", "cast"]
+__all__ = ["Tokens", "cast", "gather_mixed"]
 
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
-FEW = 6  # rows of a shard on average; fewer are copied faster one by one than together
-CROSSING = -1
+MANY = 256  # shards whose maps may all be held at once
 RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
 
 Integers = npt.NDArray[np.int64]
+_NONE = np.empty(0, np.int64)
 
 _can_cast = lru_cache(maxsize=64)(np.can_cast)
 
@@ -138,7 +138,7 @@ class Tokens:
         >>> Tokens.of([5, 6, 7]).read(1, 3)
         array([6, 7])
         """
-        if self._shards.kept is not None or not 0 <= start < stop <= len(self):
+        if not 0 <= start < stop <= len(self):
             return self[start:stop]
         ids = np.empty(stop - start, self.dtype)
         shard, first = self.locate(start)
@@ -184,8 +184,8 @@ class Tokens:
         starts = self._check_rows(starts, length)
         rows = len(starts)
         if out is None:
-            if len(self._counts) == 1 and rows and dtype == self.dtype:
-                return self._windows(0, length)[starts]
+            if len(self._counts) <= MANY and dtype == self.dtype:
+                return self._read_rows(starts, length)
             out = np.empty((rows, length), dtype)
         elif out.shape != (rows, length):
             raise UsageError(
@@ -194,12 +194,8 @@ class Tokens:
         if out.dtype.kind not in "iu":
             raise UsageError(f"ids are integers; the dtype {out.dtype} does not hold them.")
         step = max(1, PIECE // (length * self.dtype.itemsize))
-        fill = self._fill if _can_cast(self.dtype, out.dtype) else self._fill_checked
-        if rows <= step:
-            fill(starts, out)
-        else:
-            for first in range(0, rows, step):
-                fill(starts[first : first + step], out[first : first + step])
+        for first in range(0, rows, step):
+            cast(self._read_rows(starts[first : first + step], length), out[first : first + step])
         return out
 
     def read_ahead(self, starts: Integers, length: int) -> None:
@@ -230,57 +226,53 @@ class Tokens:
             )
         return starts
 
-    def _fill(self, starts: Integers, out: npt.NDArray[Any]) -> None:
-        if not len(starts):
-            return
+    def _read_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
+        """The rows in an array of their own dtype."""
+        held: list[npt.NDArray[Any]] = []
+        addresses, crossing = self.find_rows(starts, length, held)
+        rows = copy_rows(addresses, length, self.dtype, held)
+        self.read_crossing(starts, crossing, rows)
+        return rows
+
+    def find_rows(
+        self, starts: Integers, length: int, held: list[npt.NDArray[Any]]
+    ) -> tuple[Integers, Integers]:
+        """The addresses of rows, in arrays that are added to `held`; and the numbers of those that
+        cross into another shard, whose addresses are those of any row that does not."""
         if len(self._counts) == 1:
-            np.copyto(out, self._windows(0, out.shape[1])[starts])
-            return
+            ids = self._map_whole(0)
+            held.append(ids)
+            return starts * ids.itemsize + find_address(ids), _NONE
         shards = self._starts.searchsorted(starts, "right") - 1
         firsts = starts - self._starts[shards]
-        shards[firsts + out.shape[1] > self._counts[shards]] = CROSSING
-        order = shards.argsort(kind="stable")
-        ordered = shards[order]
-        cuts = (ordered[1:] != ordered[:-1]).nonzero()[0] + 1
-        if len(cuts) * FEW > len(starts):
-            self._fill_singly(shards, firsts, starts, out)
-            return
-        for low, high in pairwise([0, *cuts.tolist(), len(starts)]):
-            rows, shard = order[low:high], int(ordered[low])
-            if shard == CROSSING:
-                self._fill_singly(shards[rows], firsts[rows], starts[rows], out, rows)
-            else:
-                out[rows] = self._windows(shard, out.shape[1])[firsts[rows]]
+        crossing = firsts + length > self._counts[shards]
+        if crossing.all():
+            spare = np.empty(length, self.dtype)
+            held.append(spare)
+            return np.full_like(starts, find_address(spare)), np.arange(len(starts))
+        if crossing.any():
+            whole = crossing.argmin()
+            shards[crossing], firsts[crossing] = shards[whole], firsts[whole]
+        needed, which = np.unique(shards, return_inverse=True)
+        maps = [self._map_whole(shard) for shard in needed.tolist()]
+        held += maps
+        begins = np.array([find_address(ids) for ids in maps])
+        return begins[which] + firsts * self.dtype.itemsize, crossing.nonzero()[0]
 
-    def _fill_singly(
-        self,
-        shards: Integers,
-        firsts: Integers,
-        starts: Integers,
-        out: npt.NDArray[Any],
-        rows: Integers | None = None,
-    ) -> None:
-        length = out.shape[1]
-        numbers = range(len(starts)) if rows is None else rows.tolist()
-        for row, shard, first, start in zip(
-            numbers, shards.tolist(), firsts.tolist(), starts.tolist(), strict=True
-        ):
-            if shard == CROSSING:
-                self._copy(start, out[row])
-            else:
-                out[row] = self._map(shard)[first : first + length]
-
-    def _fill_checked(self, starts: Integers, out: npt.NDArray[Any]) -> None:
-        """Fill `out`, whose dtype may be too narrow."""
-        rows = np.empty(out.shape, self.dtype)
-        self._fill(starts, rows)
-        cast(rows, out)
-
-    def _windows(self, shard: int, length: int) -> npt.NDArray[Any]:
-        """All windows of a shard, as an array of two dimensions that copies nothing."""
+    def _map_whole(self, shard: int) -> npt.NDArray[Any]:
+        """A shard of which surely all ids are there, because none is looked for beyond them."""
         ids = self._map(shard)
-        size = ids.itemsize
-        return np.ndarray((len(ids) - length + 1, length), ids.dtype, ids, 0, (size, size))
+        if len(ids) != self._counts[shard] or ids.strides != (self.dtype.itemsize,):
+            raise DatasetError(
+                f"{self.shard_name(shard)} holds {len(ids):,} tokens, and {self._counts[shard]:,} "
+                "were told of."
+            )
+        return ids
+
+    def read_crossing(self, starts: Integers, numbers: Integers, rows: npt.NDArray[Any]) -> None:
+        """Read those of the rows that have these numbers, over as many shards as they are in."""
+        for number in numbers.tolist():
+            self._copy(int(starts[number]), rows[number])
 
     def _copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, over as many shards as they are in."""
@@ -321,33 +313,22 @@ class Tokens:
                 "command, eot_id= in Python."
             )
         step = max(1, PIECE // length)
-        found = [
-            self._find_eot(
-                starts[first : first + step],
-                length,
-                None if rows is None else rows[first : first + step],
-            )
-            + first * length
-            for first in range(0, len(starts), step)
-        ]
-        at, places = np.divmod(np.concatenate(found), length)
-        return at, places
-
-    def _find_eot(self, starts: Integers, length: int, rows: npt.NDArray[Any] | None) -> Integers:
-        """Where documents begin in some rows laid end to end, by the end-of-text id."""
-        if rows is None:
-            rows = self.gather(starts, length, self.dtype)
-        width = rows.shape[1]
-        after = self.eot != "before"
-        at, places = np.divmod(np.flatnonzero(rows.ravel() == self.eot_id), width)
-        places += after
-        inside = places < length
-        first = starts == 0  # the first token always begins a document, and ends none
-        if after:
-            first |= self.gather(np.maximum(starts - 1, 0), 1, self.dtype)[:, 0] == self.eot_id
-        flat = np.concatenate((np.flatnonzero(first) * length, (at * length + places)[inside]))
+        found = []
+        for first in range(0, len(starts), step):
+            some = slice(first, first + step)
+            ids = self._read_rows(starts[some], length) if rows is None else rows[some]
+            found.append(_find_id(ids, self.eot_id) + first * ids.shape[1])
+        width = length if rows is None else rows.shape[1]
+        at, places = np.divmod(np.concatenate(found), width)
+        begins = starts == 0  # the first token always begins a document, and ends none
+        if self.eot != "before":
+            places += 1
+            begins |= self._read_rows(np.maximum(starts - 1, 0), 1)[:, 0] == self.eot_id
+        flat = at * length + places
+        flat = np.concatenate((np.flatnonzero(begins) * length, flat[places < length]))
         flat.sort()
-        return flat[np.append(True, flat[1:] != flat[:-1])] if len(flat) else flat
+        at, places = np.divmod(flat[np.append(True, flat[1:] != flat[:-1])[: len(flat)]], length)
+        return at, places
 
     @cached_property
     def fingerprint(self) -> str:
@@ -363,7 +344,9 @@ class Tokens:
         if run:
             room = len(self) - run
             places = sorted({room * number // (RUNS - 1) for number in range(RUNS)})
-            ids = self.gather(np.array(places, np.int64), run)
+            ids = np.empty((len(places), run), np.int64)
+            for place, row in zip(places, ids, strict=True):
+                cast(self.read(place, place + run), row)
             digest.update(np.ascontiguousarray(ids, "<i8").data)
         return digest.hexdigest()
 
@@ -376,6 +359,49 @@ class Tokens:
             eot_id=self.eot_id,
             eot=self.eot,
         )
+
+
+def gather_mixed(
+    sources: Sequence[Tokens], numbers: Integers, starts: Integers, length: int
+) -> npt.NDArray[Any]:
+    """The rows from `starts` on, each of the source with its number; the sources have one dtype.
+
+    >>> both = Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])
+    >>> gather_mixed(both, np.array([1, 0, 1]), np.array([0, 1, 1]), 2).tolist()
+    [[10, 20], [2, 3], [20, 30]]
+    """
+    if sum(tokens.shard_count for tokens in sources) > MANY and len(starts) > MANY:
+        halves = np.array_split(np.arange(len(starts)), 2)
+        return np.concatenate(
+            [gather_mixed(sources, numbers[half], starts[half], length) for half in halves]
+        )
+    addresses, crossing = np.empty_like(starts), []
+    held: list[npt.NDArray[Any]] = []
+    for number, tokens in enumerate(sources):
+        own = np.flatnonzero(numbers == number)
+        if len(own):
+            begins = tokens._check_rows(starts[own], length)
+            addresses[own], over = tokens.find_rows(begins, length, held)
+            crossing.append((tokens, own[over]))
+    rows = copy_rows(addresses, length, sources[0].dtype, held)
+    for tokens, over in crossing:
+        tokens.read_crossing(starts, over, rows)
+    return rows
+
+
+def _find_id(ids: npt.NDArray[Any], wanted: int) -> Integers:
+    """Where an id stands in an array, laid end to end: of the few, eight at once are looked for.
+
+    >>> _find_id(np.array([[7, 0, 7], [7, 7, 0]]), 0).tolist()
+    [1, 5]
+    """
+    flat = ids.ravel() == wanted
+    whole = len(flat) // 8 * 8
+    eights = flat[:whole].view(np.uint64)
+    some = np.flatnonzero(eights != 0)
+    found = np.flatnonzero(eights[some].view(np.bool_))
+    places = some[found >> 3] * 8 + (found & 7)
+    return np.concatenate((places, np.flatnonzero(flat[whole:]) + whole))
 
 
 def _join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:
