@@ -6,16 +6,16 @@ The rules of a step, which the JAX backend follows too:
   be. The gradient is that of the mean loss of all rows of the step on all ranks.
 - Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), norm taken over all of them.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
-  usual coefficients, and updates as large as AdamW's: 0.2 * sqrt(max(rows, columns)).
-- Weight decay is for the matrices of the blocks, whichever optimiser they have. The embedding and
-  the head have none: the embedding is normed wherever it is read, and the head's logits are capped.
+  usual coefficients in the dtype of the run, and updates as large as AdamW's:
+  0.2 * sqrt(max(rows, columns)).
+- Weights decay in the matrices of blocks, whichever optimiser they have, and in the head; not in the
+  embedding, which is normed wherever it is read.
 - Both learning rates are multiplied by the `scale` of the step, and the decay with them.
 
 Guarantees: one process, or two, on the same machine and number of threads go on bit for bit after
 `load`. With more ranks the order in which gradients are added up is the network library's.
 
-Costs: Muon orthogonalises in bfloat16, as `torch.optim.Muon` does everywhere; nothing is copied from
-the device between two reports.
+Costs: nothing is copied from the device between two reports.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tokenmill.train.backend import Rows, StepReport
 from tokenmill.train.config import Config
 from tokenmill.train.model import Arrays, Shape, check_values, is_matrix
 from tokenmill.train.torch_model import Model, document_mask
+from tokenmill.train.torch_muon import Float32Muon
 
 __all__ = ["TorchBackend"]
 
@@ -98,7 +99,7 @@ class TorchBackend:
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
             )
-        self._optimizers = _make_optimizers(self._model, config)
+        self._optimizers = _make_optimizers(self._model, config, self._half)
         self._rates = [
             (group, float(group["lr"])) for one in self._optimizers for group in one.param_groups
         ]
@@ -112,9 +113,9 @@ class TorchBackend:
         for number, (inputs, targets, mask) in enumerate(pieces, 1):
             with self._wait_for_last(number == len(pieces)):
                 with self._precision():
-                    row_losses = self._shared(inputs, targets, mask).mean(1)
-                (row_losses.sum() / len(rows.inputs)).backward()
-            self._row_losses.append(row_losses.detach())
+                    total, losses = self._shared(inputs, targets, mask)
+                (total / rows.inputs.size).backward()
+            self._row_losses.append(losses.mean(1))
         parameters = self._model.parameters()
         self._norms.append(
             torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or float("inf"))
@@ -149,7 +150,7 @@ class TorchBackend:
         losses = []
         for inputs, targets, mask in self._pieces(rows):
             with self._precision():
-                losses.append(self._losses(inputs, targets, mask))
+                losses.append(self._losses(inputs, targets, mask)[1])
         found: npt.NDArray[np.float32] = torch.cat(losses).cpu().numpy()
         return found
 
@@ -298,15 +299,16 @@ def _check_ranks(config: Config, world_size: int) -> None:
         )
 
 
-def _make_optimizers(model: Model, config: Config) -> list[torch.optim.Optimizer]:
+def _make_optimizers(model: Model, config: Config, half: bool) -> list[torch.optim.Optimizer]:
     """AdamW and, where it is asked for, Muon, with all their memory in place from the beginning."""
-    matrices, others = [], []
-    for name, parameter in model.named_parameters():
-        (matrices if is_matrix(name) else others).append(parameter)
+    named = dict(model.named_parameters())
     muon = config.optimizer == "muon"
-    groups: list[dict[str, Any]] = [{"params": others, "weight_decay": 0.0}]
-    if not muon:
-        groups.append({"params": matrices})
+    matrices = [value for name, value in named.items() if muon and is_matrix(name)]
+    others = [value for name, value in named.items() if not (muon and is_matrix(name))]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.embedding], "weight_decay": 0.0},
+        {"params": [value for value in others if value is not model.embedding]},
+    ]
     adamw = torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
@@ -321,9 +323,10 @@ def _make_optimizers(model: Model, config: Config) -> list[torch.optim.Optimizer
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
-    if not muon:
+    if not matrices:
         return [adamw]
-    rest = torch.optim.Muon(
+    kind = torch.optim.Muon if half else Float32Muon
+    rest = kind(
         matrices,
         lr=config.matrix_learning_rate,
         weight_decay=config.weight_decay,

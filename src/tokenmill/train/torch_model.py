@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tokenmill.train.model import EPSILON, Arrays, Shape, rotation
+from tokenmill.train.model import Arrays, Shape, rotation
+from tokenmill.train.torch_functions import capped_losses, norm, rotate_and_norm, squared_relu
 
 __all__ = ["Model", "document_mask"]
 
@@ -31,12 +32,19 @@ class Model(nn.Module):
         self.register_buffer("cosines", torch.tensor(cosines)[:, None], persistent=False)
         self.register_buffer("sines", torch.tensor(sines)[:, None], persistent=False)
 
-    def forward(self, ids: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of each target (B, T), float32; `mask` is that of `document_mask`."""
-        logits = self.logits(self.states(ids, mask))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(
-            targets.shape
-        )
+    def forward(
+        self, ids: Tensor, targets: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of targets (B, T), to be differentiated, and each of them, to be
+        looked at; float32. `mask` is that of `document_mask`."""
+        states = self.states(ids, mask).flatten(0, 1)
+        places = targets.flatten()
+        if states.is_cpu and not torch.is_autocast_enabled("cpu"):
+            total, losses = capped_losses(states, self.head, places, self.shape.softcap)
+        else:  # compilers make as few passes of the plain form
+            losses = F.cross_entropy(self.logits(states), places, reduction="none")
+            total = losses.sum()
+        return total, losses.detach().view(targets.shape)
 
     def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the head reads (B, T, width)."""
@@ -70,7 +78,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         x = x + self.attention(norm(x), turn, mask)
-        return x + self.mlp(norm(x))
+        after: Tensor = x + self.mlp(norm(x))
+        return after
 
 
 class Attention(nn.Module):
@@ -86,13 +95,14 @@ class Attention(nn.Module):
         self.out = nn.Parameter(torch.empty(shape.width, shape.width))
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        # One product instead of three: the weights are small beside the activations.
-        joined = F.linear(x, torch.cat([self.query, self.key, self.value]))
-        heads = joined.unflatten(2, (-1, self.head))
-        turned = norm(rotate(heads[:, :, : self.heads + self.kv_heads], turn))
-        q = turned[:, :, : self.heads].transpose(1, 2)
-        k = turned[:, :, self.heads :].transpose(1, 2)
-        v = heads[:, :, self.heads + self.kv_heads :].transpose(1, 2)
+        cosines, sines = turn
+        q, k, v = (
+            F.linear(x, weight).view(*x.shape[:2], -1, self.head)
+            for weight in (self.query, self.key, self.value)
+        )
+        q = rotate_and_norm(q, cosines, sines).transpose(1, 2)
+        k = rotate_and_norm(k, cosines, sines).transpose(1, 2)
+        v = v.transpose(1, 2)
         grouped = self.heads != self.kv_heads
         if grouped and mask is not None:  # CUDA has no fast kernel for both
             k, v = (kept.repeat_interleave(self.heads // self.kv_heads, 1) for kept in (k, v))
@@ -112,19 +122,7 @@ class MLP(nn.Module):
         self.down = nn.Parameter(torch.empty(shape.width, 4 * shape.width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.relu(F.linear(x, self.up)).square(), self.down)
-
-
-def norm(x: Tensor) -> Tensor:
-    """RMSNorm without gains, in float32."""
-    return F.rms_norm(x.float(), (x.shape[-1],), eps=EPSILON)
-
-
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs of each head (..., T, heads, head) by the angles of their places."""
-    cosines, sines = turn
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cosines + second * sines, second * cosines - first * sines], -1)
+        return F.linear(squared_relu(F.linear(x, self.up)), self.down)
 
 
 def document_mask(documents: Tensor) -> Tensor:
