@@ -145,15 +145,14 @@ class Loop:
         except UsageError:
             raise
         except (TokenmillError, OSError) as error:
-            raise self._stop_without_data(error) from error
+            if self.backend.world_size == 1 and self.step > self.saved:
+                with suppress(WorkError):  # which would hide what went wrong first
+                    self._take_reports()
+                    self._save(None)
+            raise self._without_data(error) from error
         return Rows(inputs=inputs, targets=targets, documents=documents), batch.end
 
-    def _stop_without_data(self, error: Exception) -> WorkError:
-        """What to tell when rows cannot be read; what was learned so far is kept."""
-        if self.backend.world_size == 1 and self.step > self.saved:
-            with suppress(WorkError):
-                self._take_reports()
-                self._save(None)
+    def _without_data(self, error: Exception) -> WorkError:
         return WorkError(
             f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Once the data are "
             "as they were, the same command goes on."
@@ -234,7 +233,7 @@ class Loop:
         try:
             found: Validation = self.validator.run()
         except (TokenmillError, OSError) as error:
-            raise self._stop_without_data(error) from error
+            raise self._without_data(error) from error
         if not math.isfinite(found.loss):
             raise WorkError(
                 f"The validation loss is {found.loss}, after step {self.step:,}: {self._advise()}"

@@ -1,0 +1,158 @@
+"""Starts `tokenmill train` on a small text, kills it, and tells what must be the same in the end.
+
+    python training.py KILLS ARGUMENTS...
+
+runs the command, killed so many times on the way, and prints when that was, as JSON. Processes are
+forked from one that has imported the framework, which takes most of the time of a start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runs import library_text, run, wait_until
+
+from tokenmill.train.checkpoints import Checkpoints
+from tokenmill.train.record import TIMES, read_metrics
+
+ONE_THREAD = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
+SMALL = (
+    "--layers 1 --heads 2 --width 16 --seq-len 32 --batch-tokens 128 --warmup-steps 5 "
+    "--log-every 3 --val-every 10 --val-tokens 320 --sample-every 20 --sample-tokens 4 "
+    "--checkpoint-every 2"
+).split()
+
+
+def make_data(folder: Path) -> Path:
+    """A small dataset of bytes with a validation split."""
+    text = folder / "x.txt"
+    text.write_text(library_text(300_000))
+    made = run(
+        *("prepare", text, "--out", folder / "data", "--tokenizer", "bytes", "--workers", "1"),
+        *("--val-fraction", "0.3", "--documents", "line"),
+    )
+    assert made.returncode == 0, made.stderr
+    return folder / "data"
+
+
+def command(data: Path, runs: Path, *more: str | Path) -> list[str | Path]:
+    """The command that trains a model `m`."""
+    return ["train", "--data", data, "--name", "m", "--runs", runs, *SMALL, *more]
+
+
+def results(runs: Path) -> dict[str, Any]:
+    """All that must be the same of two runs: times differ."""
+    newest = Checkpoints(runs / "m" / "checkpoints").newest()
+    assert newest is not None
+    return {
+        "state": newest.state,
+        "model": (newest.path / "model.safetensors").read_bytes(),
+        "optimizer": (newest.path / "optimizer.safetensors").read_bytes(),
+        "rows": (runs / "m" / "row_losses.f32").read_bytes(),
+        "lines": [
+            {name: value for name, value in line.items() if name not in TIMES}
+            for line in read_metrics(runs / "m")
+        ],
+        "checkpoints": sorted(path.name for path in (runs / "m" / "checkpoints").iterdir()),
+    }
+
+
+class Forked:
+    """A process of its own that runs a command; what it complains of goes to a file, if one is given."""
+
+    def __init__(self, arguments: list[str], complaints: Path | None = None) -> None:
+        sys.stdout.flush()
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            from tokenmill.cli import main
+
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if complaints is not None:
+                os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            os._exit(main(arguments))
+
+    def poll(self) -> int | None:
+        """The status at its end; None before."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def wait(self) -> int:
+        """The status at its end."""
+        assert wait_until(lambda: self.poll() is not None)
+        assert self.status is not None
+        return self.status
+
+
+def kill_once(
+    start: Callable[[], subprocess.Popen[Any] | Forked], runs: Path, rng: random.Random
+) -> str:
+    """Start the command and kill it, at random or while it writes; returns when that was."""
+    folder = runs / "m" / "checkpoints"
+    began = _newest(folder)
+    process = start()
+    how = rng.choice(["at start", "later", "later", "writing", "writing", "renamed"])
+
+    def has_come() -> bool:
+        if process.poll() is not None:
+            return True
+        if how == "writing":
+            return any(name.endswith(".tmp") for name in _names(folder))
+        return _newest(folder) > began
+
+    if how == "at start":
+        time.sleep(rng.uniform(0, 1))
+    else:
+        assert wait_until(has_come)
+        time.sleep({"later": rng.uniform(0, 0.1), "writing": rng.uniform(0, 0.003)}.get(how, 0))
+    running = process.poll() is None
+    process.kill()
+    process.wait()
+    left = [name for name in _names(folder) if name.endswith(".tmp")]
+    return f"{how}{', half-written' if left else ''}" if running else "after its end"
+
+
+def _names(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+def _newest(folder: Path) -> str:
+    return max((name for name in _names(folder) if not name.endswith(".tmp")), default="")
+
+
+def main(kills: int, arguments: list[str]) -> None:
+    """Run a command that is killed so many times."""
+    if "jax" in arguments:
+        import jax  # noqa: F401
+    else:
+        import torch._dynamo  # noqa: F401  which the first optimiser imports
+    runs = Path(arguments[arguments.index("--runs") + 1])
+    rng = random.Random()
+    moments = [kill_once(lambda: Forked(arguments), runs, rng) for _ in range(kills)]
+    status = Forked(arguments).wait()
+    print(json.dumps({"status": status, "moments": moments}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
