@@ -50,7 +50,7 @@ def main() -> int:
         command += ["--data", told.dataset_dir]
         metadata = find_manifest(folder)
         if metadata is None or not is_own(metadata):  # made by the guide's own script
-            command += ["--data-dtype", "uint32"]
+            command += ["--format", "raw", "--data-dtype", "uint32"]
             command += [] if "--tokenizer" in rest else ["--tokenizer", "gpt2"]
     command += ["--config", told.config_file] if told.config_file else []
     command += ["--max-steps", told.max_iters] if told.max_iters else []

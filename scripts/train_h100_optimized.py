@@ -46,11 +46,19 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 1
-    command = ["train", "--name", told.model_name, "--tokenizer", "gpt2"]
-    command += ["--data", told.train_data_path, "--val", told.val_data_path]
-    command += ["--config", str(CONFIGS / "124M_1024.json"), "--seq-len", str(told.max_length)]
-    command += ["--micro-batch", str(told.batch_size), "--seed", str(told.seed)]
-    return tokenmill([*command, *rest])
+    flags = {
+        "--name": told.model_name,
+        "--tokenizer": "gpt2",
+        "--data": told.train_data_path,
+        "--val": told.val_data_path,
+        "--config": CONFIGS / "124M_1024.json",
+        "--seq-len": told.max_length,
+        "--micro-batch": told.batch_size,
+        "--seed": told.seed,
+    }
+    typed = {argument.partition("=")[0] for argument in rest}
+    kept = [f"{name}={value}" for name, value in flags.items() if name not in typed]
+    return tokenmill(["train", *kept, *rest])
 
 
 if __name__ == "__main__":

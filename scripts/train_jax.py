@@ -19,7 +19,6 @@ It is the command `tokenmill train --backend jax`, which takes any of its own fl
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -45,24 +44,25 @@ def main() -> int:
     except TokenmillError as error:
         print(error, file=sys.stderr)
         return error.exit_status
-    return tokenmill(["train", "--backend", "jax", *flags, *rest])
+    typed = {argument.partition("=")[0] for argument in rest}
+    kept = [f"{name}={value}" for name, value in flags.items() if name not in typed]
+    return tokenmill(["train", *kept, *rest])
 
 
-def _translate(file: RunFile, stem: str) -> list[str]:
+def _translate(file: RunFile, stem: str) -> dict[str, str]:
     """The flags that say what a file says."""
     if file.dataset_name is None:
         raise UsageError("the configuration has no dataset_name, which says what to train on.")
     data = open_texts(Path(file.dataset_name), file.tokenizer_name or "gpt2")
     config = file.config
     if file.num_epochs is not None:
-        rows = (len(data["train"]) - 1) // config.seq_len * file.num_epochs
-        config = override(config, max_steps=max(1, math.ceil(rows / config.batch_rows)))
-    flags = ["--data", str(data.path), "--name", file.name or stem]
+        rows = int((len(data["train"]) - 1) // config.seq_len * file.num_epochs)
+        config = override(config, max_steps=max(1, -(-rows // config.batch_rows)))
+    flags = {"--backend": "jax", "--data": str(data.path), "--name": file.name or stem}
     for field in fields(Config):
         value = getattr(config, field.name)
         if value != field.default:
-            flag = f"--{field.name.replace('_', '-')}"
-            flags += [flag] if value is True else [flag, str(value)]
+            flags[f"--{field.name.replace('_', '-')}"] = str(value)
     return flags
 
 

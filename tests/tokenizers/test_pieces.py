@@ -174,3 +174,13 @@ def test_damaged_models_are_refused(texts: list[str], tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(TokenizerError, match=r"^broken\.model "):
             load_tokenizer(path)
+
+
+def test_bytes_of_ids_add_up_to_those_of_a_text(pair: Pair) -> None:
+    tokenizer, _ = pair
+    lengths = tokenizer.byte_lengths()  # type: ignore[attr-defined]
+    assert len(lengths) == tokenizer.vocab_size
+    for text in ("run def", "héllo wörld 日本 \U0001f9f8", "a"):
+        ids = tokenizer.encode_batch([text.encode()])[0]
+        # A model may put a space before a text.
+        assert lengths[ids].sum() - len(text.encode()) in (0, 1)

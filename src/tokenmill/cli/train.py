@@ -54,6 +54,7 @@ def train(
     vocab_size: Annotated[int | None, Parameter(group=_DATA)] = None,
     eot_id: Annotated[int | None, Parameter(group=_DATA)] = None,
     data_dtype: Annotated[str | None, Parameter(group=_DATA)] = None,
+    format: Annotated[str | None, Parameter(group=_DATA)] = None,
     name: Annotated[str, Parameter(group=_RUN)],
     runs: Annotated[Path, Parameter(group=_RUN)] = Path("runs"),
     config: Annotated[Path | None, Parameter(group=_RUN)] = None,
@@ -87,6 +88,8 @@ def train(
         The id between documents, for tokens that do not tell.
     data_dtype
         How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What the data are, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     name
         What comes of it is in runs/NAME.
     runs
@@ -125,6 +128,7 @@ def train(
                 vocab_size=vocab_size,
                 eot_id=eot_id,
                 dtype=data_dtype,
+                format=format,
                 val_fraction=val_fraction,
             ),
             name=name,

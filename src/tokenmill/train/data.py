@@ -124,6 +124,7 @@ def open_data(
     vocab_size: int | None = None,
     eot_id: int | None = None,
     dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
     val_fraction: float | None = None,
 ) -> RunData:
     """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
@@ -153,7 +154,7 @@ tokenmill prepare TEXTS --out no/such
         tokenizer = load_tokenizer(tokenizer)
     if input_file is not None:
         found = _read_text(Path(input_file), tokenizer, val_fraction)
-    options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype}
+    options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
     options |= {"vocab_size": vocab_size, "eot_id": eot_id}
     sources = [_open(*parsed, val_fraction, options) for parsed in _parse(data)]
     if sources:
