@@ -201,6 +201,7 @@ def _show_end(report: Any, name: str, runs: Path) -> None:
 
     from tokenmill.cli.console import typed
 
+    _show_curves(report.path)
     if report.was_finished:
         _line(f"{report.path} was finished before, at step {report.step:,}; nothing was changed.")
     if report.val_loss is not None:
@@ -212,6 +213,20 @@ def _show_end(report: Any, name: str, runs: Path) -> None:
         _line("To go on, add --max-steps with a larger number; to begin again, --restart.")
     place = "" if runs == Path("runs") else f" --runs {typed(runs)}"
     _line(f"\nNext:  tokenmill sample --name {shlex.quote(name)}{place}")
+
+
+def _show_curves(path: Path) -> None:
+    """The losses of a run as a drawing of characters, once there is something to be seen."""
+    from tokenmill.train.chart import Curve, draw_text
+    from tokenmill.train.record import points, read_metrics
+
+    lines = read_metrics(path)
+    curves = [
+        Curve(told, *points(lines, name))
+        for told, name in (("train", "loss"), ("validation", "val_loss"))
+    ]
+    if len(points(lines, "loss")[0]) > 2:
+        _line(f"\n{draw_text(curves)}\n")
 
 
 def _line(text: str) -> None:
