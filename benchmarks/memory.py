@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,27 @@ from corpus import make_corpus
 from results import record
 
 
-def tree_memory(root: int) -> int:
-    """Resident bytes of a process and all its descendants."""
+def process_tree(root: int) -> set[int]:
+    """A process and all its descendants."""
     parents: dict[int, int] = {}
-    pages: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            try:
+            with suppress(OSError, IndexError):
                 fields = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
-                pages[int(name)] = int(Path(f"/proc/{name}/statm").read_text().split()[1])
                 parents[int(name)] = int(fields[1])
-            except (OSError, IndexError):
-                continue
     tree = {root}
     while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
         tree |= more
-    return sum(pages.get(pid, 0) for pid in tree) * os.sysconf("SC_PAGE_SIZE")
+    return tree
+
+
+def tree_memory(root: int) -> int:
+    """Resident bytes of a process and all its descendants."""
+    pages = 0
+    for pid in process_tree(root):
+        with suppress(OSError, IndexError):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(files: list[Path], out: Path, dedup: str, workers: int) -> float:

@@ -31,11 +31,20 @@ def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
     [[2, 5]]
     """
     for low in range(first, stop, WINDOW):
-        count = min(WINDOW, stop - low)
-        # By the end-of-text id, the tokens are looked at: from a copy, which leaves no maps behind.
-        rows = tokens.read(low, low + count)[None] if tokens.documents is None else None
-        _, places = tokens.find_edges(np.array([low]), count, rows)
-        yield places + low
+        high = min(low + WINDOW, stop)
+        if tokens.documents is None and tokens.eot_id is not None:
+            yield _find_by_eot(tokens, low, high)
+        else:
+            yield tokens.find_edges(np.array([low]), high - low)[1] + low
+
+
+def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
+    """Like `Tokens.find_edges`, from a copy of the tokens: no shard stays mapped or in memory."""
+    after = tokens.eot != "before"
+    first = max(low - after, 0)
+    starts = np.flatnonzero(tokens.read(first, high - after) == tokens.eot_id) + (first + after)
+    # The first token always begins a document.
+    return starts if low or (len(starts) and not starts[0]) else np.append(0, starts)
 
 
 def next_start(tokens: Tokens, place: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -155,21 +156,39 @@ class RecordShards:
         return self.pieces[number].name
 
     def map(self, number: int) -> npt.NDArray[Any]:
-        return self.read(number, 0, self.pieces[number].tokens)
+        return _load(self.folder, self.pieces[number], self.dtype)
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """Some ids of a piece, for which all of it is read."""
+        """Some ids of a piece, for which all of it is read, unless it is the last that was."""
         piece = self.pieces[number]
-        data = b"".join(_records(self.folder, piece.name, piece.first, piece.last))
-        if len(data) != piece.tokens * self.dtype.itemsize:
-            raise DamagedFileError(piece.name, "changed since it was opened", FOREIGN_CURE)
-        return np.frombuffer(data, self.dtype)[first:last]
+        try:
+            changed = (self.folder / piece.name).stat().st_mtime_ns
+        except OSError:
+            changed = 0  # opening it will say what is wrong
+        return _keep(self.folder, piece, self.dtype, changed)[first:last].copy()
 
     def lengths(self, number: int) -> Integers:
         """The number of tokens in each record of a piece."""
         piece = self.pieces[number]
         records = _records(self.folder, piece.name, piece.first, piece.last)
         return np.array([len(record) // self.dtype.itemsize for record in records], np.int64)
+
+
+def _load(folder: Path, piece: _Piece, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    data = b"".join(_records(folder, piece.name, piece.first, piece.last))
+    if len(data) != piece.tokens * dtype.itemsize:
+        raise DamagedFileError(piece.name, "changed since it was opened", FOREIGN_CURE)
+    return np.frombuffer(data, dtype)
+
+
+@lru_cache(maxsize=1)
+def _keep(
+    folder: Path,
+    piece: _Piece,
+    dtype: np.dtype[Any],
+    changed: int,  # noqa: ARG001  (a file that changed is read anew)
+) -> npt.NDArray[Any]:
+    return _load(folder, piece, dtype)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _read_shards(asked: Asked, index: Entry) -> MdsShards:
     if layout.kind == FIXED:
         counts = [file.samples * layout.count for file in files]
     else:
-        counts = [int(shards.samples(number).sum()) for number in range(len(files))]
+        counts = [int(shards.look(number).borders[-1]) for number in range(len(files))]
     if not any(counts):
         raise DatasetError(f"{index.where} tells of no tokens.")
     object.__setattr__(shards, "counts", np.array(counts, np.int64))
@@ -214,36 +214,29 @@ class MdsShards:
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
         return self._gather(number, first, last).copy()
 
-    def samples(self, number: int) -> Integers:
-        """The number of ids in each sample of a shard."""
-        return self._find(number)[2]
+    def look(self, number: int) -> _Samples:
+        """Where the ids of a shard are."""
+        file, name = self.files[number], self.name(number)
+        try:
+            changed = (self.folder / name).stat().st_mtime_ns
+        except (OSError, ValueError):
+            changed = 0  # opening it will say what is wrong
+        return _look(self.folder, name, changed, file, self.layout)
 
     def vary(self) -> bool:
         """Whether any two samples have different numbers of ids."""
         seen: set[int] = set()
         for number in range(len(self.files)):
-            seen.update(np.unique(self.samples(number))[:2].tolist())
+            seen.update(np.unique(np.diff(self.look(number).borders))[:2].tolist())
         return len(seen) > 1
 
-    def _find(self, number: int) -> tuple[npt.NDArray[np.uint8], Integers, Integers]:
-        """The bytes of a shard, and where each sample's ids begin and how many they are."""
-        file = self.files[number]
-        path = self.folder / self.name(number)
-        try:
-            changed = path.stat().st_mtime_ns
-        except (OSError, ValueError):
-            changed = 0  # opening it will say what is wrong
-        raw = _load(self.folder, self.name(number), changed, file.size, file.compression)
-        begins, counts = find_samples(self.name(number), raw, file.samples, self.layout)
-        return raw, begins, counts
-
     def _gather(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        raw, begins, counts = self._find(number)
-        width, borders = self.dtype.itemsize, sums(counts)
-        if len(self.counts) and int(borders[-1]) != self.counts[number]:
+        found, width = self.look(number), self.dtype.itemsize
+        raw, begins, borders = found.raw, found.begins, found.borders
+        if int(borders[-1]) != self.counts[number]:
             what = "changed since it was opened"
             raise DamagedFileError(self.name(number), what, FOREIGN_CURE)
-        if (begins[1:] == begins[:-1] + counts[:-1] * width).all() and len(begins):
+        if found.in_a_row:
             start = int(begins[0]) + first * width
             return raw[start : start + (last - first) * width].view(self.dtype)
         ids = np.empty(last - first, self.dtype)
@@ -257,15 +250,29 @@ class MdsShards:
         return ids
 
 
-@lru_cache(maxsize=1)  # the chunks of one shard are often read one after another
-def _load(
+@dataclass(frozen=True, kw_only=True)
+class _Samples:
+    """A shard's bytes, where each sample's ids begin in them, and the sums of their numbers."""
+
+    raw: npt.NDArray[np.uint8]
+    begins: Integers
+    borders: Integers
+    in_a_row: bool
+
+
+@lru_cache(maxsize=1)  # the ids of one shard are often read some after others
+def _look(
     folder: Path,
     name: str,
-    changed: int,  # noqa: ARG001  (a file that changed is loaded anew)
-    size: int,
-    compression: str | None,
-) -> npt.NDArray[np.uint8]:
-    return load(folder, name, size, compression)
+    changed: int,  # noqa: ARG001  (a file that changed is looked at anew)
+    file: _File,
+    layout: Layout,
+) -> _Samples:
+    raw = load(folder, name, file.size, file.compression)
+    begins, counts = find_samples(name, raw, file.samples, layout)
+    ends = begins + counts * layout.dtype.itemsize
+    in_a_row = len(begins) > 0 and bool((begins[1:] == ends[:-1]).all())
+    return _Samples(raw=raw, begins=begins, borders=sums(counts), in_a_row=in_a_row)
 
 
 @dataclass(frozen=True)
@@ -280,5 +287,5 @@ class _Indexes:
         return self.shards.name(number)
 
     def read(self, number: int) -> Starts:
-        borders = sums(self.shards.samples(number))
+        borders = self.shards.look(number).borders
         return Starts(len(borders) - 1, borders.__getitem__)

@@ -1,0 +1,97 @@
+"""Conversions of twenty times the tokens take no more memory: nothing grows with the data but disk."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import tokenmill
+from tokenmill.convert.targets import TARGETS
+
+EOT = 256  # of the tokenizer "bytes"
+SMALL, LARGE = 200_000, 4_000_000  # tokens
+MARGIN = 1_000_000  # bytes, where the larger has 7.6 MB more of ids
+BLOCKS = {
+    "tokenmill.convert.checksums": "_BLOCK",
+    "tokenmill.convert.reshard": "_BLOCK",
+    "tokenmill.convert.borders": "WINDOW",
+    "tokenmill.convert.export": "BLOCK",
+    "tokenmill.convert.import_dataset": "BLOCK",
+    "tokenmill.convert.prepared": "BLOCK",
+    "tokenmill.convert.targets.mds": "BLOCK",
+    "tokenmill.convert.targets.megatron": "BLOCK",
+    "tokenmill.convert.targets.protocol": "BLOCK",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks():
+    """Blocks that the smaller tokens fill, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in BLOCKS.items():
+            patch.setattr(f"{module}.{name}", 1 << 15)
+        yield
+
+
+def peak_of(call, *arguments, **options) -> int:
+    tracemalloc.start()
+    try:
+        call(*arguments, **options)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Two prepared datasets, and the peaks of importing them."""
+    folder = tmp_path_factory.mktemp("memory")
+    peaks = {}
+    for size in (1000, SMALL, LARGE):  # the first for what is loaded once
+        rng = np.random.default_rng(size)
+        ids = rng.integers(0, EOT, size).astype("<u2")
+        ids[rng.integers(0, size, size // 1000)] = EOT
+        np.save(folder / f"{size}.npy", ids)
+        peaks[size] = peak_of(
+            tokenmill.import_dataset,
+            folder / f"{size}.npy",
+            folder / f"{size}",
+            tokenizer="bytes",
+        )
+    return folder, peaks
+
+
+def test_importing_more_takes_no_more_memory(imported):
+    _, peaks = imported
+    assert peaks[LARGE] < peaks[SMALL] + MARGIN
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_resharding_more_takes_no_more_memory(imported, tmp_path, shards):
+    folder, _ = imported
+    small, large = (
+        peak_of(
+            tokenmill.reshard,
+            folder / f"{size}",
+            tmp_path / f"{size}",
+            tokens_per_shard=size // shards,
+        )
+        for size in (SMALL, LARGE)
+    )
+    assert large < small + MARGIN
+
+
+@pytest.mark.parametrize("to", sorted(TARGETS))
+def test_exporting_more_and_importing_that_takes_no_more_memory(imported, tmp_path, to):
+    folder, _ = imported
+    out, back = {}, {}
+    for size in (SMALL, LARGE):
+        made = tmp_path / f"{size}"
+        out[size] = peak_of(tokenmill.export, folder / f"{size}", to, made)
+        opened = made / "train" if to == "megatron" else made
+        options = {"tokenizer": "bytes", **({"val_fraction": 0} if to == "llmc" else {})}
+        back[size] = peak_of(tokenmill.import_dataset, opened, tmp_path / f"back{size}", **options)
+    assert out[LARGE] < out[SMALL] + MARGIN
+    assert back[LARGE] < back[SMALL] + MARGIN
