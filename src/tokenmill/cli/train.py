@@ -105,6 +105,7 @@ def train(
     wandb
         Log to Weights & Biases too.
     """
+    from tokenmill.load.ranks import find_rank
     from tokenmill.train.data import open_data
     from tokenmill.train.folder import find_folder
     from tokenmill.train.run import train as train_model
@@ -141,6 +142,8 @@ def train(
         )
     except KeyboardInterrupt:
         return tell_stopped(f"in {folder}")
+    if find_rank(None, None)[0]:  # the first of several tells
+        return 130 if report.was_stopped else 0
     if report.was_stopped:
         return tell_stopped(f"in {folder}, up to step {report.step:,}")
     _show_end(report, name, runs)
@@ -179,7 +182,7 @@ def tell_line(line: dict[str, Any], steps: int, seconds_left: float) -> str:
             f"loss {line['loss']:.4f}",
             f"rate {line['rate']:4.0%}",
             f"{count(round(line['tokens_per_second'])):>9} tokens/s",
-            f"data {line['waiting']:.1%}",
+            f"data {line['waiting']:5.1%}",
             size(line["memory"]),
         ]
         if "mfu" in line:

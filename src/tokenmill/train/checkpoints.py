@@ -97,6 +97,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path) -> None:
+        _safetensors()  # now, rather than when there is something to be lost
         self.folder = folder
 
     def write(

@@ -292,8 +292,7 @@ def _tell_beginning(
         watcher.warn(note)
     watcher.note(f"data      {data.describe}")
     watcher.note(
-        f"model     {count_parameters(shape) / 1e6:,.1f} M parameters on {backend.device} "
-        f"({backend.name})"
+        f"model     {count_parameters(shape):,} parameters on {backend.device} ({backend.name})"
     )
     watcher.note(
         f"steps     {config.max_steps:,} of {config.batch_rows:,} rows of {config.seq_len:,} tokens"

@@ -1,0 +1,177 @@
+"""`tokenmill train`, as a user types it: alone, and as two processes by torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokenmill
+from tokenmill.train.checkpoints import Checkpoints
+from tokenmill.train.record import read_metrics
+
+pytest.importorskip("torch")
+
+SMALL = (
+    "--layers 1 --heads 2 --width 16 --seq-len 32 --batch-tokens 256 --warmup-steps 3 "
+    "--decay-fraction 0 --optimizer adamw --log-every 5 --val-every 5 --val-tokens 320 "
+    "--sample-tokens 4 --checkpoint-every 5"
+).split()
+TWO = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "tokenmill.cli",
+)
+ONE = ("-m", "tokenmill.cli")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    text = folder / "x.txt"
+    text.write_text("\n".join(f"line {n} has the square {n * n}" for n in range(3_000)))
+    tokenmill.prepare(
+        text,
+        folder / "data",
+        tokenizer="bytes",
+        workers=1,
+        documents="line",
+        val_fraction=0.2,
+    )
+    return folder / "data"
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def losses(folder: Path) -> np.ndarray:
+    return np.fromfile(folder / "row_losses.f32", "<f4")
+
+
+def test_two_processes_and_one_take_over_from_each_other(data: Path, tmp_path: Path) -> None:
+    """A run of two is stopped and goes on with one, which ends, and goes on with two again."""
+    own = ("train", "--data", data, "--runs", tmp_path, *SMALL)
+    both = start(*TWO, *own, "--name", "taken", "--max-steps", "1000000")
+    assert both.stdout is not None
+    for line in both.stdout:
+        if line.startswith("step") and "10/" in line:
+            both.send_signal(signal.SIGTERM)
+            break
+    _, told = both.communicate(timeout=120)
+    assert told.count("Stopped. What is done is kept") == 1
+    found = Checkpoints(tmp_path / "taken" / "checkpoints").newest()
+    assert found is not None
+    stopped = found.state.step
+    assert stopped >= 10
+    assert found.state.row == 8 * stopped
+    ends = [stopped + 10, stopped + 20]
+    for launcher, end in zip((ONE, TWO), ends, strict=True):
+        ended = run(*launcher, *own, "--name", "taken", "--max-steps", str(end))
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("validation loss") == 2
+        assert ended.stdout.count("Next:") == 1
+    ended = run(*ONE, *own, "--name", "alone", "--max-steps", str(ends[-1]))
+    assert ended.returncode == 0, ended.stderr
+    assert len(losses(tmp_path / "taken")) == 8 * ends[-1]
+    assert losses(tmp_path / "taken") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
+    told_losses = [
+        {
+            (line["step"], name): line[name]
+            for line in read_metrics(tmp_path / folder)
+            if name in line
+        }
+        for folder in ("taken", "alone")
+        for name in ("loss", "val_loss", "bits_per_byte")
+    ]
+    for taken, alone in zip(told_losses[:3], told_losses[3:], strict=True):
+        assert taken == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_run_says_what_it_does_and_what_to_type_next(data: Path, tmp_path: Path) -> None:
+    own = (*ONE, "train", "--data", data, "--runs", tmp_path, "--name", "my model", *SMALL)
+    first = run(*own, "--max-steps", "7")
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ""
+    lines = first.stdout.splitlines()
+    assert lines[0].startswith(f"data      {data}: ")
+    assert "parameters on 1 thread (torch)" in lines[1]
+    assert lines[2] == "steps     7 of 8 rows of 32 tokens"
+    assert lines[3].startswith("step 5/7  loss 5.")
+    for word in ("tokens/s", "rate 100%", "data ", "MB", "left"):
+        assert word in lines[3]
+    assert "step 7/7  sample: " in first.stdout
+    assert f"tokenmill sample --name 'my model' --runs {tmp_path}" in lines[-1]
+    made = {path.name for path in (tmp_path / "my model").iterdir()}
+    assert made == {
+        *("config.json", "tokenizer_state.json", "metrics.jsonl", "row_losses.f32", "loss.svg"),
+        *("checkpoints", "lock"),
+    }
+    again = run(*own, "--max-steps", "7")
+    assert again.returncode == 0
+    assert "was finished before, at step 7; nothing was changed" in again.stdout
+    other = run(*own, "--max-steps", "9", "--seed", "1")
+    assert other.returncode == 1
+    assert "the seed: 42 then, 1 now" in other.stderr
+
+
+MISSING = """
+import sys
+sys.modules[{module!r}] = None
+from tokenmill.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("module", ["torch", "jax", "safetensors"])
+def test_a_missing_package_is_named_with_how_to_install_it(
+    data: Path, tmp_path: Path, module: str
+) -> None:
+    backend = "jax" if module == "jax" else "torch"
+    own = ("train", "--data", data, "--runs", tmp_path, "--name", "a", "--backend", backend, *SMALL)
+    ended = run("-c", MISSING.format(module=module), *own, "--max-steps", "1")
+    assert ended.returncode == 2, ended.stderr
+    assert module in ended.stderr
+    assert f"pip install 'tokenmill[{backend}]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--name", "a"], "--data DIR, or --input-file FILE"),
+        (["--data", "x"], "--name"),
+        (["--name", "a", "--data", "no/such/place"], "no/such/place"),
+        (["--name", "a/b", "--data", "DATA"], "no name for a run"),
+        (["--name", "a", "--data", "DATA", "--widht", "3"], "--widht"),
+        (["--name", "a", "--data", "DATA", "--heads", "7"], "heads is 7"),
+    ],
+)
+def test_wrong_usage_is_told(data: Path, tmp_path: Path, flags: list[str], told: str) -> None:
+    given = [str(data) if flag == "DATA" else flag for flag in flags]
+    ended = run(*ONE, "train", *given, "--runs", tmp_path)
+    assert ended.returncode in (1, 2)
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
