@@ -74,11 +74,9 @@ class TorchBackend:
         check_values(shape, values)
         self.config, self.shape = config, shape
         self._device = _choose_device()
-        self._started = _start_ranks(self._device)
-        together = dist.is_initialized()
-        self.rank = dist.get_rank() if together else 0
-        self.world_size = dist.get_world_size() if together else 1
-        _check_ranks(config, self.world_size)
+        self._started = _start_ranks(self._device, config)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         cuda = self._device.type == "cuda"
         if cuda:
             torch.set_float32_matmul_precision("high")
@@ -86,7 +84,7 @@ class TorchBackend:
         self.device = self._describe_device()
         self.peak_flops = self._find_peak_flops()
 
-        self._model = Model(shape).to(self._device)
+        self._model = Model(shape, self._device)
         self._model.load(values)
         self._losses: Any = self._model
         if config.compile == "on" or (config.compile == "auto" and cuda):
@@ -96,7 +94,6 @@ class TorchBackend:
             self._shared = DistributedDataParallel(
                 self._losses,
                 device_ids=[self._device] if cuda else None,
-                broadcast_buffers=False,
                 gradient_as_bucket_view=True,
             )
         self._optimizers = _make_optimizers(self._model, config, self._half)
@@ -209,6 +206,8 @@ class TorchBackend:
     def close(self) -> None:
         """Leave the other ranks in peace."""
         if self._started:
+            self._shared = None  # it holds on to the group, whose threads must end first
+            dist.barrier()
             dist.destroy_process_group()
             self._started = False
 
@@ -278,10 +277,14 @@ def _choose_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _start_ranks(device: torch.device) -> bool:
+def _start_ranks(device: torch.device, config: Config) -> bool:
     """Meet the other ranks, where torchrun says that there are some; returns whether this was done."""
-    asked = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
-    if not asked or dist.is_initialized():
+    if dist.is_initialized():
+        _check_ranks(config, dist.get_world_size())
+        return False
+    world_size = int(os.environ["WORLD_SIZE"]) if "MASTER_ADDR" in os.environ else 1
+    _check_ranks(config, world_size)
+    if world_size == 1:
         return False
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)

@@ -19,18 +19,17 @@ __all__ = ["Model", "document_mask"]
 class Model(nn.Module):
     """A GPT; see `model.py` for its mathematics."""
 
-    cosines: Tensor
-    sines: Tensor
-
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Parameter(torch.empty(shape.vocab, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.head = nn.Parameter(torch.empty(shape.vocab, shape.width))
         cosines, sines = rotation(shape, shape.seq_len)
-        self.register_buffer("cosines", torch.tensor(cosines)[:, None], persistent=False)
-        self.register_buffer("sines", torch.tensor(sines)[:, None], persistent=False)
+        self.to(device)
+        # No buffers, which ranks would send each other before each step.
+        self.cosines = torch.tensor(cosines, device=device)[:, None]
+        self.sines = torch.tensor(sines, device=device)[:, None]
 
     def forward(
         self, ids: Tensor, targets: Tensor, mask: Tensor | None = None
