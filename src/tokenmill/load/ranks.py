@@ -9,8 +9,10 @@ from tokenmill.errors import UsageError
 
 __all__ = ["find_rank", "leave_none_out"]
 
-# torchrun and most others; srun, only inside a step, because a batch script itself is no rank; MPI.
+# Whoever starts JAX by hand; torchrun and most others; srun, only inside a step, because a batch script
+# itself is no rank; MPI.
 _LAUNCHERS = (
+    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

@@ -13,8 +13,8 @@ through its rows a micro-batch at a time and adds up gradients; then the devices
 step, and each does the same step of the optimiser. Rows that do not divide are filled up with rows
 that count for nothing, so that every step is the same program.
 
-Several processes meet by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the
-environment, or as Slurm and Open MPI say.
+Several processes are those of a launcher, such as torchrun, srun or mpirun, or of JAX_NUM_PROCESSES
+and JAX_PROCESS_ID; they meet at JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI say.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tokenmill.errors import StateError, UsageError
+from tokenmill.load.ranks import find_rank
 from tokenmill.train.backend import Rows, StepReport
 from tokenmill.train.config import Config
 from tokenmill.train.devices import find_peak_flops, find_process_memory
@@ -304,26 +305,21 @@ class JaxBackend:
 
 
 def _start_processes() -> bool:
-    """Meet the other processes, where the environment tells of some; returns whether this was done."""
-    if jax.distributed.is_initialized():
+    """Meet the other processes, where the launcher tells of some; returns whether this was done."""
+    rank, world_size = find_rank(None, None)
+    if world_size == 1 or jax.distributed.is_initialized():
         return False
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    address, *numbers = (os.environ.get(name, "") for name in names)
-    if address and all(numbers):
-        if not all(number.isdecimal() for number in numbers):
-            raise UsageError(
-                f"{names[1]}={numbers[0]!r} and {names[2]}={numbers[1]!r} in the environment are no "
-                "number of processes and number of this one."
-            )
-        count, number = map(int, numbers)
-        if count > 1:
-            jax.distributed.initialize(address, count, number)
-        return count > 1
-    launched = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-    if any(int(os.environ.get(name, "1")) > 1 for name in launched):
-        jax.distributed.initialize()
-        return True
-    return False
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address:
+        jax.distributed.initialize(address, world_size, rank)
+    elif "SLURM_STEP_NUM_TASKS" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
+        jax.distributed.initialize()  # which knows how these meet
+    else:
+        raise UsageError(
+            f"the environment tells of {world_size} processes, and not where they meet; set "
+            "JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the machine of process 0."
+        )
+    return True
 
 
 def _check_ranks(config: Config, world_size: int) -> None:

@@ -18,12 +18,14 @@ import optax  # type: ignore[import-untyped]
 from optax.contrib import MuonDimensionNumbers, muon  # type: ignore[import-untyped]
 
 from tokenmill.train.config import Config
-from tokenmill.train.jax_model import Parameters
+from tokenmill.train.jax_model import Parameters, multiply_truly
 
 __all__ = ["OptimizerState", "clip", "first_state", "update"]
 
 EPSILON = 1e-8
-MUON_EPSILON = 1e-7
+MUON_EPSILON = (
+    1e-20  # added to a norm, which PyTorch compares with 1e-7: only zero is left as it is
+)
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # what Muon's steps measure where AdamW's do: root mean square, times the rate
 
@@ -82,7 +84,8 @@ def update(
         name: (MOMENTUM * new + (1 - MOMENTUM) * gradients[name]).astype(dtype)
         for name, new in momentum.items()
     }
-    changes |= _muon(config, parameters, ahead, scale)
+    with multiply_truly(dtype):
+        changes |= _muon(config, parameters, ahead, scale)
     after = {name: value + changes[name] for name, value in parameters.items()}
     return after, OptimizerState(state.steps + 1, mean, square, momentum)
 
