@@ -22,33 +22,34 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import lax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load.ranks import find_rank
 from tokenmill.train.backend import Rows, StepReport
 from tokenmill.train.config import Config
 from tokenmill.train.devices import find_peak_flops, find_process_memory
-from tokenmill.train.jax_model import Parameters, stack, target_logits, target_losses, unstack
-from tokenmill.train.jax_optimizer import OptimizerState, clip, first_state, update
+from tokenmill.train.jax_model import Parameters, Way, stack, unstack
+from tokenmill.train.jax_optimizer import OptimizerState, first_state
+from tokenmill.train.jax_programs import (
+    BY_ROW,
+    EVERYWHERE,
+    make_evaluation,
+    make_next_logits,
+    make_step,
+)
 from tokenmill.train.model import Arrays, Shape, check_values
 
 __all__ = ["JaxBackend"]
 
 MICRO_BATCH_TOKENS = 16_384
-
-_EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
-# Arrays are (micro-batches, rows, ...).
-_BY_ROW = PartitionSpec(None, "data")  # type: ignore[no-untyped-call]
 
 
 class JaxBackend:
@@ -72,23 +73,19 @@ class JaxBackend:
         self._own_mesh = Mesh(np.array(own), ("data",))
         on_cpu = devices[0].platform == "cpu"
         half = config.dtype == "bfloat16" or (config.dtype == "auto" and not on_cpu)
-        self._compute: dict[str, Any] = {
-            "dtype": jnp.bfloat16 if half else jnp.float32,
-            "attention": "cudnn" if half and _has_flash(devices[0], shape) else None,
-        }
+        self._way = Way(
+            dtype=jnp.bfloat16 if half else jnp.float32,
+            attention="cudnn" if half and _has_flash(devices[0], shape) else None,
+        )
         self.device = _describe(devices)
         peak = find_peak_flops(devices[0].device_kind) if half else None
         self.peak_flops = peak and peak * len(devices)
 
         self._limit = config.micro_batch or max(1, MICRO_BATCH_TOKENS // shape.seq_len)
         self._widest = 1  # the rows that `evaluate` gives to a device at once
-        self._step = self._compile_step()
-        self._evaluate = self._compile_evaluate()
-        self._next_logits = jax.jit(self._find_next_logits)
-        self._parameters: Parameters = self._place(stack(shape, values))
-        self._state: OptimizerState = jax.jit(
-            partial(first_state, config), out_shardings=NamedSharding(self._mesh, _EVERYWHERE)
-        )(self._parameters)
+        stacked = stack(shape, values)
+        self._parameters: Parameters = self._place(stacked)
+        self._state: OptimizerState = self._place(first_state(config, stacked))
         self._reports: list[tuple[int, jax.Array, jax.Array]] = []
 
     def step(self, rows: Rows, scale: float) -> None:
@@ -98,7 +95,8 @@ class JaxBackend:
         weights = np.full(count, 1 / (count * self.world_size), np.float32)
         batch = (rows.inputs, rows.targets, rows.documents, weights)
         placed = self._place_rows(self._mesh, batch, micro, size)
-        self._parameters, self._state, losses, norm = self._step(
+        step = make_step(self.config, self.shape, self._mesh, self._way)
+        self._parameters, self._state, losses, norm = step(
             self._parameters, self._state, placed, np.float32(scale)
         )
         self._reports.append((count, losses, norm))
@@ -119,7 +117,8 @@ class JaxBackend:
         micro = math.ceil(count / (self._widest * self._own_mesh.size))
         batch = (rows.inputs, rows.targets, rows.documents)
         placed = self._place_rows(self._own_mesh, batch, micro, self._widest)
-        losses = self._evaluate(self._own_parameters(), *placed)
+        evaluate = make_evaluation(self.shape, self._own_mesh, self._way)
+        losses = evaluate(self._own_parameters(), placed)
         return _copy(losses).reshape(-1, self.shape.seq_len)[:count]
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -128,7 +127,8 @@ class JaxBackend:
         padded = np.zeros((1, self.shape.seq_len), np.int32)
         padded[0, : len(kept)] = kept
         parameters = {name: value.addressable_data(0) for name, value in self._parameters.items()}
-        return _copy(self._next_logits(parameters, padded, np.int32(len(kept) - 1)))
+        find = make_next_logits(self.shape, self._way)
+        return _copy(find(parameters, padded, np.int32(len(kept) - 1)))
 
     def parameters(self) -> Arrays:
         """Copies of the parameters, by the names of `model.py`, float32."""
@@ -155,21 +155,22 @@ class JaxBackend:
         check_values(self.shape, parameters)
         _check_state(self.optimizer_state(), optimizer_state)
 
-        def part(kind: str, like: Parameters) -> Parameters:
-            values = {
+        def part(kind: str) -> Any:
+            own = {
                 name.removesuffix(kind): value
                 for name, value in optimizer_state.items()
                 if name.endswith(kind)
             }
-            return self._place(stack(self.shape, values)) if like else {}
+            return stack(self.shape, own)
 
-        steps = next(value for name, value in optimizer_state.items() if name.endswith(".step"))
         self._parameters = self._place(stack(self.shape, parameters))
-        self._state = OptimizerState(
-            steps=self._place({"steps": np.array(steps, np.int32)})["steps"],
-            mean=part(".exp_avg", self._state.mean),
-            square=part(".exp_avg_sq", self._state.square),
-            momentum=part(".momentum_buffer", self._state.momentum),
+        self._state = self._place(
+            OptimizerState(
+                steps=np.array(optimizer_state["embedding.step"], np.int32),  # type: ignore[arg-type]
+                mean=part(".exp_avg"),
+                square=part(".exp_avg_sq"),
+                momentum=part(".momentum_buffer"),
+            )
         )
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -194,67 +195,6 @@ class JaxBackend:
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
             self._started = False
 
-    def _compile_step(self) -> Any:
-        """What a device does in a step, given its own rows and the same parameters as all."""
-
-        def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
-            inputs, targets, documents, weights = micro
-            losses = target_losses(
-                self.shape, parameters, inputs, targets, documents, **self._compute
-            ).mean(axis=1)
-            return (losses * weights).sum(), losses
-
-        def run(
-            parameters: Parameters, state: OptimizerState, rows: Any, scale: jax.Array
-        ) -> tuple[Parameters, OptimizerState, jax.Array, jax.Array]:
-            def add(sums: Parameters, micro: Any) -> tuple[Parameters, jax.Array]:
-                gradients, losses = jax.grad(row_losses, has_aux=True)(parameters, micro)
-                return {name: sums[name] + gradients[name] for name in sums}, losses
-
-            sums, losses = lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), rows)
-            gradients, norm = clip(self.config, lax.psum(sums, "data"))  # type: ignore[no-untyped-call]
-            parameters, state = update(
-                self.config, parameters, state, gradients, scale, dtype=self._compute["dtype"]
-            )
-            return parameters, state, lax.all_gather(losses, "data", axis=1, tiled=True), norm
-
-        everywhere = (_EVERYWHERE, _EVERYWHERE)
-        return jax.jit(
-            jax.shard_map(
-                run,
-                mesh=self._mesh,
-                in_specs=(*everywhere, _BY_ROW, _EVERYWHERE),
-                out_specs=(*everywhere, *everywhere),
-                check_vma=False,
-            ),
-            donate_argnums=(0, 1),
-        )
-
-    def _compile_evaluate(self) -> Any:
-        """What a device does to evaluate, given its own rows."""
-
-        def run(parameters: Parameters, *rows: Any) -> Any:
-            def find(micro: Any) -> jax.Array:
-                return target_losses(self.shape, parameters, *micro, **self._compute)
-
-            return lax.map(find, rows)
-
-        return jax.jit(
-            jax.shard_map(
-                run,
-                mesh=self._own_mesh,
-                in_specs=(_EVERYWHERE, _BY_ROW, _BY_ROW, _BY_ROW),
-                out_specs=_BY_ROW,
-                check_vma=False,
-            )
-        )
-
-    def _find_next_logits(
-        self, parameters: Parameters, ids: jax.Array, last: jax.Array
-    ) -> jax.Array:
-        # What stands behind the last id is not seen by it.
-        return target_logits(self.shape, parameters, ids, None, **self._compute)[0, last]
-
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
         """Into how many micro-batches of how many rows a device's share of some rows is cut: as few
         as can be, and those as equal as can be."""
@@ -267,7 +207,7 @@ class JaxBackend:
     ) -> tuple[jax.Array | None, ...]:
         """Rows on their devices, in arrays (micro-batches, rows of all devices, ...)."""
         own = size * self._own_mesh.size
-        sharding = NamedSharding(mesh, _BY_ROW)
+        sharding = NamedSharding(mesh, BY_ROW)
 
         def place(rows: npt.NDArray[Any]) -> jax.Array:
             dtype = np.float32 if rows.dtype.kind == "f" else np.int32
@@ -282,10 +222,10 @@ class JaxBackend:
         by_rank = _copy(losses.addressable_data(0)).reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
 
-    def _place(self, values: Mapping[str, npt.NDArray[Any]]) -> dict[str, jax.Array]:
-        """Copies on all devices."""
-        sharding = NamedSharding(self._mesh, _EVERYWHERE)
-        return {name: _distribute(sharding, value.copy()) for name, value in values.items()}
+    def _place(self, arrays: Any) -> Any:
+        """A tree of arrays on all devices, copied."""
+        sharding = NamedSharding(self._mesh, EVERYWHERE)
+        return jax.tree.map(lambda array: _distribute(sharding, array.copy()), arrays)
 
     def _fetch(self, stacked: Parameters) -> Arrays:
         copies = {name: _copy(value.addressable_data(0)) for name, value in stacked.items()}
@@ -295,7 +235,7 @@ class JaxBackend:
         """The parameters as arrays of this process alone, which it can use without the others."""
         if self.world_size == 1:
             return self._parameters
-        sharding = NamedSharding(self._own_mesh, _EVERYWHERE)
+        sharding = NamedSharding(self._own_mesh, EVERYWHERE)
         return {
             name: jax.make_array_from_single_device_arrays(
                 value.shape, sharding, [shard.data for shard in value.addressable_shards]

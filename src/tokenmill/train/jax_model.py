@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +34,26 @@ from tokenmill.train.model import (
     rotation,
 )
 
-__all__ = ["Parameters", "multiply_truly", "stack", "target_logits", "target_losses", "unstack"]
+__all__ = [
+    "Parameters",
+    "Way",
+    "find_logits",
+    "find_losses",
+    "find_states",
+    "in_block",
+    "stack",
+    "unstack",
+]
 
 _BLOCKS_A_ROUND = 4  # on CPUs a quarter faster than 1
 
 # By the names of `model.py`, those of blocks without their number.
 Parameters = dict[str, jax.Array]
+
+
+def in_block(name: str) -> bool:
+    """Whether an array is one of those of all blocks, (layers, out, in): what Muon is for."""
+    return name not in ("embedding", "head")
 
 
 def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
@@ -57,7 +72,7 @@ def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays
         if name in values:
             groups.setdefault(_without_number(name), []).append(values[name])
     return {
-        name: np.array(group if _in_block(name) else group[0], np.float32)
+        name: np.array(group if in_block(name) else group[0], np.float32)
         for name, group in groups.items()
     }
 
@@ -72,85 +87,79 @@ def unstack(shape: Shape, stacked: Mapping[str, npt.NDArray[np.float32]]) -> Arr
     return values
 
 
-def target_losses(
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a model is computed: in which dtype, and by which implementation of
+    `jax.nn.dot_product_attention`."""
+
+    dtype: Any
+    attention: Literal["xla", "cudnn"] | None = None
+
+    def multiply(self) -> AbstractContextManager[Any]:
+        """Where float32 matrices are multiplied in float32, also on devices with quicker ways."""
+        precision = "highest" if self.dtype == jnp.float32 else "default"
+        context: AbstractContextManager[Any] = jax.default_matmul_precision(precision)
+        return context
+
+
+def find_states(
     shape: Shape,
     parameters: Parameters,
-    inputs: jax.Array,
-    targets: jax.Array,
+    ids: jax.Array,
     documents: jax.Array | None,
-    *,
-    dtype: Any,
-    attention: str | None = None,
+    way: Way,
 ) -> jax.Array:
-    """The loss of each target in nats, (rows, length) like the targets."""
-    logits = target_logits(shape, parameters, inputs, documents, dtype=dtype, attention=attention)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+    """What the head reads (rows, length, width) of some ids (rows, length).
 
-
-def target_logits(
-    shape: Shape,
-    parameters: Parameters,
-    inputs: jax.Array,
-    documents: jax.Array | None,
-    *,
-    dtype: Any,
-    attention: str | None = None,
-) -> jax.Array:
-    """The logits (rows, length, vocab) of what follows each of some ids (rows, length).
-
-    `documents` numbers the documents of each row, where attention stays inside them; `attention` is
-    an implementation of `jax.nn.dot_product_attention`.
+    `documents` numbers the documents of each row, where attention stays inside them.
     """
-    with multiply_truly(dtype):
-        return _run(shape, parameters, inputs, documents, dtype, attention)
-
-
-def multiply_truly(dtype: Any) -> AbstractContextManager[Any]:
-    """Where float32 matrices are multiplied in float32, also on devices that have quicker ways."""
-    precision = "highest" if dtype == jnp.float32 else "default"
-    context: AbstractContextManager[Any] = jax.default_matmul_precision(precision)
-    return context
-
-
-def _run(
-    shape: Shape,
-    parameters: Parameters,
-    inputs: jax.Array,
-    documents: jax.Array | None,
-    dtype: Any,
-    attention: str | None,
-) -> jax.Array:
-    turn = rotation(shape, inputs.shape[1])
+    turn = rotation(shape, ids.shape[1])
     mask = None if documents is None else _same_document(documents)
 
     def attend(x: jax.Array, block: Parameters) -> jax.Array:
         query, key, value = (
-            _linear(x, block[f"attention.{name}"], dtype).reshape(*x.shape[:2], -1, shape.head)
+            _linear(x, block[f"attention.{name}"], way).reshape(*x.shape[:2], -1, shape.head)
             for name in ("query", "key", "value")
         )
-        query, key = (_norm(_rotate(x, turn)).astype(dtype) for x in (query, key))
+        query, key = (_norm(_rotate(x, turn)).astype(way.dtype) for x in (query, key))
         mixed = jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            mask=mask,
-            is_causal=True,
-            implementation=attention,  # type: ignore[arg-type]
+            query, key, value, mask=mask, is_causal=True, implementation=way.attention
         )
         return mixed.reshape(x.shape)
 
     def run_block(x: jax.Array, block: Parameters) -> tuple[jax.Array, None]:
-        mixed = (attend if attention == "cudnn" else jax.checkpoint(attend))(_norm(x), block)
-        x = x + _linear(mixed, block["attention.out"], dtype)
-        inner = jnp.square(jax.nn.relu(_linear(_norm(x), block["mlp.up"], dtype)))
-        return x + _linear(inner, block["mlp.down"], dtype), None
+        kept = attend if way.attention == "cudnn" else jax.checkpoint(attend)
+        x = x + _linear(kept(_norm(x), block), block["attention.out"], way)
+        inner = jnp.square(jax.nn.relu(_linear(_norm(x), block["mlp.up"], way)))
+        return x + _linear(inner, block["mlp.down"], way), None
 
-    x = _norm(parameters["embedding"].at[inputs].get(mode="fill", fill_value=jnp.nan))
-    blocks = {name: value for name, value in parameters.items() if _in_block(name)}
-    x, _ = lax.scan(run_block, x, blocks, unroll=min(shape.layers, _BLOCKS_A_ROUND))
-    logits = _linear(_norm(x), parameters["head"], dtype, jnp.float32)
+    x = _norm(parameters["embedding"].at[ids].get(mode="fill", fill_value=jnp.nan))
+    blocks = {name: value for name, value in parameters.items() if in_block(name)}
+    with way.multiply():
+        x, _ = lax.scan(run_block, x, blocks, unroll=min(shape.layers, _BLOCKS_A_ROUND))
+    return _norm(x)
+
+
+def find_logits(shape: Shape, parameters: Parameters, states: jax.Array, way: Way) -> jax.Array:
+    """The logits (..., vocab) of what follows, float32."""
+    with way.multiply():
+        logits = _linear(states, parameters["head"], way, jnp.float32)
     return shape.softcap * jnp.tanh(logits / shape.softcap) if shape.softcap > 0 else logits
+
+
+def find_losses(
+    shape: Shape,
+    parameters: Parameters,
+    ids: jax.Array,
+    targets: jax.Array,
+    documents: jax.Array | None,
+    way: Way,
+) -> jax.Array:
+    """The loss of each target in nats, (rows, length) like the targets."""
+    states = find_states(shape, parameters, ids, documents, way)
+    logits = find_logits(shape, parameters, states, way)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -158,15 +167,15 @@ def _norm(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)
 
 
-def _linear(x: jax.Array, weight: jax.Array, dtype: Any, result: Any = None) -> jax.Array:
+def _linear(x: jax.Array, weight: jax.Array, way: Way, result: Any = None) -> jax.Array:
     """x @ weight.T, multiplied in a dtype, added up in float32, and of that dtype or another."""
     product = lax.dot_general(
-        x.astype(dtype),
-        weight.astype(dtype),
+        x.astype(way.dtype),
+        weight.astype(way.dtype),
         (((x.ndim - 1,), (1,)), ((), ())),
         preferred_element_type=jnp.float32,
     )
-    return product.astype(result or dtype)
+    return product.astype(result or way.dtype)
 
 
 def _rotate(x: jax.Array, turn: tuple[npt.NDArray[np.float32], ...]) -> jax.Array:
@@ -184,7 +193,3 @@ def _same_document(documents: jax.Array) -> jax.Array:
 
 def _without_number(name: str) -> str:
     return name.split(".", 2)[2] if is_matrix(name) else name
-
-
-def _in_block(name: str) -> bool:
-    return name not in ("embedding", "head")

@@ -10,15 +10,17 @@ also give Nesterov's momentum to the AdamW beside it, so that AdamW is apart her
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax  # type: ignore[import-untyped]
 from optax.contrib import MuonDimensionNumbers, muon  # type: ignore[import-untyped]
 
 from tokenmill.train.config import Config
-from tokenmill.train.jax_model import Parameters, multiply_truly
+from tokenmill.train.jax_model import Parameters, Way, in_block
 
 __all__ = ["OptimizerState", "clip", "first_state", "update"]
 
@@ -39,18 +41,22 @@ class OptimizerState(NamedTuple):
     momentum: Parameters
 
 
-def first_state(config: Config, parameters: Parameters) -> OptimizerState:
-    """The state before the first step."""
+def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState:
+    """The state before the first step, in NumPy."""
 
-    def zeros(*, by_muon: bool) -> Parameters:
+    def zeros(*, of_muon: bool) -> Any:
         return {
-            name: jnp.zeros_like(value)
+            name: np.zeros(value.shape, np.float32)
             for name, value in parameters.items()
-            if _has_muon(config, name) == by_muon
+            if _has_muon(config, name) == of_muon
         }
 
-    steps = jnp.zeros((), jnp.int32)
-    return OptimizerState(steps, zeros(by_muon=False), zeros(by_muon=False), zeros(by_muon=True))
+    return OptimizerState(
+        steps=np.zeros((), np.int32),  # type: ignore[arg-type]
+        mean=zeros(of_muon=False),
+        square=zeros(of_muon=False),
+        momentum=zeros(of_muon=True),
+    )
 
 
 def clip(config: Config, gradients: Parameters) -> tuple[Parameters, jax.Array]:
@@ -68,12 +74,11 @@ def update(
     state: OptimizerState,
     gradients: Parameters,
     scale: jax.Array,
-    *,
-    dtype: Any,
+    way: Way,
 ) -> tuple[Parameters, OptimizerState]:
     """The parameters and the state after a step at this share of the learning rates.
 
-    Muon makes matrices orthogonal in the dtype.
+    Muon makes matrices orthogonal in the way in which the model is computed.
     """
     changes, mean, square = _adamw(config, parameters, state, gradients, scale)
     momentum = {
@@ -81,10 +86,10 @@ def update(
         for name, old in state.momentum.items()
     }
     ahead = {
-        name: (MOMENTUM * new + (1 - MOMENTUM) * gradients[name]).astype(dtype)
+        name: (MOMENTUM * new + (1 - MOMENTUM) * gradients[name]).astype(way.dtype)
         for name, new in momentum.items()
     }
-    with multiply_truly(dtype):
+    with way.multiply():
         changes |= _muon(config, parameters, ahead, scale)
     after = {name: value + changes[name] for name, value in parameters.items()}
     return after, OptimizerState(state.steps + 1, mean, square, momentum)
@@ -134,8 +139,4 @@ def _muon(
 
 
 def _has_muon(config: Config, name: str) -> bool:
-    return config.optimizer == "muon" and _in_block(name)
-
-
-def _in_block(name: str) -> bool:
-    return name not in ("embedding", "head")
+    return config.optimizer == "muon" and in_block(name)

@@ -1,0 +1,86 @@
+"""The programs that JAX compiles for the devices: a step, an evaluation, and the next logits.
+
+Each is made once for the same settings and devices, so that a second model of a process begins at
+once. Rows come in arrays (micro-batches, rows of all devices, ...), divided over the axis "data".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from tokenmill.train.config import Config
+from tokenmill.train.jax_model import Parameters, Way, find_logits, find_losses, find_states
+from tokenmill.train.jax_optimizer import OptimizerState, clip, update
+from tokenmill.train.model import Shape
+
+__all__ = ["BY_ROW", "EVERYWHERE", "make_evaluation", "make_next_logits", "make_step"]
+
+EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
+BY_ROW = PartitionSpec(None, "data")  # type: ignore[no-untyped-call]
+
+
+@cache
+def make_step(config: Config, shape: Shape, mesh: Mesh, way: Way) -> Any:
+    """(parameters, state, (inputs, targets, documents, weights), scale) to (parameters, state, losses
+    of rows, norm), all of them the same on all devices. The first two are used up."""
+
+    def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
+        inputs, targets, documents, weights = micro
+        losses = find_losses(shape, parameters, inputs, targets, documents, way).mean(axis=1)
+        return (losses * weights).sum(), losses
+
+    def run(parameters: Parameters, state: OptimizerState, rows: Any, scale: jax.Array) -> Any:
+        def add(sums: Parameters, micro: Any) -> tuple[Parameters, jax.Array]:
+            gradients, losses = jax.grad(row_losses, has_aux=True)(parameters, micro)
+            return {name: sums[name] + gradients[name] for name in sums}, losses
+
+        sums, losses = lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), rows)
+        gradients, norm = clip(config, lax.psum(sums, "data"))  # type: ignore[no-untyped-call]
+        parameters, state = update(config, parameters, state, gradients, scale, way)
+        return parameters, state, lax.all_gather(losses, "data", axis=1, tiled=True), norm
+
+    spread = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(EVERYWHERE, EVERYWHERE, BY_ROW, EVERYWHERE),
+        out_specs=EVERYWHERE,
+        check_vma=False,
+    )
+    return jax.jit(spread, donate_argnums=(0, 1))
+
+
+@cache
+def make_evaluation(shape: Shape, mesh: Mesh, way: Way) -> Any:
+    """(parameters, (inputs, targets, documents)) to the losses of targets, divided like them."""
+
+    def run(parameters: Parameters, rows: Any) -> Any:
+        def find(micro: Any) -> jax.Array:
+            inputs, targets, documents = micro
+            return find_losses(shape, parameters, inputs, targets, documents, way)
+
+        return lax.map(find, rows)
+
+    spread = jax.shard_map(
+        run, mesh=mesh, in_specs=(EVERYWHERE, BY_ROW), out_specs=BY_ROW, check_vma=False
+    )
+    return jax.jit(spread)
+
+
+@cache
+def make_next_logits(shape: Shape, way: Way) -> Any:
+    """(parameters, ids (1, seq_len), place of the last) to the logits of what follows it.
+
+    What stands behind the last id does no harm, because it is not seen from there.
+    """
+
+    def run(parameters: Parameters, ids: jax.Array, last: jax.Array) -> jax.Array:
+        states = find_states(shape, parameters, ids, None, way)
+        return find_logits(shape, parameters, states[0, last], way)
+
+    return jax.jit(run)
