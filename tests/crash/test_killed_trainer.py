@@ -30,7 +30,7 @@ def test_killed_training_ends_with_the_same_weights_and_losses(
         arguments = command(data, tmp_path / name, "--backend", backend, "--max-steps", str(steps))
         program = Path(__file__).with_name("training.py")
         ended = subprocess.run(
-            [sys.executable, program, str(kills), *map(str, arguments)],
+            [sys.executable, program, str(kills), "forked", *map(str, arguments)],
             capture_output=True,
             text=True,
             env=ONE_THREAD | cache,

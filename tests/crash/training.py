@@ -1,9 +1,9 @@
 """Starts `tokenmill train` on a small text, kills it, and tells what must be the same in the end.
 
-    python training.py KILLS ARGUMENTS...
+    python training.py KILLS forked|fresh ARGUMENTS...
 
-runs the command, killed so many times on the way, and prints when that was, as JSON. Processes are
-forked from one that has imported the framework, which takes most of the time of a start.
+runs the command, killed so many times on the way, and prints when that was, as JSON. Its processes are
+forked from one that has imported the framework, which takes most of the time of a start, or fresh.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs import library_text, run, wait_until
+from runs import COMMAND, library_text, run, wait_until
 
 from tokenmill.train.checkpoints import Checkpoints
 from tokenmill.train.record import TIMES, read_metrics
@@ -141,18 +141,23 @@ def _newest(folder: Path) -> str:
     return max((name for name in _names(folder) if not name.endswith(".tmp")), default="")
 
 
-def main(kills: int, arguments: list[str]) -> None:
+def main(kills: int, how: str, arguments: list[str]) -> None:
     """Run a command that is killed so many times."""
-    if "jax" in arguments:
+    if how == "forked" and "jax" in arguments:
         import jax  # noqa: F401
-    else:
+    elif how == "forked":
         import torch._dynamo  # noqa: F401  which the first optimiser imports
+
+    def start() -> subprocess.Popen[Any] | Forked:
+        if how == "forked":
+            return Forked(arguments)
+        return subprocess.Popen([COMMAND, *arguments], stdout=subprocess.DEVNULL)
+
     runs = Path(arguments[arguments.index("--runs") + 1])
     rng = random.Random()
-    moments = [kill_once(lambda: Forked(arguments), runs, rng) for _ in range(kills)]
-    status = Forked(arguments).wait()
-    print(json.dumps({"status": status, "moments": moments}))
+    moments = [kill_once(start, runs, rng) for _ in range(kills)]
+    print(json.dumps({"status": start().wait(), "moments": moments}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import shlex
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from cyclopts import Group, Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import count, duration, harmless, size, stderr, stdout
+from tokenmill.cli.console import count, duration, harmless, size, stderr, stdout, typed
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.train.config import Config
@@ -200,10 +201,6 @@ def tell_line(line: dict[str, Any], steps: int, seconds_left: float) -> str:
 
 def _show_end(report: Any, name: str, runs: Path) -> None:
     """What came of it, and what to type next."""
-    import shlex
-
-    from tokenmill.cli.console import typed
-
     _show_curves(report.path)
     if report.was_finished:
         _line(f"{report.path} was finished before, at step {report.step:,}; nothing was changed.")
