@@ -1,7 +1,9 @@
 #!/bin/sh
-# Make a dataset out of the source code of Python's own standard library, and look at it.
+# From the source code of Python's own standard library to a small model of it: a vocabulary, a
+# dataset, training that is killed on the way and goes on, and what the model then writes.
 set -eu
 mkdir -p demo
+rm -rf demo/runs
 if [ ! -d demo/text ]; then
     python - <<'PYTHON'
 import shutil, sysconfig
@@ -16,7 +18,28 @@ for path in sorted(library.rglob("*.py")):
 PYTHON
 fi
 show() { printf '\n$ %s\n' "$*"; "$@"; }
-show tokenmill prepare demo/text --out demo/stdlib
+show tokenmill tokenizer train demo/text --vocab-size 1024 --out demo/tokenizer.json
+show tokenmill prepare demo/text --tokenizer demo/tokenizer.json --out demo/stdlib
 show tokenmill info demo/stdlib
-show tokenmill peek demo/stdlib --document 100 --length 120
-show tokenmill verify demo/stdlib
+show tokenmill peek demo/stdlib --document 100 --length 60
+
+set -- tokenmill train --data demo/stdlib --config configs/tiny_cpu.json --name tiny --runs demo/runs
+printf '\n$ %s\n' "$*"
+"$@" &
+training=$!
+trap 'kill -9 "$training" 2>/dev/null; exit 130' INT TERM
+while [ ! -d demo/runs/tiny/checkpoints/step_0000200 ] && kill -0 "$training" 2>/dev/null; do
+    sleep 0.2
+done
+kill -9 "$training"
+wait "$training" 2>/dev/null || true
+trap - INT TERM
+printf '\nKilled on the way, with SIGKILL. The same command goes on:\n'
+show "$@"
+show tokenmill sample --name tiny --runs demo/runs --prompt 'def read(self, ' --tokens 120
+printf '\nWhat is there now:\n'
+printf '  %s\n' "demo/stdlib                     the dataset" \
+    "demo/runs/tiny/loss.svg         the curves, for a browser" \
+    "demo/runs/tiny/metrics.jsonl    every number of the run" \
+    "demo/runs/tiny/row_losses.f32   the loss of every row" \
+    "demo/runs/tiny/checkpoints      the model, as safetensors"

@@ -1,0 +1,43 @@
+"""docs/training.md: its Python runs, and its tables tell what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import tokenmill
+from tokenmill.train.settings import _DATA, _GUIDES, _NEEDLESS
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def test_the_code_on_the_page_runs(tmp_path: Path) -> None:
+    text = "".join(f"Document {number} of this corpus.<|endoftext|>" for number in range(500))
+    (tmp_path / "input.txt").write_text(text)
+    tokenmill.prepare(
+        tmp_path / "input.txt",
+        tmp_path / "data" / "corpus",
+        tokenizer="bytes",
+        val_fraction=0.2,
+        workers=1,
+    )
+    code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(code) == 2
+    checks = "assert report.val_loss and written.startswith('Document')\nassert text in open('input.txt').read() and origin.source"
+    told = subprocess.run(
+        [sys.executable, "-c", "\n".join([*code, checks])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert told.returncode == 0, told.stderr
+
+
+def test_every_name_of_the_guides_is_told() -> None:
+    page = PAGE.read_text()
+    for name in (*_GUIDES, *_DATA, *_NEEDLESS, "batch_size"):
+        assert f"`{name}`" in page, name
