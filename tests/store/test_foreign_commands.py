@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 import pytest
 from dataset_builder import build
-from foreign import write_llmc, write_llmc_folder, write_raw
+from foreign import mds_files, write_files, write_llmc, write_llmc_folder, write_raw
 
 import tokenmill
 from tokenmill.cli import main
@@ -78,6 +78,31 @@ def test_info_recommends_a_look_that_works(tmp_path, capsys, hello):
         command = shlex.split(out.partition("Read some of it:")[2].splitlines()[0])
         assert ("NAME" in command) == (name in ("x.npy", "x.bin"))
         told(capsys, *["gpt2" if word == "NAME" else word for word in command[1:]])
+
+
+def test_commands_look_into_the_column_that_is_named(tmp_path, capsys, hello):
+    more = [("b", "ndarray:uint16", None, bytes([4, 1, 9, 0]))]
+    files = mds_files([[hello, hello]], more=more)
+    for name in files:
+        files[name] = files[name].replace(b'"tokens"', b'"my ids"')
+    write_files(tmp_path, files)
+    for command in ("info", "peek", "verify"):
+        assert main([command, str(tmp_path)]) == 1
+        assert "--column" in capsys.readouterr().err
+    out = told(capsys, "info", tmp_path, "--column", "my ids")
+    assert "2 documents" in out
+    for line in out.splitlines()[-2:]:
+        command = [
+            "gpt2" if word == "NAME" else word
+            for word in shlex.split(line.partition("tokenmill ")[2])
+        ]
+        assert command[-2:] == ["--column", "my ids"] or command[-2:] == ["--tokenizer", "gpt2"]
+        out = told(capsys, *command)
+    assert f"2 documents, {4 * len(hello)} B" in out
+    out = told(capsys, "peek", tmp_path, "--column", "my ids", "--tokenizer", "gpt2", "--length", 2)
+    again = shlex.split(out.partition("The whole of it:")[2].splitlines()[0])
+    assert told(capsys, *again[1:])
+    assert "sound: 1 shards, 2 tokens" in told(capsys, "verify", tmp_path, "--column", "b")
 
 
 def test_no_tokenizer_is_suggested_that_made_other_ids(tmp_path, capsys):

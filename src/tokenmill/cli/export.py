@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tokenmill.cli.bar import show_bar
 from tokenmill.cli.console import counted, harmless, stdout
+from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.convert.export import TOKENS_PER_SHARD
 from tokenmill.convert.export import export as export_tokens
@@ -27,9 +28,7 @@ def export(
     tokenizer: str | None = None,
     eot_id: int | None = None,
     vocab_size: int | None = None,
-    dtype: str | None = None,
-    format: str | None = None,
-    column: str | None = None,
+    opening: Opening = RECOGNISED,
 ) -> int:
     """Write tokens as another program's files, and compare them with the source.
 
@@ -51,12 +50,6 @@ def export(
         The id between documents, where the tokens do not tell it.
     vocab_size
         All ids are below it, where the tokens do not tell their vocabulary.
-    dtype
-        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
-    format
-        What it is, if that is not recognised.
-    column
-        The one of the tokens, in formats with several.
     """
     try:
         with show_bar("exporting") as progress:
@@ -69,9 +62,7 @@ def export(
                 tokenizer=tokenizer,
                 eot_id=eot_id,
                 vocab_size=vocab_size,
-                dtype=dtype,
-                format=format,
-                column=column,
+                **opening.options,
             )
     except KeyboardInterrupt:
         return tell_stopped(f"in {out}")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tokenmill.cli.bar import show_bar
 from tokenmill.cli.console import counted, harmless, stdout, typed
+from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.convert.import_dataset import TOKENS_PER_SHARD, import_dataset
 
@@ -25,9 +26,7 @@ def import_(
     tokens_per_shard: int = TOKENS_PER_SHARD,
     val_fraction: float | None = None,
     eot_id: int | None = None,
-    dtype: str | None = None,
-    format: str | None = None,
-    column: str | None = None,
+    opening: Opening = RECOGNISED,
 ) -> int:
     """Make a dataset of another program's tokens, with a manifest, checksums and documents.
 
@@ -47,12 +46,6 @@ def import_(
         The share at the end that is held out, where there is no validation split.
     eot_id
         The id between documents, where it is not the tokenizer's.
-    dtype
-        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
-    format
-        What it is, if that is not recognised.
-    column
-        The one of the tokens, in formats with several.
     """
     try:
         with show_bar("importing") as progress:
@@ -64,9 +57,7 @@ def import_(
                 tokenizer=tokenizer,
                 val_fraction=val_fraction,
                 eot_id=eot_id,
-                dtype=dtype,
-                format=format,
-                column=column,
+                **opening.options,
             )
     except KeyboardInterrupt:
         return tell_stopped(f"in {out}")

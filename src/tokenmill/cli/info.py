@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.console import count, counted, harmless, size, stdout, typed
+from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
 from tokenmill.inspect.info import Info, describe
 
 __all__ = ["info"]
@@ -25,8 +26,7 @@ def info(
     path: Annotated[Path, Parameter(name="PATH")],
     /,
     *,
-    dtype: str | None = None,
-    format: str | None = None,
+    opening: Opening = RECOGNISED,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
     """Tell what is in a dataset: its tokens, where they came from and what was left out.
@@ -35,22 +35,16 @@ def info(
     ----------
     path
         A dataset's folder, or a file or folder of tokens of another make.
-    dtype
-        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
-    format
-        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     json
         Print everything as JSON, for programs.
     """
-    found = describe(path, dtype=dtype, format=format)
+    found = describe(path, **opening.options)
     if json:
         # In ASCII, so that any terminal can show it and nothing in it can harm one.
         print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
-    here = typed(path)
-    here += f" --format {format}" if format else ""
-    here += f" --dtype {dtype}" if dtype else ""
+    here = typed(path) + typed_options(opening.options)
     # Nothing can be read without a tokenizer; NAME is for who knows it to fill in.
     unknown = " --tokenizer NAME" if found.tokenizer is None else ""
     _line(f"\nRead some of it:  tokenmill peek {here}{unknown}")

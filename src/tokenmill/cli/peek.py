@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.console import count, harmless, stdout, typed
+from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
 from tokenmill.store.dataset import open as open_dataset
@@ -22,8 +23,7 @@ def peek(
     /,
     *,
     tokenizer: str | None = None,
-    dtype: str | None = None,
-    format: str | None = None,
+    opening: Opening = RECOGNISED,
     split: str = "train",
     document: int | None = None,
     token: int | None = None,
@@ -38,10 +38,6 @@ def peek(
         A dataset's folder, or a file or folder of tokens of another make.
     tokenizer
         The tokenizer that made the tokens, if they do not tell: gpt2, bytes or a file.
-    dtype
-        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
-    format
-        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     split
         The split to look into.
     document
@@ -53,7 +49,7 @@ def peek(
     ids
         Show each token's number and id beside its text.
     """
-    dataset = open_dataset(path, tokenizer=tokenizer, dtype=dtype, format=format)
+    dataset = open_dataset(path, tokenizer=tokenizer, **opening.options)
     found = look(dataset, split=split, document=document, token=token, length=length)
     _show_origin(found)
     _line("")
@@ -62,8 +58,7 @@ def peek(
     else:
         _line(found.text)
     _line("")
-    options = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
-    given = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
+    given = typed_options({"tokenizer": tokenizer, **opening.options})
     _show_next(found, f"tokenmill peek {typed(path)}{given}")
     return 0
 

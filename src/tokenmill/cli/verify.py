@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.text import Text
 
 from tokenmill.cli.console import count, harmless, size, stderr, stdout
+from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.store.verify import Findings, examine
 
 __all__ = ["verify"]
@@ -29,8 +30,7 @@ def verify(
     /,
     *,
     vocab_size: int | None = None,
-    dtype: str | None = None,
-    format: str | None = None,
+    opening: Opening = RECOGNISED,
 ) -> int:
     """Check every byte of a dataset: checksums, ids, documents, splits and counts.
 
@@ -42,12 +42,8 @@ def verify(
         A dataset's folder, or a file or folder of tokens of another make.
     vocab_size
         All ids must be below it, where the tokens do not tell their vocabulary.
-    dtype
-        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
-    format
-        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
     """
-    findings = _examine(path, vocab_size=vocab_size, dtype=dtype, format=format)
+    findings = _examine(path, vocab_size=vocab_size, **opening.options)
     for note in findings.notes:
         _line(f"note: {note}")
     if not findings.problems:

@@ -85,8 +85,9 @@ def describe(
     *,
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
+    column: str | None = None,
 ) -> Info:
-    """What is in the tokens at `path`; `dtype` and `format` are as for `tokenmill.open`.
+    """What is in the tokens at `path`; the options are those of `tokenmill.open`.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):
@@ -94,7 +95,7 @@ def describe(
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    dataset = tokenmill.store.dataset.open(path, dtype=dtype, format=format)
+    dataset = tokenmill.store.dataset.open(path, dtype=dtype, format=format, column=column)
     splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
     tables = [split.documents for split in splits if split.documents is not None]
     found = Info(

@@ -1,7 +1,7 @@
 """Check every byte of a dataset.
 
-Guarantees for a prepared dataset (`verify_foreign` tells those for others): when `verify` finds nothing, every file is the one that the manifest was written for
-(checksums), the ids are of its vocabulary, the documents tile the tokens with the end of text in
+Guarantees for a prepared dataset (`verify_foreign` tells those for others): when `verify` finds
+nothing, every file is the one that the manifest was written for (checksums), the ids are of its vocabulary, the documents tile the tokens with the end of text in
 its place, no document is in two splits, the counts add up, the tokenizer is the right one, and
 nothing in the folder leads out of it. It goes on after a problem and reports all, a few a file.
 `rejected.jsonl` is a report for people and has no checksum; it is left alone.
@@ -47,11 +47,12 @@ def verify(
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
     vocab_size: int | None = None,
+    column: str | None = None,
 ) -> list[Problem]:
     """Everything that is wrong with tokens on disk; an empty list if they are sound.
 
     `progress` is called with the bytes read and the bytes to read. What cannot be opened is a
-    DatasetError. `dtype`, `format` and `vocab_size` are as for `tokenmill.open`.
+    DatasetError. The other options are those of `tokenmill.open`.
 
     >>> verify("no/such/folder")
     Traceback (most recent call last):
@@ -59,8 +60,9 @@ def verify(
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    found = examine(path, progress=progress, dtype=dtype, format=format, vocab_size=vocab_size)
-    return found.problems
+    return examine(
+        path, progress=progress, dtype=dtype, format=format, vocab_size=vocab_size, column=column
+    ).problems
 
 
 def examine(
@@ -70,12 +72,13 @@ def examine(
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
     vocab_size: int | None = None,
+    column: str | None = None,
 ) -> Findings:
     """Check tokens on disk like `verify`, and tell what is there as well."""
     found = find(path)
     if (found / MANIFEST_NAME).exists() and format in (None, prepared.NAME):
         return _examine_prepared(found, progress)
-    dataset = open(found, dtype=dtype, format=format, vocab_size=vocab_size)
+    dataset = open(found, dtype=dtype, format=format, vocab_size=vocab_size, column=column)
     return examine_foreign(dataset, progress)
 
 

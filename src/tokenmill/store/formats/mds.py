@@ -146,7 +146,7 @@ def _find_layout(asked: Asked, entry: Entry) -> Layout:
         there = ", ".join(map(str, names))[:200]
         raise DatasetError(
             f"{asked.path} has the columns {there}, and none is surely that of the tokens. "
-            "Name it: column='tokens'."
+            "Name it: --column in a command, column= in Python."
         )
     place = names.index(column)
     return _parse_encoding(asked, entry, str(encodings[place]), tuple(sizes), place)
@@ -161,7 +161,7 @@ def _parse_encoding(
         if asked.dtype is None:
             raise DatasetError(
                 f"{entry.where} tells of tokens as bytes, and not of which dtype. Give it, such as "
-                "dtype='int64'."
+                "int64: --dtype in a command, dtype= in Python."
             )
         dtype = asked.dtype if asked.dtype.byteorder == ">" else asked.dtype.newbyteorder("<")
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)

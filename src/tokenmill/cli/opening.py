@@ -1,0 +1,54 @@
+"""The options that say how tokens of another make are to be opened, for all commands that open any."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cyclopts import Parameter
+
+__all__ = ["RECOGNISED", "Opening", "typed_options"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """How to open tokens, where it is not recognised.
+
+    Parameters
+    ----------
+    dtype
+        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+    format
+        What it is, if that is not recognised: npy, llm.c, nanogpt, raw, ...
+    column
+        The one of the tokens, in formats with several.
+    """
+
+    dtype: str | None = None
+    format: str | None = None
+    column: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was given, as options of `tokenmill.open`.
+
+        >>> Opening(dtype="uint16").options
+        {'dtype': 'uint16'}
+        """
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def typed_options(options: Mapping[str, str | None]) -> str:
+    """Options as they must be typed in a command, after what is before them.
+
+    >>> typed_options({"format": "raw", "dtype": None, "column": "my ids"})
+    " --format raw --column 'my ids'"
+    """
+    given = ((name, value) for name, value in options.items() if value)
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given)
+
+
+RECOGNISED = Opening()
