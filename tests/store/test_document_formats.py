@@ -450,7 +450,7 @@ def test_mds_samples_of_one_length_are_cuts_through_a_stream(tmp_path, compressi
         assert tokens.find_edges(np.array([0]), 9)[1].tolist() == [0, 5]
         assert tokens.gather(np.arange(7), 3).tolist() == [[n, n + 1, n + 2] for n in range(1, 8)]
     check_documents(tokenmill.open(tmp_path / "c", dtype="int64", **options)["train"], DOCUMENTS)
-    refused(tmp_path / "b", "Give it, such as dtype")
+    refused(tmp_path / "b", "Give it, such as int64")
     with pytest.raises(UsageError, match="Leave dtype away"):
         tokenmill.open(tmp_path / "a", dtype="int64")
 
@@ -565,3 +565,21 @@ def test_an_mds_column_is_named_where_it_is_not_certain(tmp_path):
     refused(tmp_path, "columns b, zzzzzz", column="c")
     assert tokenmill.open(tmp_path, column="zzzzzz")["train"][:].tolist() == IDS
     assert tokenmill.open(tmp_path, column="b")["train"][:].tolist() == [9] * 4
+
+
+def test_mds_ids_have_the_order_of_bytes_that_is_given_for_bytes_alone(tmp_path):
+    """As the peer has it: its arrays are named without an order of bytes, and bytes are what they are."""
+    write_files(tmp_path / "bytes", mds_files([DOCUMENTS], encoding="bytes", dtype=">u2"))
+    dataset = tokenmill.open(tmp_path / "bytes", dtype=">u2")
+    check_documents(dataset["train"], DOCUMENTS)
+    assert dataset["train"].gather(np.arange(3), 3).tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    assert examine(tmp_path / "bytes", dtype=">u2", vocab_size=11).problems == []
+    assert tokenmill.open(tmp_path / "bytes", dtype="<u2")["train"][:2].tolist() == [256, 512]
+    tokenmill.export(dataset, "npy", tmp_path / "out")
+    assert np.load(tmp_path / "out" / "train.npy").tolist() == IDS
+    write_files(tmp_path / "array", mds_files([DOCUMENTS]))
+    with pytest.raises(UsageError, match="holds uint16 by its header, not >u2"):
+        tokenmill.open(tmp_path / "array", dtype=">u2")
+    for encoding in ("ndarray:>u2", "ndarray:>u2:3", "ndarray:<u2", "ndarray:u2"):
+        write_files(tmp_path / "named", mds_files([[[1, 2, 3]]], encoding=encoding, dtype=">u2"))
+        refused(tmp_path / "named", f"tokens as '{encoding}'")

@@ -47,9 +47,12 @@ class Problems:
         self._times: Counter[str] = Counter()
 
     def add(self, file: str, what: str, cure: str = CURE) -> None:
+        problem = Problem(file=file, what=what, cure=cure)
+        if problem in self._found[-1:]:  # what is looked at twice is found twice
+            return
         self._times[file] += 1
         if self._times[file] <= MOST_PER_FILE:
-            self._found.append(Problem(file=file, what=what, cure=cure))
+            self._found.append(problem)
 
     def add_error(self, error: DamagedFileError) -> None:
         self.add(error.file, error.what, error.cure)

@@ -1,8 +1,9 @@
-"""Check every id of tokens that tokenmill did not make.
+"""Check every id and every document of tokens that tokenmill did not make.
 
 There are no checksums to compare, so what can be wrong is little: a header or a size that does not
-fit, an id that the vocabulary does not have. Ids are read `CHUNK` bytes at a time and not mapped,
-so that memory stays small whatever the files.
+fit, an id that the vocabulary does not have, documents that do not follow each other through their
+file from its first token to its last. Ids are read `CHUNK` bytes at a time and not mapped, so that
+memory stays small whatever the files.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ CHUNK = 4 << 20
 
 def examine_foreign(dataset: Dataset, progress: Callable[[int, int], None] | None) -> Findings:
     """All that can be told of a foreign file or folder."""
-    splits = dataset.contents.splits.values()
-    tokens = sum(int(shards.counts.sum()) for shards in splits)
+    contents = dataset.contents
+    splits = contents.splits.values()
     to_read = sum(int(shards.counts.sum()) * shards.dtype.itemsize for shards in splits)
     problems = Problems()
     done = ends = 0
-    for shards in splits:
-        for number in range(len(shards.counts)):
+    for split, shards in contents.splits.items():
+        start = 0
+        for number, count in enumerate(shards.counts.tolist()):
+            try:
+                if split in contents.documents and count:
+                    # Asked for one document of a file, the table looks at where all of them are.
+                    contents.documents[split].at(start)
+            except DamagedFileError as error:
+                problems.add_error(error)
+            start += count
             try:
                 for first, ids in _chunks(shards, number):
                     _check_ids(shards.name(number), first, ids, dataset.vocab_size, problems)
@@ -45,12 +54,15 @@ def examine_foreign(dataset: Dataset, progress: Callable[[int, int], None] | Non
     notes = []
     if dataset.vocab_size is None:
         notes.append("the vocabulary is not known, so ids were not compared with it.")
+    documents = None if dataset.eot_id is None else ends
+    if len(contents.documents) == len(contents.splits) and not problems.all():
+        documents = sum(len(table) for table in contents.documents.values())
     return Findings(
         problems=problems.all(),
         notes=notes,
         shards=sum(len(shards.counts) for shards in splits),
-        tokens=tokens,
-        documents=None if dataset.eot_id is None else ends,
+        tokens=sum(int(shards.counts.sum()) for shards in splits),
+        documents=documents,
         bytes=to_read,
     )
 
