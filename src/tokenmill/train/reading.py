@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.load.mixture import Mixture
-from tokenmill.store.tokens import Tokens, cast
+from tokenmill.store.addresses import find_address
+from tokenmill.store.tokens import Tokens
 
 __all__ = ["read_not_mapped"]
 
@@ -22,20 +23,16 @@ __all__ = ["read_not_mapped"]
 class ReadTokens(Tokens):
     """The same tokens; rows of them are read."""
 
-    def gather(
-        self,
-        starts: npt.NDArray[np.int64],
-        length: int,
-        dtype: npt.DTypeLike = np.int64,
-        out: npt.NDArray[Any] | None = None,
-    ) -> npt.NDArray[Any]:
-        """The rows [start, start + length) for each of `starts`; see `Tokens.gather`."""
-        starts = self._check_rows(starts, length)
-        if out is None:
-            out = np.empty((len(starts), length), dtype)
+    def find_rows(
+        self, starts: npt.NDArray[np.int64], length: int, held: list[npt.NDArray[Any]]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The addresses of rows, which were read into an array; see `Tokens.find_rows`."""
+        rows = np.empty((len(starts), length), self.dtype)
         for row, start in enumerate(starts.tolist()):
-            cast(self.read(start, start + length), out[row])
-        return out
+            rows[row] = self.read(start, start + length)
+        held.append(rows)
+        numbers = np.arange(len(starts), dtype=np.int64)
+        return find_address(rows) + numbers * (length * rows.itemsize), numbers[:0]
 
     def read_ahead(self, starts: npt.NDArray[np.int64], length: int) -> None:
         """Nothing: the system reads ahead of those who read."""
