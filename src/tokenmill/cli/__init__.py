@@ -20,13 +20,13 @@ from tokenmill.errors import TokenmillError
 
 __all__ = ["app", "main"]
 
-HELP = """Turn text into tokens on disk, and look at them.
+HELP = """Turn text into tokens on disk, look at them, and train a model on them.
 
 `tokenmill prepare my_texts/ --out data/corpus` makes a dataset out of text. A folder that holds
 one is complete, checked, and needs no network. After any interruption, the same command goes on.
 
-`tokenmill info data/corpus` tells what is in it; `tokenmill prepare --help` tells what can be
-chosen.
+`tokenmill info data/corpus` tells what is in it, and `tokenmill train --data data/corpus --name
+my_model` trains a model on it. `--help` behind a command tells what can be chosen.
 """
 
 app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
