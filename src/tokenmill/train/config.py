@@ -52,6 +52,8 @@ class Config:
         AdamW's, both optimisers' and the largest norm of the gradient; clip 0: no limit.
     dtype, compile
         auto: bfloat16 and compiled on GPUs, float32 and not compiled elsewhere.
+    seed
+        Another seed: other first values, another order of rows, other augmentation.
     mask_fraction, noise_fraction, fim_fraction
         Augmentation: inputs replaced by the end-of-text id or by random ids, rows rearranged for
         fill-in-the-middle.

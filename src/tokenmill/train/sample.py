@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,9 @@ def load_run_for_sampling(
         )
     state = found.state
     tokenizer = _load_tokenizer(path, state)
-    config = replace(Config(**state.config), compile="off", micro_batch=None)
+    known = {field.name for field in fields(Config)}
+    settings = {name: value for name, value in state.config.items() if name in known}
+    config = replace(Config(**settings), compile="off", micro_batch=None)
     return TrainedModel(
         backend=open_backend(
             backend or state.backend, config, Shape(**state.shape), found.parameters()
