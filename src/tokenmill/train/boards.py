@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.train.config import Config
+from tokenmill.train.folder import BOARD_NAME
 from tokenmill.train.loop import Board
 
 __all__ = ["open_board"]
@@ -23,7 +24,7 @@ class TensorBoard:
         except ImportError as error:
             raise UsageError("--tensorboard needs: pip install torch tensorboard") from error
         writer: Any = SummaryWriter
-        self._writer = writer(str(path / "tensorboard"), purge_step=step + 1)
+        self._writer = writer(str(path / BOARD_NAME), purge_step=step + 1)
 
     def add(self, line: dict[str, Any]) -> None:
         """One more line."""

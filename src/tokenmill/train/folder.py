@@ -25,6 +25,7 @@ from tokenmill.store.manifest import TOKENIZER_NAME
 from tokenmill.train.record import LOSSES_NAME, METRICS_NAME
 
 __all__ = [
+    "BOARD_NAME",
     "CHART_NAME",
     "CHECKPOINTS_NAME",
     "CONFIG_NAME",
@@ -33,6 +34,7 @@ __all__ = [
     "told_of_disk",
 ]
 
+BOARD_NAME = "tensorboard"
 CHART_NAME = "loss.svg"
 CHECKPOINTS_NAME = "checkpoints"
 CONFIG_NAME = "config.json"
@@ -45,6 +47,7 @@ _OURS = (
     CHART_NAME,
     CONFIG_NAME,
     TOKENIZER_NAME,
+    BOARD_NAME,
     _LOCK_NAME,
 )
 
@@ -116,7 +119,7 @@ class RunFolder:
         """Remove all that a run makes, and nothing else; the lock stays."""
         for name in _OURS:
             target = self.path / name
-            if name == CHECKPOINTS_NAME and target.is_dir():
+            if target.is_dir():
                 doomed = target.with_name(f"{name}.tmp")
                 shutil.rmtree(doomed, ignore_errors=True)
                 target.rename(doomed)
