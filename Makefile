@@ -32,6 +32,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/huge.py
+	$(BIN)/python benchmarks/huge_training.py
+	$(BIN)/python benchmarks/killed_training.py
 	$(BIN)/python benchmarks/frameworks.py
 
 clean:

@@ -129,7 +129,8 @@ def kill_once(
     running = process.poll() is None
     process.kill()
     process.wait()
-    left = [name for name in _names(folder) if name.endswith(".tmp")]
+    # What is there at the start is left over from the time before.
+    left = how != "at start" and any(name.endswith(".tmp") for name in _names(folder))
     return f"{how}{', half-written' if left else ''}" if running else "after its end"
 
 
