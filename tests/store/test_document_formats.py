@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.documents import DocumentStarts
 from tokenmill.store.formats.starts import BLOCK
 from tokenmill.store.verify import examine
 
@@ -356,19 +355,6 @@ def test_an_llmc_shard_beside_some_other_idx_is_one(tmp_path):
     (tmp_path / "x.idx").write_bytes(b"something else")
     assert tokenmill.open(tmp_path / "x.bin").format == "llm.c"
     assert tokenmill.open(tmp_path).format == "llm.c"
-
-
-def test_file_documents_agree_with_documents_whose_starts_are_an_array(tmp_path):
-    rng = np.random.default_rng(5)
-    lengths = rng.integers(1, 40, 3000)
-    documents = np.split(np.arange(lengths.sum()) % 60000, np.cumsum(lengths)[:-1])
-    write_megatron(tmp_path / "x", documents)
-    total = int(lengths.sum())
-    plain = DocumentStarts(np.cumsum(lengths) - lengths, total=total, split="train")
-    tokens = tokenmill.open(tmp_path / "x")["train"]
-    rows = rng.integers(0, total - 513, 200)
-    for one, other in zip(plain.find_edges(rows, 513), tokens.find_edges(rows, 513), strict=True):
-        assert np.array_equal(one, other)
 
 
 def test_litdata_folders_may_hold_their_splits(tmp_path):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import tokens as tokens_module
-from tokenmill.store.documents import DocumentStarts
+from tokenmill.store.formats.starts import FileDocuments, Starts
 from tokenmill.store.tokens import Tokens
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
@@ -124,41 +124,57 @@ def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, 
             assert set(places.tolist()) <= {0, 1, 2, 3}
 
 
+class InMemory:
+    """Where the documents of files begin, from arrays."""
+
+    def __init__(self, *borders):
+        self.borders = borders
+        self.counts = [len(one) - 1 for one in borders]
+
+    def name(self, number):
+        return f"file {number}"
+
+    def read(self, number):
+        return Starts(self.counts[number], lambda numbers: self.borders[number][numbers])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
-    dtype=st.sampled_from([np.int64, np.uint64]),
+    files=st.lists(
+        st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), min_size=1, max_size=4
+    ),
     data=st.data(),
 )
-def test_documents_by_their_starts_alone_equal_the_oracle(lengths, dtype, data):
-    total = sum(lengths)
-    firsts = np.cumsum([0, *lengths[:-1]]).astype(dtype)
-    documents = DocumentStarts(firsts, total=total, split="train")
+def test_documents_by_their_starts_alone_equal_the_oracle(files, data):
+    borders = [np.cumsum([0, *lengths]) for lengths in files]
+    documents = FileDocuments(InMemory(*borders), [one[-1] for one in borders], "train")
+    lengths = [length for file in files for length in file]
+    firsts, total = np.cumsum([0, *lengths])[:-1].tolist(), sum(lengths)
     tokens = Tokens.of(np.zeros(total, np.uint16), documents=documents)
     found = [(one.start, one.length) for one in documents]
-    assert found == list(zip(firsts.tolist(), lengths, strict=True))
+    assert found == list(zip(firsts, lengths, strict=True))
     holders = [documents.at(token).number for token in range(total)]
     assert holders == np.repeat(np.arange(len(lengths)), lengths).tolist()
     length = data.draw(st.integers(1, total))
     starts = data.draw(st.lists(st.integers(0, total - length), max_size=20))
     edges = tokens.find_edges(np.array(starts, np.int64), length)
-    assert as_lists(edges) == naive_edges(set(firsts.tolist()), starts, length)
+    begins = {first for first, size in zip(firsts, lengths, strict=True) if size}
+    assert as_lists(edges) == naive_edges(begins, starts, length)
 
 
 @settings(max_examples=60, deadline=None)
-@given(firsts=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), min_size=1, max_size=6))
-def test_starts_that_cannot_be_are_refused_or_stay_within_the_tokens(firsts):
-    documents = DocumentStarts(np.array(firsts, np.uint64), total=9, split="train")
-    for number in range(len(firsts)):
-        with suppress(DatasetError):
-            one = documents[number]
-            assert 0 <= one.start <= one.start + one.length <= 9
-    for token in range(9):
-        with suppress(DatasetError):
-            documents.at(token)
-        with suppress(DatasetError):
-            _, places = documents.find_edges(np.array([token]), 3)
-            assert set(places.tolist()) <= {0, 1, 2}
+@given(
+    borders=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), min_size=2, max_size=6)
+)
+def test_starts_that_cannot_be_are_refused_or_stay_within_the_tokens(borders):
+    sound = borders == sorted(borders) and (borders[0], borders[-1]) == (0, 9)
+    documents = FileDocuments(InMemory(np.array(borders)), [9], "train")
+    if sound:
+        assert [one.length for one in documents] == np.diff(borders).tolist()
+        return
+    for use in (list, lambda all: all.at(4), lambda all: all.find_edges(np.array([2]), 3)):
+        with pytest.raises(DatasetError, match="file 0"):
+            use(documents)
 
 
 def test_edges_that_nothing_tells_are_an_error_with_a_cure():

@@ -8,7 +8,7 @@ many stay mapped is bounded with the shards (`files.Maps`). Threads, forks and p
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +24,9 @@ from tokenmill.store.shard_table import ShardTable
 
 __all__ = [
     "Document",
-    "DocumentStarts",
     "DocumentTable",
     "Documents",
+    "find_by_shard",
     "inside",
     "read_table_header",
     "sums",
@@ -125,98 +125,22 @@ class Documents:
         raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
 
     def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted.
+        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+        return find_by_shard(self._token_starts, starts, length, self._find_in, self._disorder)
 
-        A row is cut where it crosses shards; all pieces in one shard are looked up together.
-        """
-        first = self._token_starts.searchsorted(starts, "right") - 1
-        last = self._token_starts.searchsorted(starts + (length - 1), "right") - 1
-        rows, offsets = spread(last - first + 1)
-        shards = first[rows] + offsets
-        order = shards.argsort(kind="stable")
-        rows, shards = rows[order], shards[order]
-        begins = starts[rows] - self._token_starts[shards]
-        edges = np.maximum(np.stack((begins, begins + length), axis=1), 0).astype(np.uint64)
-        found = []
-        counts = np.zeros(len(rows), np.int64)
-        cuts = (shards[1:] != shards[:-1]).nonzero()[0] + 1
-        for low, high in pairwise([0, *cuts.tolist(), len(shards)]):
-            shard = int(shards[low])
-            if self._shards.documents[shard]:
-                firsts = self._map(shard)["first"]
-                bounds = firsts.searchsorted(edges[low:high].ravel()).reshape(-1, 2)
-                counts[low:high] = bounds[:, 1] - bounds[:, 0]
-                found += [firsts[a:b] for a, b in bounds.tolist()]
-        if (counts < 0).any():
-            raise self._damaged(int(shards[counts.argmin()]), "its documents are not in order")
-        at = np.repeat(np.arange(len(rows)), counts)
-        places = np.concatenate([*found, np.empty(0, np.uint64)]).astype(np.int64) - begins[at]
-        wrong = (places < 0) | (places >= length)
-        if wrong.any():
-            shard = int(shards[at[wrong.argmax()]])
-            raise self._damaged(shard, "its documents are not in order")
-        order = np.lexsort((places, rows[at]))
-        return rows[at][order], places[order]
+    def _find_in(self, shard: int, edges: Integers) -> tuple[Integers, list[npt.NDArray[Any]]]:
+        if not self._shards.documents[shard]:
+            return np.zeros_like(edges), []
+        firsts = self._map(shard)["first"]
+        # Same type on both sides, or NumPy would convert the whole column first.
+        bounds = firsts.searchsorted(edges.view(np.uint64).ravel()).reshape(-1, 2)
+        return bounds, [firsts[low:high] for low, high in bounds.tolist()]
+
+    def _disorder(self, shard: int) -> DatasetError:
+        return self._damaged(shard, "its documents are not in order")
 
     def _damaged(self, shard: int, what: str) -> DatasetError:
         return DamagedFileError(self._shards.documents_path[shard], f"is damaged: {what}")
-
-
-class DocumentStarts:
-    """Documents of which only the starts are known, as an array that may be mapped from a file.
-
-    The starts are in order, the first is 0, and each document ends where the next begins.
-
-    >>> documents = DocumentStarts(np.array([0, 3, 4]), total=9, split="train")
-    >>> documents.at(3).number, documents[-1].length
-    (1, 5)
-    """
-
-    def __init__(self, starts: npt.NDArray[Any], *, total: int, split: str) -> None:
-        self._starts, self._total, self._split = starts, total, split
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __iter__(self) -> Iterator[Document]:
-        return (self[number] for number in range(len(self)))
-
-    def __getitem__(self, number: int) -> Document:
-        number = inside(number, len(self), "document")
-        start, *following = self._starts[number : number + 2].tolist()
-        length = (following[0] if following else self._total) - start
-        if not 0 <= start < self._total or not 0 <= length <= self._total - start:
-            raise self._damaged()
-        return Document(number=number, split=self._split, start=start, length=length)
-
-    def at(self, token: int) -> Document:
-        """The document that holds a token of the split."""
-        token = inside(token, self._total, "token")
-        number = int(self._starts.searchsorted(self._starts.dtype.type(token), "right")) - 1
-        if number < 0:
-            raise self._damaged()
-        return self[number]
-
-    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
-        kind = self._starts.dtype
-        low = self._starts.searchsorted(starts.astype(kind))
-        high = self._starts.searchsorted((starts + length).astype(kind))
-        if (high < low).any():
-            raise self._damaged()
-        rows, offsets = spread(high - low)
-        places = self._starts[low[rows] + offsets].astype(np.int64) - starts[rows]
-        if ((places < 0) | (places >= length)).any() or (
-            np.diff(places)[np.diff(rows) == 0] < 0
-        ).any():
-            raise self._damaged()
-        return rows, places
-
-    def _damaged(self) -> DatasetError:
-        return DatasetError(
-            f"the documents of split {self._split!r} are not in order, or not within its tokens. "
-            "Copy or download the data again."
-        )
 
 
 class _Tables:
@@ -250,6 +174,49 @@ def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
     offset = file.tell()
     check_size(file, path, offset + documents * DOCUMENT_DTYPE.itemsize)
     return offset
+
+
+def find_by_shard(
+    token_starts: Integers,
+    starts: Integers,
+    length: int,
+    find: Callable[[int, Integers], tuple[Integers, list[npt.NDArray[Any]]]],
+    damaged: Callable[[int], DatasetError],
+) -> tuple[Integers, Integers]:
+    """Where documents begin in [start, start + length) of each row: (row, place), sorted, each once.
+
+    A row is cut where it crosses shards; all pieces in one shard are looked up together. `find` is
+    told a shard and where pieces begin and end in it, (pieces, 2). It tells how many documents begin
+    before each of these, and the starts of those between, in order.
+    """
+    first = token_starts.searchsorted(starts, "right") - 1
+    last = token_starts.searchsorted(starts + (length - 1), "right") - 1
+    rows, offsets = spread(last - first + 1)
+    shards = first[rows] + offsets
+    order = shards.argsort(kind="stable")
+    rows, shards = rows[order], shards[order]
+    begins = starts[rows] - token_starts[shards]
+    edges = np.maximum(np.stack((begins, begins + length), axis=1), 0)
+    bounds, found = np.zeros_like(edges), [np.empty(0, np.int64)]
+    cuts = (shards[1:] != shards[:-1]).nonzero()[0] + 1
+    for low, high in pairwise([0, *cuts.tolist(), len(shards)] if len(shards) else ()):
+        bounds[low:high], some = find(int(shards[low]), edges[low:high])
+        found += some
+    counts = bounds[:, 1] - bounds[:, 0]
+    if (counts < 0).any():
+        raise damaged(int(shards[counts.argmin()]))
+    at = np.repeat(np.arange(len(rows)), counts)
+    places = np.concatenate(found, dtype=np.int64, casting="unsafe") - begins[at]
+    wrong = (places < 0) | (places >= length)
+    if wrong.any():
+        raise damaged(int(shards[at[wrong.argmax()]]))
+    # As one number each, they are sorted faster than as two.
+    flat = rows[at] * length + places
+    flat.sort()
+    fresh = flat[1:] != flat[:-1]
+    if not fresh.all():  # an empty document begins nowhere
+        flat = flat[np.append(True, fresh)]
+    return np.divmod(flat, length)
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:

@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.store.documents import Document, DocumentTable, inside, spread, sums
+from tokenmill.store.documents import (
+    Document,
+    DocumentTable,
+    find_by_shard,
+    inside,
+    spread,
+    sums,
+)
 from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, Maps
 
 __all__ = ["FileDocuments", "Indexes", "PartOfDocuments", "Starts", "check_tiling"]
@@ -149,45 +155,14 @@ class FileDocuments:
         return self[int(self._numbers[file]) + number]
 
     def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted.
+        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+        return find_by_shard(self._token_starts, starts, length, self._find_in, self._damaged)
 
-        A row is cut where it crosses files; all pieces in one file are looked up together.
-        """
-        first = self._token_starts.searchsorted(starts, "right") - 1
-        last = self._token_starts.searchsorted(starts + (length - 1), "right") - 1
-        rows, offsets = spread(last - first + 1)
-        touched = first[rows] + offsets
-        order = touched.argsort(kind="stable")
-        rows, touched = rows[order], touched[order]
-        cuts = (touched[1:] != touched[:-1]).nonzero()[0] + 1
-        found = [
-            self._find_in(int(touched[low]), rows[low:high], starts[rows[low:high]], length)
-            for low, high in pairwise([0, *cuts.tolist(), len(touched)])
-            if high > low
-        ]
-        at = np.concatenate([one for one, _ in found])
-        places = np.concatenate([one for _, one in found])
-        order = np.lexsort((places, at))
-        at, places = at[order], places[order]
-        fresh = np.ones(len(at), np.bool_)
-        fresh[1:] = (at[1:] != at[:-1]) | (places[1:] != places[:-1])
-        return at[fresh], places[fresh]
-
-    def _find_in(
-        self, file: int, rows: Integers, starts: Integers, length: int
-    ) -> tuple[Integers, Integers]:
-        """The edges of some rows that are in one file."""
-        index, tokens = self._read(file), int(self._tokens[file])
-        begins = starts - self._token_starts[file]
-        low = index.search(np.maximum(begins, 0))
-        high = index.search(np.minimum(begins + length, tokens))
-        if (high < low).any():
-            raise self._damaged(file)
-        at, offsets = spread(high - low)
-        places = index.look(low[at] + offsets) - begins[at]
-        if ((places < 0) | (places >= length)).any():
-            raise self._damaged(file)
-        return rows[at], places
+    def _find_in(self, file: int, edges: Integers) -> tuple[Integers, list[npt.NDArray[Any]]]:
+        index = self._read(file)
+        bounds = index.search(np.minimum(edges, self._tokens[file]).ravel()).reshape(-1, 2)
+        pieces, offsets = spread(np.maximum(bounds[:, 1] - bounds[:, 0], 0))
+        return bounds, [index.look(bounds[pieces, 0] + offsets)]
 
     def _read_and_check(self, file: int) -> Starts:
         starts = self._indexes.read(file)
