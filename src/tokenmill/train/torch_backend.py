@@ -206,8 +206,7 @@ class TorchBackend:
     def close(self) -> None:
         """Leave the other ranks in peace."""
         if self._started:
-            self._shared = None  # it holds on to the group, whose threads must end first
-            dist.barrier()
+            self._shared = None  # it holds on to the group
             dist.destroy_process_group()
             self._started = False
 
