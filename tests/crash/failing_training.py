@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401  which the first optimiser imports
 from runs import contents, wait_until
-from training import Forked, command
+from training import PATIENCE, Forked, command
 
 STEPS = ("--max-steps", "150")
 
@@ -49,7 +49,7 @@ def spoil(data: Path, scratch: Path) -> None:
         complaints = scratch / f"{name}.txt"
         process = Forked(arguments, complaints)
         metrics = runs / "m" / "metrics.jsonl"
-        assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)  # noqa: B023
+        assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, PATIENCE)  # noqa: B023
         damage()
         tell(name, process, complaints, runs)
         mend()

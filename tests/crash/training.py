@@ -29,6 +29,7 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
+PATIENCE = 300.0  # seconds: importing a framework takes long where the machine is busy
 SMALL = (
     "--layers 1 --heads 2 --width 16 --seq-len 32 --batch-tokens 128 --warmup-steps 5 "
     "--log-every 3 --val-every 10 --val-tokens 320 --sample-every 20 --sample-tokens 4 "
@@ -100,7 +101,7 @@ class Forked:
 
     def wait(self) -> int:
         """The status at its end."""
-        assert wait_until(lambda: self.poll() is not None)
+        assert wait_until(lambda: self.poll() is not None, PATIENCE)
         assert self.status is not None
         return self.status
 
@@ -124,7 +125,7 @@ def kill_once(
     if how == "at start":
         time.sleep(rng.uniform(0, 1))
     else:
-        assert wait_until(has_come)
+        assert wait_until(has_come, PATIENCE)
         time.sleep({"later": rng.uniform(0, 0.1), "writing": rng.uniform(0, 0.003)}.get(how, 0))
     running = process.poll() is None
     process.kill()
