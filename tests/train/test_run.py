@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,26 @@ def test_names_and_folders_of_others_are_refused(data: RunData, tmp_path: Path) 
             train(data, name=name, config=CONFIG, runs=tmp_path)
     with pytest.raises(UsageError, match="torch or jax"):
         train(data, name="a", config=CONFIG, runs=tmp_path, backend="tensorflow")
+
+
+@pytest.mark.parametrize("board", ["tensorboard", "wandb"])
+def test_a_missing_board_is_named_before_anything_is_learned(
+    data: RunData, tmp_path: Path, board: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tensorboard", "torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=f"--{board} needs: pip install"):
+        train(data, name="a", config=CONFIG, runs=tmp_path, boards=[board])
+    assert not (tmp_path / "a" / "checkpoints").exists()
+
+
+def test_tensorboard_has_the_lines_of_the_metrics(data: RunData, tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(data, name="a", config=CONFIG, runs=tmp_path, boards=["tensorboard"], watcher=Watch(9))
+    train(data, name="a", config=CONFIG, runs=tmp_path, boards=["tensorboard"])
+    found = events.EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    found.Reload()
+    for name in ("loss", "val_loss"):
+        told = {line["step"]: line[name] for line in read_metrics(tmp_path / "a") if name in line}
+        shown = {scalar.step: scalar.value for scalar in found.Scalars(name)}
+        assert shown == pytest.approx(told, abs=1e-5)
