@@ -66,7 +66,6 @@ class JaxBackend:
         self.config, self.shape = config, shape
         self._started = _start_processes()
         self.rank, self.world_size = jax.process_index(), jax.process_count()
-        _check_ranks(config, self.world_size)
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         self._mesh = Mesh(np.array(devices), ("data",))
         own = [device for device in devices if device.process_index == self.rank]
@@ -260,15 +259,6 @@ def _start_processes() -> bool:
             "JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the machine of process 0."
         )
     return True
-
-
-def _check_ranks(config: Config, world_size: int) -> None:
-    if config.batch_rows % world_size:
-        raise UsageError(
-            f"a step has {config.batch_rows} rows (batch_tokens {config.batch_tokens:,} of seq_len "
-            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give batch_tokens "
-            f"a multiple of {world_size * config.seq_len:,}."
-        )
 
 
 def _check_state(

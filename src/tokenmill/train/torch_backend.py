@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tokenmill.errors import StateError, UsageError
 from tokenmill.train.backend import Rows, StepReport
 from tokenmill.train.config import Config
+from tokenmill.train.devices import find_peak_flops, find_process_memory
 from tokenmill.train.model import Arrays, Shape, check_values, is_matrix
 from tokenmill.train.torch_model import Model, document_mask
 from tokenmill.train.torch_muon import Float32Muon
@@ -44,22 +43,6 @@ from tokenmill.train.torch_muon import Float32Muon
 __all__ = ["TorchBackend"]
 
 MICRO_BATCH_TOKENS = 16_384
-
-# Of one device, dense bfloat16, as the makers give them; the first name that fits counts.
-PEAK_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H20": 148e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-    "L4": 121e12,
-    "A10": 125e12,
-}
 
 
 class TorchBackend:
@@ -200,8 +183,7 @@ class TorchBackend:
             return torch.cuda.max_memory_allocated(self._device)
         if self._device.type == "mps":
             return torch.mps.driver_allocated_memory()
-        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return largest if sys.platform == "darwin" else largest * 1024
+        return find_process_memory()
 
     def close(self) -> None:
         """Leave the other ranks in peace."""
@@ -263,8 +245,7 @@ class TorchBackend:
     def _find_peak_flops(self) -> float | None:
         if self._device.type != "cuda" or not self._half:
             return None
-        name = torch.cuda.get_device_name(self._device)
-        found = next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+        found = find_peak_flops(torch.cuda.get_device_name(self._device))
         return found and found * self.world_size
 
 
