@@ -158,15 +158,12 @@ def train(
             checkpoint = _find_checkpoint(checkpoints, own, watcher)
             if world_size == 1 and checkpoint and checkpoint.state.step >= config.max_steps:
                 return _report(path, checkpoint.state.step, was_finished=True)
-        values = checkpoint.parameters() if checkpoint else first_values(shape, config.seed)
-        engine = open_backend(backend, config, shape, values)
-        stack.callback(engine.close)
-        _check_rank(engine, rank, world_size)
+        engine = _open_backend(own, config, checkpoint, (rank, world_size), stack)
         step = int(engine.total(np.array([checkpoint.state.step if checkpoint else 0.0]))[0])
-        if rank and step:
-            checkpoint = checkpoints.at(step)
         if step >= config.max_steps:
             return _report(path, step, was_finished=True)
+        if rank and step:
+            checkpoint = checkpoints.at(step)
         row = _go_on(checkpoint, engine, loader) if checkpoint else 0
         record = None
         if rank == 0:
@@ -175,10 +172,6 @@ def train(
                 _write_settings(path, config, data)
                 record = Record(path, step=step, row=row)
             stack.callback(record.close)
-        val = None
-        if data.val is not None:
-            val = Validator(data, read_not_mapped(data.val), config, engine)
-            stack.callback(val.close)
         loop = Loop(
             path=path,
             config=config,
@@ -186,7 +179,7 @@ def train(
             state=own,
             backend=engine,
             loader=loader,
-            validator=val,
+            validator=_open_validator(data, config, engine, stack),
             checkpoints=checkpoints,
             record=record,
             watcher=watcher,
@@ -260,13 +253,40 @@ def _go_on(checkpoint: Checkpoint, backend: Backend, loader: Loader) -> int:
     return checkpoint.state.row
 
 
-def _check_rank(backend: Backend, rank: int, world_size: int) -> None:
-    if (backend.rank, backend.world_size) != (rank, world_size):
+def _open_backend(
+    own: State,
+    config: Config,
+    checkpoint: Checkpoint | None,
+    place: tuple[int, int],
+    stack: ExitStack,
+) -> Backend:
+    """The backend, at its place among the ranks; the first rank's, at least, has the right values."""
+    shape = Shape(**own.shape)
+    # No name for the values: they would take their memory as long as the run goes on.
+    backend = open_backend(
+        own.backend,
+        config,
+        shape,
+        checkpoint.parameters() if checkpoint else first_values(shape, config.seed),
+    )
+    stack.callback(backend.close)
+    if (backend.rank, backend.world_size) != place:
         raise UsageError(
-            f"The environment says that this is rank {rank} of {world_size}, and {backend.name} that "
-            f"it is rank {backend.rank} of {backend.world_size}. Start several processes with: "
+            f"The environment says that this is rank {place[0]} of {place[1]}, and {backend.name} "
+            f"that it is rank {backend.rank} of {backend.world_size}. Start several processes with: "
             "torchrun --nproc-per-node N -m tokenmill.cli train …"
         )
+    return backend
+
+
+def _open_validator(
+    data: RunData, config: Config, backend: Backend, stack: ExitStack
+) -> Validator | None:
+    if data.val is None:
+        return None
+    validator = Validator(data, read_not_mapped(data.val), config, backend)
+    stack.callback(validator.close)
+    return validator
 
 
 def _write_settings(path: Path, config: Config, data: RunData) -> None:
