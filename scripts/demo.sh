@@ -18,7 +18,7 @@ for path in sorted(library.rglob("*.py")):
 PYTHON
 fi
 show() { printf '\n$ %s\n' "$*"; "$@"; }
-show tokenmill tokenizer train demo/text --vocab-size 1024 --out demo/tokenizer.json
+show tokenmill tokenizer train demo/text --vocab-size 2048 --out demo/tokenizer.json
 show tokenmill prepare demo/text --tokenizer demo/tokenizer.json --out demo/stdlib
 show tokenmill info demo/stdlib
 show tokenmill peek demo/stdlib --document 100 --length 60
@@ -28,7 +28,7 @@ printf '\n$ %s\n' "$*"
 "$@" &
 training=$!
 trap 'kill -9 "$training" 2>/dev/null; exit 130' INT TERM
-while [ ! -d demo/runs/tiny/checkpoints/step_0000200 ] && kill -0 "$training" 2>/dev/null; do
+while [ ! -d demo/runs/tiny/checkpoints/step_0000400 ] && kill -0 "$training" 2>/dev/null; do
     sleep 0.2
 done
 kill -9 "$training"
