@@ -36,8 +36,8 @@ wait "$training" 2>/dev/null || true
 trap - INT TERM
 printf '\nKilled on the way, with SIGKILL. The same command goes on:\n'
 show "$@"
-printf "\n$ tokenmill sample --name tiny --runs demo/runs --prompt 'def read(self, '\n"
-tokenmill sample --name tiny --runs demo/runs --prompt 'def read(self, '
+printf "\n$ tokenmill sample --name tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
+tokenmill sample --name tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5
 printf '\nWhat is there now:\n'
 printf '  %s\n' "demo/stdlib                     the dataset" \
     "demo/runs/tiny/loss.svg         the curves, for a browser" \
