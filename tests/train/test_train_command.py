@@ -121,7 +121,7 @@ def test_a_run_says_what_it_does_and_what_to_type_next(data: Path, tmp_path: Pat
     assert "parameters on 1 thread (torch)" in lines[1]
     assert lines[2] == "steps     7 of 8 rows of 32 tokens"
     assert lines[3].startswith("step 5/7  loss 5.")
-    for word in ("tokens/s", "rate 100%", "data ", "MB", "left"):
+    for word in ("tokens/s", "rate 100%", "data ", "B  ", "left"):
         assert word in lines[3]
     assert "step 7/7  sample: " in first.stdout
     assert f"tokenmill sample --name 'my model' --runs {tmp_path}" in lines[-1]
