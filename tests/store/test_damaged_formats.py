@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from foreign import (
     flat,
     litdata_files,
@@ -59,14 +61,27 @@ def use(path, **options):
         examine(path, **options)
 
 
+WORDS = [
+    struct.pack(f"<{kind}", number)
+    for kind, numbers in (
+        ("I", (0, 1, 5, 100, 2**31 - 1, 2**31, 2**32 - 1)),
+        ("Q", (0, 1, 5, 100, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)),
+    )
+    for number in numbers
+]
+
+
 @st.composite
 def damaged(draw, data):
+    """Bytes with some bytes or numbers changed, cut, or with others after them."""
     changed = bytearray(data)
     for _ in range(draw(st.integers(0, 4))):
         if changed:
             # Headers are where damage does most: the first bytes are changed as often as all others.
             end = draw(st.sampled_from([min(len(changed), 140), len(changed)]))
-            changed[draw(st.integers(0, end - 1))] = draw(st.integers(0, 255))
+            place = draw(st.integers(0, end - 1))
+            other = draw(st.binary(min_size=1, max_size=1) | st.sampled_from(WORDS))
+            changed[place : place + len(other)] = other[: len(changed) - place]
     kept = draw(st.sampled_from([len(changed), draw(st.integers(0, len(changed)))]))
     return bytes(changed[:kept]) + draw(st.binary(max_size=9))
 
@@ -139,10 +154,33 @@ def test_damaged_folders_with_an_index_are_read_or_refused(sound, data):
     with tempfile.TemporaryDirectory() as folder:
         for name, content in sound.items():
             changed = data.draw(damaged(content)) if data.draw(st.booleans()) else content
+            if name.endswith(".zstd") and data.draw(st.booleans()):
+                changed = zstandard.compress(data.draw(damaged(zstandard.decompress(content))))
             if name == "index.json" and data.draw(st.booleans()):
                 changed = data.draw(renumbered(content))
             (Path(folder) / name).write_bytes(changed)
         use(folder, dtype=data.draw(st.sampled_from([None, "uint16"])))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_damaged_records_are_read_or_refused(data):
+    module = pytest.importorskip("array_record.python.array_record_module")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.array_record"
+        writer = module.ArrayRecordWriter(str(path), "group_size:1")
+        for document in DOCUMENTS:
+            writer.write(np.asarray(document, "<u2").tobytes())
+        writer.close()
+        content = bytearray(path.read_bytes())
+        used = np.flatnonzero(np.frombuffer(content, np.uint8))  # most of it is filled with zeros
+        for _ in range(data.draw(st.integers(0, 4))):
+            place = data.draw(st.sampled_from(used) | st.integers(0, len(content) - 9))
+            other = data.draw(st.binary(min_size=1, max_size=1) | st.sampled_from(WORDS))
+            content[place : place + len(other)] = other
+        cut = data.draw(st.none() | st.integers(0, len(content)))
+        path.write_bytes(content[:cut] + data.draw(st.binary(max_size=9)))
+        use(path, dtype="uint16")
 
 
 @st.composite
@@ -220,6 +258,36 @@ def test_claims_of_a_large_index_cost_no_memory(tmp_path, name, beside, head):
         with pytest.raises(DatasetError):
             tokenmill.open(tmp_path)["train"].gather(np.array([0]), 1)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["mds", "mds-fixed", "litdata"])
+def test_claims_of_very_many_samples_cost_no_memory(tmp_path, kind):
+    size, count = 2**32 - 4, 2**28
+    begin, encoding = (
+        4 * (count + 2),
+        "ndarray:uint16:1" if kind == "mds-fixed" else "ndarray:uint16",
+    )
+    files = litdata_files([[[1]]]) if kind == "litdata" else mds_files([[[1]]], encoding=encoding)
+    name = next(iter(files))
+    index = json.loads(files["index.json"])
+    if kind == "litdata":
+        index["chunks"][0] |= {"chunk_bytes": size, "chunk_size": count, "dim": (size - begin) // 2}
+    else:
+        index["shards"][0] |= {"samples": count}
+        index["shards"][0]["raw_data"]["bytes"] = size
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with (tmp_path / name).open("wb") as file:  # sparse
+        file.write(struct.pack("<2I", count, begin))
+        file.seek(begin - 4)
+        file.write(struct.pack("<I", size))
+        file.truncate(size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError, match=name):
+            tokenmill.open(tmp_path, eot_id=0)["train"].find_edges(np.array([0]), 1)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
 
