@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from memory import process_tree
+from memory import find_peak, process_tree
 from results import record
 
 from tokenmill.convert.targets import TARGETS
@@ -41,16 +38,7 @@ def anonymous_memory(root: int) -> int:
 
 def measure(*words: object) -> float:
     """Peak memory in MB of a `tokenmill` command."""
-    command = [sys.executable, "-m", "tokenmill.cli", *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, anonymous_memory(process.pid))
-        time.sleep(0.005)
-    if process.returncode:
-        assert process.stderr is not None
-        sys.exit(f"{' '.join(command)} failed: {process.stderr.read().decode()}")
-    return peak / 1e6
+    return find_peak(words, anonymous_memory, every=0.005)
 
 
 def make_tokens(path: Path, size: int) -> None:

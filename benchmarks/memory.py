@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,19 +44,25 @@ def tree_memory(root: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(files: list[Path], out: Path, dedup: str, workers: int) -> float:
-    """Peak memory in MB of one `tokenmill prepare`."""
-    shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "tokenmill.cli", "prepare", *map(str, files)]
-    command += ["--out", str(out), "--dedup", dedup, "--workers", str(workers)]
+def find_peak(
+    words: Sequence[object], memory: Callable[[int], int] = tree_memory, every: float = 0.02
+) -> float:
+    """Peak memory in MB of one `tokenmill` command, looked at `every` so many seconds."""
+    command = [sys.executable, "-m", "tokenmill.cli", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, tree_memory(process.pid))
-        time.sleep(0.02)
+        peak = max(peak, memory(process.pid))
+        time.sleep(every)
     if process.returncode:
-        raise SystemExit(f"prepare failed: {' '.join(command)}")
+        raise SystemExit(f"this failed: {' '.join(command)}")
     return peak / 1e6
+
+
+def measure(files: list[Path], out: Path, dedup: str, workers: int) -> float:
+    """Peak memory in MB of one `tokenmill prepare`."""
+    shutil.rmtree(out, ignore_errors=True)
+    return find_peak(["prepare", *files, "--out", out, "--dedup", dedup, "--workers", workers])
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ __all__ = ["NAME", "PIECE", "read"]
 NAME = "array_record"
 PIECE = 32 << 20
 _KEPT = 8
-_TOGETHER = 64  # records that are read at once
+_TOGETHER, _AT_ONCE = 64, 4 << 20  # records and about how many bytes are read at once
 _ENDINGS = (".array_record", ".arrayrecord")
 _MAGIC = bytes.fromhex("83af70d10d884a3f")
 
@@ -127,8 +127,14 @@ def _records(folder: Path, name: str, first: int, last: int | None) -> Iterator[
         reader = module.ArrayRecordReader(str(folder / name), options)
         try:
             stop = reader.num_records() if last is None else last
-            for low in range(first, stop, _TOGETHER):
-                yield from reader.read(low, min(low + _TOGETHER, stop))
+            many = 1
+            while first < stop:
+                some = reader.read(first, min(first + many, stop))
+                yield from some
+                first += many
+                # As many at once as are not long, by those that were just read.
+                longest = max(map(len, some), default=0)
+                many = max(1, min(2 * many, _TOGETHER, _AT_ONCE // (longest + 1)))
         finally:
             reader.close()
     except (RuntimeError, ValueError, IndexError, OSError) as error:
