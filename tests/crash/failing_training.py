@@ -29,6 +29,12 @@ def tell(what: str, process: Forked, complaints: Path, folder: Path) -> None:
     print(json.dumps(told | {"made": sorted(contents(folder))}), flush=True)
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """Write over a file, which is never shorter meanwhile."""
+    with path.open("r+b") as file:
+        file.write(content)
+
+
 def spoil(data: Path, scratch: Path) -> None:
     """Let something happen to the data in the middle of a run, then mend it and go on."""
     shard = next(data.glob("train/*.bin"))
@@ -39,8 +45,8 @@ def spoil(data: Path, scratch: Path) -> None:
         "vanished": (lambda: data.rename(away), lambda: away.rename(data)),
         "cut": (lambda: os.truncate(shard, 4096), lambda: shard.write_bytes(sound)),
         "damaged": (
-            lambda: shard.write_bytes(b"\xff" * len(sound)),
-            lambda: shard.write_bytes(sound),
+            lambda: overwrite(shard, b"\xff" * len(sound)),
+            lambda: overwrite(shard, sound),
         ),
     }
     for name, (damage, mend) in spoilings.items():

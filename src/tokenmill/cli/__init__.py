@@ -13,12 +13,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from cyclopts import App, CycloptsError
 
 from tokenmill.errors import TokenmillError
 
 __all__ = ["app", "main"]
+
+_LOOK_AGAIN = 0.005  # seconds, whether an import has ended
 
 HELP = """Turn text into tokens on disk, look at them, and train a model on them.
 
@@ -97,19 +100,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let a polite request to end (SIGTERM, as batch systems send it) act like Ctrl-C."""
+    """Let a polite request to end (SIGTERM, as batch systems send it) act like Ctrl-C.
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    Neither stops an import half-way, which native modules do not survive: it is waited for.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    asked = False
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        if hasattr(signal, "setitimer") and _is_importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN)
+        else:
+            asked = False
+            raise KeyboardInterrupt
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), stop) for name in names}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+        if asked:
+            raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _complain(text: str) -> None:
