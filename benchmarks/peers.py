@@ -61,9 +61,11 @@ def make_environment(folder: Path) -> Path:
     wanted = json.dumps([PACKAGES, STAND_IN, sys.version, site.getsitepackages()])
     if made.exists() and made.read_text() == wanted:
         return python
-    if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
+    if folder.exists() and any(folder.iterdir()) and not made.exists():
         sys.exit(f"{folder} holds other things; give a new folder.")
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    made.touch()  # it is ours, and not finished
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "here.pth").write_text("\n".join(site.getsitepackages()) + "\n")
