@@ -13,7 +13,7 @@ import pytest
 from training import ONE_THREAD, command, make_data, results
 
 
-@pytest.mark.parametrize(("backend", "kills", "steps"), [("torch", 10, 150), ("jax", 2, 60)])
+@pytest.mark.parametrize(("backend", "kills", "steps"), [("torch", 5, 100), ("jax", 2, 60)])
 def test_killed_training_ends_with_the_same_weights_and_losses(
     tmp_path: Path, backend: str, kills: int, steps: int
 ) -> None:
