@@ -46,7 +46,7 @@ PACKAGES = (
 )
 VOCAB = 4096
 TEXT = 24_000_000  # bytes
-STRETCH = 10  # steps of one turn
+STRETCH = 4  # steps of one turn
 VAL_ROWS = 128
 CONFIG = Config(
     layers=4,

@@ -89,9 +89,9 @@ class TorchBackend:
 
     def step(self, rows: Rows, scale: float) -> None:
         """One step of the optimiser at this share of the learning rates."""
-        pieces = list(self._pieces(rows))
-        for number, (inputs, targets, mask) in enumerate(pieces, 1):
-            with self._wait_for_last(number == len(pieces)):
+        count = self._count_pieces(rows)
+        for number, (inputs, targets, mask) in enumerate(self._pieces(rows), 1):
+            with self._wait_for_last(number == count):
                 with self._precision():
                     total, losses = self._shared(inputs, targets, mask)
                 (total / rows.inputs.size).backward()
@@ -192,9 +192,12 @@ class TorchBackend:
             dist.destroy_process_group()
             self._started = False
 
+    def _count_pieces(self, rows: Rows) -> int:
+        return -(-len(rows.inputs) // self._limit)
+
     def _pieces(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Micro-batches: inputs, targets and the mask of their documents."""
-        count = -(-len(rows.inputs) // self._limit)
+        count = self._count_pieces(rows)
         inputs = self._move(rows.inputs).tensor_split(count)
         targets = self._move(rows.targets).tensor_split(count)
         if rows.documents is None:
