@@ -71,6 +71,7 @@ def load(path: Path, backend: TorchBackend) -> None:
 def main() -> None:
     first, steps, begin, end = sys.argv[1:]
     torch.set_num_threads(1)
+    sys.setswitchinterval(100)  # threads get Python's lock only where it is let go: the worst case
     values = first_values(SHAPE, 1)
     try:
         TorchBackend(Config(seq_len=16, batch_tokens=13 * 16), SHAPE, values)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,9 +189,12 @@ class TorchBackend:
     def close(self) -> None:
         """Leave the other ranks in peace."""
         if self._started:
-            self._shared = None  # it holds on to the group
+            self._shared = None
             dist.destroy_process_group()
             self._started = False
+            # The network's threads outlive this, and need Python's lock to let go of the tensors of
+            # the last call; one that gets it only when the interpreter ends would abort the process.
+            time.sleep(0.1)
 
     def _count_pieces(self, rows: Rows) -> int:
         return -(-len(rows.inputs) // self._limit)
