@@ -273,7 +273,7 @@ def _make_jobs(maker: BatchMaker, row: int, count: int) -> Iterator[Iterator[lis
     rows, length = maker.group_size * maker.batch_size, maker.rows.seq_len
     buffers = AlignedBuffers((2, rows, length), maker.dtype, _BUFFERS)
     for job in maker.jobs(row, count=count):
-        yield (maker.finish(group, buffers) for groups in job for group in groups)
+        yield (maker.finish(group, buffers) for group in job)
 
 
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:

@@ -194,7 +194,7 @@ class TokenBatches(IterableDataset[Any]):
         row = self._begun + (worker + self._given * workers) * self._loader.global_batch
         maker = self._loader.maker
         buffers = maker.buffers()
-        for (group,) in maker.read(row, stride=workers):
+        for group in maker.read(row, stride=workers):
             (batch,) = maker.finish(group, buffers)
             self._given += 1
             yield _as_tensors(batch)

@@ -146,7 +146,7 @@ class Loader:
         )
         self._row = 0
         self._at_end = False  # whether the run has come to its limit here
-        self._ahead: Iterator[list[Group]] | None = None
+        self._ahead: Iterator[Group] | None = None
         self._read: list[Group] = []  # the last first, as in what follows
         self._made: list[Batch] = []
         self._buffers = self.maker.buffers()
@@ -191,7 +191,7 @@ class Loader:
         try:
             if not self._made:
                 if not self._read:
-                    self._read = self._next_groups()[::-1]
+                    self._read = self._next_group().split(self.maker.group_size)[::-1]
                 self._made = self.maker.finish(self._read.pop(), self._buffers)[::-1]
             batch = self._made.pop()
         except BaseException as error:  # Ctrl-C too: what was made and not given is made again
@@ -201,7 +201,7 @@ class Loader:
         self._row = batch.end
         return batch
 
-    def _next_groups(self) -> list[Group]:
+    def _next_group(self) -> Group:
         """Some batches from the cursor on. Reading is for the thread, which may have to wait for a
         disk; the cast is for the caller, in whose cache the batch then is."""
         if isinstance(self._ahead, Prefetch) and not self._ahead.is_of_this_process:

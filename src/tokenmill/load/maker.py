@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,19 @@ class Group(NamedTuple):
     ends: list[int]  # the first row behind each batch's step
     documents: list[DocumentBatch] | None
 
+    def split(self, size: int) -> list[Group]:
+        """The same, no more than `size` batches in each."""
+        if len(self.firsts) <= size:
+            return [self]
+        length = len(self.rows) // len(self.firsts)
+        groups = []
+        for first in range(0, len(self.firsts), size):
+            some = slice(first, first + size)
+            rows = self.rows[first * length : some.stop * length]
+            documents = self.documents and self.documents[some]
+            groups.append(Group(rows, self.firsts[some], self.ends[some], documents))
+        return groups
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMaker:
@@ -90,11 +103,11 @@ class BatchMaker:
         """The rows of a step, on all ranks together."""
         return self.batch_size * self.world_size
 
-    def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[list[Group]]:
+    def read(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[Group]:
         """The batches from a row on, in groups; see `jobs`."""
         return chain.from_iterable(self.jobs(row, count=count, stride=stride))
 
-    def jobs(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[Iterator[list[Group]]]:
+    def jobs(self, row: int, *, count: int = 1, stride: int = 1) -> Iterator[Iterator[Group]]:
         """The reading of the batches from a row on: of one, because somebody waits, and then of ever
         more at a time, up to `count`. Several threads may do jobs at once.
 
@@ -119,15 +132,15 @@ class BatchMaker:
             done += steps
         row += whole * step
         if self.limit is not None and row < self.limit and not self.drop_last:
-            yield map(self._read_last, [row])
+            yield map(self.read_one, [row])
 
-    def _read_or_part(self, places: Places, begins: list[int]) -> Iterator[list[Group]]:
+    def _read_or_part(self, places: Places, begins: list[int]) -> Iterator[Group]:
         """The batches of some whole steps; where they cannot all be read, those before the bad one
         come first, and then its exception."""
         firsts = [begin + self.rank * self.batch_size for begin in begins]
         ends = [begin + self.global_batch for begin in begins]
         try:
-            groups = self._read(places, firsts, ends)
+            group = self._read(places, firsts, ends)
         except (TokenmillError, OSError):
             if len(begins) == 1:
                 raise
@@ -135,7 +148,7 @@ class BatchMaker:
                 one = places.between(number * self.batch_size, (number + 1) * self.batch_size)
                 yield from self._read_or_part(one, [begin])
         else:
-            yield groups
+            yield group
 
     def _whole_steps(self, row: int, step: int) -> int:
         """How many steps, beginning `step` rows apart, no limit cuts short."""
@@ -152,56 +165,48 @@ class BatchMaker:
         first, stop = (
             row + (end - row) * rank // self.world_size for rank in (self.rank, self.rank + 1)
         )
-        return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])[0]
+        return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
 
-    def _read_last(self, row: int) -> list[Group]:
-        return [self.read_one(row)]
-
-    def _read(self, places: Places, firsts: list[int], ends: list[int]) -> list[Group]:
+    def _read(self, places: Places, firsts: list[int], ends: list[int]) -> Group:
         rows = self.rows.read(places)
         documents = None
         if self.documents:
             edges = self.rows.find_edges(places, rows)
             found = locate_documents(*edges, len(rows), self.rows.seq_len)
             documents = found.split(len(firsts))
-        if len(firsts) <= self.group_size:
-            return [Group(rows, firsts, ends, documents)]
-        groups = []
-        for first in range(0, len(firsts), self.group_size):
-            some = slice(first, first + self.group_size)
-            own = rows[first * self.batch_size : some.stop * self.batch_size]
-            groups.append(Group(own, firsts[some], ends[some], documents and documents[some]))
-        return groups
+        return Group(rows, firsts, ends, documents)
 
     def finish(self, group: Group, buffers: Buffers | None = None) -> list[Batch]:
         """The batches of a group, of the dtype that was asked for."""
         rows, firsts, ends, documents = group
-        total = len(rows)
-        memory = self._make_buffers(len(firsts)).take() if buffers is None else buffers.take()
+        count, total = len(firsts), len(rows)
+        memory = self._make_buffers(count).take() if buffers is None else buffers.take()
+        shape = count, total // count
         tokens: Any = None
         if self.contiguous:
             inputs, targets = memory[:, :total]
             cast(rows[:, :-1], inputs)
             cast(rows[:, 1:], targets)
-        else:
-            tokens = memory[:total]
-            cast(rows, tokens)
-            inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        size = total // len(firsts)
-        batches = []
-        for number, first in enumerate(firsts):
-            some = slice(number * size, number * size + size)
-            batches.append(
-                Batch(
-                    inputs[some],
-                    targets[some],
-                    first,
-                    ends[number],
-                    None if tokens is None else tokens[some],
-                    None if documents is None else documents[number],
-                )
+            inputs, targets = (
+                part.reshape(*shape, self.rows.seq_len) for part in (inputs, targets)
             )
-        return batches
+        else:
+            cast(rows, memory[:total])
+            tokens = memory[:total].reshape(*shape, rows.shape[1])
+            inputs, targets = tokens[..., :-1], tokens[..., 1:]
+        # NumPy takes an array apart faster than slices do.
+        none = repeat(None)
+        return list(
+            map(
+                Batch,
+                inputs,
+                targets,
+                firsts,
+                ends,
+                tokens if tokens is not None else none,
+                documents or none,
+            )
+        )
 
     def buffers(self) -> Buffers:
         """Memory for finished groups."""

@@ -47,37 +47,36 @@ class _Work(Generic[T]):
 
     def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
         self.changed = threading.Condition()  # which a garbage collection may enter once more
+        self.taking = threading.Lock()  # held before `changed`, by whoever takes the next job
         self.process = os.getpid()
         self.jobs, self.depth = iter(jobs), depth
         self.begun: deque[_Job[T]] = deque()
         self.are_all_begun = self.is_stopped = False
 
     def begin(self) -> tuple[_Job[T], Iterable[T]] | None:
-        """The next job, if there is one and room for it; the lock must be held."""
-        if self.are_all_begun or len(self.begun) >= self.depth:
-            return None
-        job = _Job[T]()
-        try:
-            work = next(self.jobs)
-        except BaseException as error:
-            self.are_all_begun = job.is_done = True
-            job.error, work = error, ()
-        self.begun.append(job)
-        return job, work
+        """The next job, if there is one and room for it."""
+        with self.taking:
+            if self.are_all_begun or len(self.begun) >= self.depth:
+                return None
+            job = _Job[T]()
+            try:
+                work = next(self.jobs)  # which may take long, so `changed` is free for others
+            except BaseException as error:
+                self.are_all_begun = job.is_done = True
+                job.error, work = error, ()
+            self.begun.append(job)
+            return job, work
 
     def run(self) -> None:
         """What the thread does."""
-        while True:
-            with self.changed:
-                while (taken := self.begin()) is None and not self.is_stopped:
-                    if self.are_all_begun:
-                        return
-                    self.changed.wait()
-                if taken is None or self.is_stopped:
-                    return
-            taken[0].do(taken[1])
+        while not self.is_stopped and not self.are_all_begun:
+            taken = self.begin()
+            if taken is not None:
+                taken[0].do(taken[1])
             with self.changed:
                 self.changed.notify_all()
+                while len(self.begun) >= self.depth and not self.is_stopped:
+                    self.changed.wait()
 
     def stop(self) -> None:
         if self.process != os.getpid():  # a fork, in which nobody would give the lock back
@@ -116,22 +115,23 @@ class Prefetch(Generic[T]):
         work = self._work
         while True:
             with work.changed:
-                while True:
-                    if work.begun and work.begun[0].is_done:
-                        first = work.begun[0]
-                        result = first.results.popleft() if first.results else None
-                        if not first.results and first.error is None:
-                            work.begun.popleft()
-                            work.changed.notify_all()
-                        if result is not None:
-                            return result
-                        if first.error is not None:
-                            raise first.error  # it stays, for whoever asks again
-                    elif (taken := work.begin()) is not None:
-                        break
-                    else:
-                        work.changed.wait()
-            taken[0].do(taken[1])
+                if work.begun and work.begun[0].is_done:
+                    first = work.begun[0]
+                    result = first.results.popleft() if first.results else None
+                    if not first.results and first.error is None:
+                        work.begun.popleft()
+                        work.changed.notify_all()
+                    if result is not None:
+                        return result
+                    if first.error is not None:
+                        raise first.error  # it stays, for whoever asks again
+                    continue
+            if (taken := work.begin()) is not None:
+                taken[0].do(taken[1])
+                continue
+            with work.changed:
+                if not work.begun[0].is_done:
+                    work.changed.wait()
 
     def close(self) -> None:
         """End the thread, and wait until it has ended."""

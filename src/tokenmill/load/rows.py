@@ -96,7 +96,7 @@ class Rows:
         sources, numbers = self.mixture.assign(rows)
         starts = np.empty_like(numbers)
         for source, order in enumerate(self.orders):
-            chosen = sources == source
+            chosen = np.flatnonzero(sources == source)  # several times as fast as a mask
             starts[chosen] = order.starts(numbers[chosen])
         return Places(sources, starts)
 

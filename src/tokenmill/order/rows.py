@@ -39,6 +39,7 @@ Kind = Literal["shuffled", "sequential", "random"]
 
 # What the numbers below an epoch's key belong to, when blocks are shuffled.
 _BLOCK_ORDER, _REST_PLACE, _FIRST_BLOCK = 0, 1, 2
+_MANY = 4_096  # rows of an epoch that are worth a call of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +130,23 @@ class RowOrder:
 
     def _visit(self, rows: Places) -> Places:
         """The window of each row."""
-        epochs = rows // self.windows
-        places = rows - epochs * self.windows
-        if self.kind == "sequential" or not len(rows):
+        if not len(rows):
+            return rows
+        first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))
+        if (
+            first < last <= first + len(rows) // _MANY
+        ):  # one by one, because a key for all is faster
+            epochs = rows // self.windows
+            found = np.empty_like(rows)
+            for epoch in range(first, last + 1):
+                chosen = np.flatnonzero(epochs == epoch)
+                found[chosen] = self._visit(rows[chosen])
+            return found
+        numbers = rows // self.windows if first < last else first
+        places = rows - numbers * self.windows
+        if self.kind == "sequential":
             return places
-        if epochs.min() == epochs.max():
-            epochs = epochs[:1]
-        keys = derive_keys(self._key, epochs)
+        keys = derive_keys(self._key, numbers)
         if self.shuffle_block is None:
             return permute(places, self.windows, keys)
         return _shuffle_blocks(places, self.windows, self.shuffle_block, keys)
