@@ -5,7 +5,7 @@ the number of processes and the sharding. A process reads the smallest aligned b
 that its devices need, which for the usual meshes is no row more than that. The state is one number of
 rows, the same on all processes, and goes on with another mesh.
 
-Costs: reading and casting are done ahead by a thread, and the next batches are on their way to the
+Costs: rows are read ahead by a thread, and the next batches are on their way to the
 devices while one is in use. On the CPU, JAX may take the memory of a batch as it is, without a copy;
 it then holds a reference to that memory, by which the loader knows that it is in use.
 """
@@ -13,9 +13,8 @@ it then holds a reference to that memory, by which the loader knows that it is i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -25,10 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load import loader as arrays
-from tokenmill.load.buffers import AlignedBuffers
-from tokenmill.load.maker import BatchMaker
 from tokenmill.load.mixture import Mixture
-from tokenmill.load.prefetch import Prefetch
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader"]
@@ -41,7 +37,6 @@ _DECIDED = {
     "drop_last": "a step that is cut short would not fit the sharding, and is always left out",
 }
 
-_BUFFERS = 8  # groups of batches whose memory is taken again
 _ON_THE_WAY = 2  # batches that are brought to the devices ahead
 
 
@@ -95,7 +90,7 @@ class Loader:
     dtype
         Of the arrays; JAX has no 64-bit integers, unless it is told to.
     prefetch
-        The batches that a thread reads ahead; 0: no thread.
+        The batches that a thread reads ahead; 0: no thread, None: some megabytes.
     settings
         The other arguments of `tokenmill.Loader`. With a limit, a last step that would be cut short
         is left out.
@@ -111,14 +106,12 @@ class Loader:
         mesh: Mesh | None = None,
         data_axis: str = "data",
         dtype: npt.DTypeLike = np.int32,
-        prefetch: int = 8,
+        prefetch: int | None = None,
         **settings: Any,
     ) -> None:
         for name, reason in _DECIDED.items():
             if name in settings:
                 raise UsageError(f"{name} is not for this loader: {reason}.")
-        if prefetch < 0:
-            raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
         if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
             raise UsageError(
                 f"JAX has no {np.dtype(dtype)} as it is set up. Use int32, or "
@@ -140,14 +133,12 @@ class Loader:
             dtype=dtype,
             contiguous=True,
             drop_last=True,
-            prefetch=0,
+            prefetch=prefetch,
             **settings,
         )
-        self._prefetch = prefetch
-        self._row = 0
+        self._row = 0  # the cursor; that of `arrays` is ahead of it by what was placed
         self._at_end = False  # whether the run has come to its limit here
-        self._ahead: Iterator[list[arrays.Batch]] | None = None
-        self._read: list[arrays.Batch] = []  # the last first
+        self._on_the_way = _ON_THE_WAY if prefetch is None else min(prefetch, _ON_THE_WAY)
         self._placed: deque[Placed] = deque()
 
     @property
@@ -160,7 +151,7 @@ class Loader:
 
     def __iter__(self) -> Self:
         if self._at_end:
-            self._move(0)
+            self.load_state_dict({**self.state_dict(), "row": 0})
         return self
 
     def __next__(self) -> Batch | DocumentedBatch:
@@ -173,7 +164,7 @@ class Loader:
             self._at_end = isinstance(error, StopIteration)
             raise
         self._row = row
-        while len(self._placed) < min(self._prefetch, _ON_THE_WAY):
+        while len(self._placed) < self._on_the_way:
             try:
                 self._placed.append(self._place_next())
             except (StopIteration, TokenmillError, OSError):  # which comes again in its turn
@@ -181,23 +172,8 @@ class Loader:
         return batch
 
     def _place_next(self) -> Placed:
-        if not self._read:
-            self._read = next(self._run_ahead())[::-1]
-        batch = self._read.pop()
+        batch = next(self.arrays)
         return self._place(batch), batch.end
-
-    def _run_ahead(self) -> Iterator[list[arrays.Batch]]:
-        if self._ahead is None:
-            maker = self.arrays.maker
-            # Several at once, because threads that wake each other take as long as a batch.
-            count = min(maker.group_size, max(1, self._prefetch // 2))
-            jobs = _make_jobs(maker, self._row, count)
-            self._ahead = (
-                Prefetch(jobs, max(1, self._prefetch // count))
-                if self._prefetch
-                else chain.from_iterable(jobs)
-            )
-        return self._ahead
 
     def batch_at(self, step: int) -> Batch | DocumentedBatch:
         """The batch of any step; see `tokenmill.Loader.batch_at`. All processes have to ask."""
@@ -209,8 +185,7 @@ class Loader:
 
     def ledger(self) -> dict[str, arrays.SourceLedger]:
         """What the run has consumed so far of each source."""
-        self.arrays.load_state_dict(self.state_dict())
-        return self.arrays.ledger()
+        return arrays.make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, and which run it is: small, fit for JSON, the same on all processes."""
@@ -219,24 +194,19 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Go on where a run was; see `tokenmill.Loader.load_state_dict`."""
         self.arrays.load_state_dict(state, force=force)
-        self._move(self.arrays.row)
+        self._placed.clear()
+        self._row, self._at_end = self.arrays.row, False
 
     def close(self) -> None:
         """End the thread; the next batch starts another."""
-        ahead, self._ahead, self._read = self._ahead, None, []
         self._placed.clear()
-        if isinstance(ahead, Prefetch):
-            ahead.close()
+        self.arrays.load_state_dict(self.state_dict())  # back to the cursor
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _move(self, row: int) -> None:
-        self.close()
-        self._row, self._at_end = row, False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,18 +232,6 @@ class _Placer:
 
         # A quarter of what make_array_from_process_local_data takes.
         return jax.make_array_from_callback(self.shape, self.sharding, part)
-
-
-def _make_jobs(maker: BatchMaker, row: int, count: int) -> Iterator[Iterator[list[arrays.Batch]]]:
-    """The making of the batches from a row on, some at a time.
-
-    It does not refer to the loader, which therefore ends, and the thread with it, when nobody else
-    does.
-    """
-    rows, length = maker.group_size * maker.batch_size, maker.rows.seq_len
-    buffers = AlignedBuffers((2, rows, length), maker.dtype, _BUFFERS)
-    for job in maker.jobs(row, count=count):
-        yield (maker.finish(group, buffers) for group in job)
 
 
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:

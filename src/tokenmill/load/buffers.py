@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AlignedBuffers", "Buffers", "keep_freed_memory"]
+__all__ = ["Buffers", "keep_freed_memory"]
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Buffers:
     """Arrays of one shape and dtype."""
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike, most: int) -> None:
-        self._shape, self._dtype, self._most = shape, dtype, most
+        self._shape, self._dtype, self._most = shape, np.dtype(dtype), most
         self._arrays: deque[npt.NDArray[Any]] = deque()
 
     def take(self) -> npt.NDArray[Any]:
@@ -42,23 +44,17 @@ class Buffers:
                 return array
             self._arrays.append(array)
             del array
-        array = self._make(self._shape, self._dtype)
+        array = self._make()
         if len(self._arrays) < self._most:
             self._arrays.append(array)
         return array
 
-    def _make(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.empty(shape, dtype)
-
-
-class AlignedBuffers(Buffers):
-    """The same, each at the beginning of a page: JAX takes such memory as it is on the CPU, where it
-    would otherwise copy it."""
-
-    def _make(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    def _make(self) -> npt.NDArray[Any]:
+        """At the beginning of a page: JAX takes such memory as it is on the CPU, where it would
+        otherwise copy it. A fork gets memory of its own."""
+        size = int(np.prod(self._shape)) * self._dtype.itemsize
         # Of no other array, so that views refer to this one.
-        return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
+        return np.ndarray(self._shape, self._dtype, mmap.mmap(-1, max(size, 1), _PRIVATE))
 
 
 @cache

@@ -230,15 +230,7 @@ class Loader:
 
     def ledger(self) -> dict[str, SourceLedger]:
         """What the run has consumed so far of each source, on all ranks together."""
-        rows = self.rows
-        return {
-            name: SourceLedger(
-                rows=count, tokens=count * rows.seq_len, epochs=count / order.windows
-            )
-            for (name, count), order in zip(
-                rows.counts(self._row).items(), rows.orders, strict=True
-            )
-        }
+        return make_ledger(self.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, and which run it is: small, and fit for JSON."""
@@ -273,6 +265,14 @@ class Loader:
             "_buffers": self.maker.buffers(),
         }
         return {**self.__dict__, **fresh}
+
+
+def make_ledger(rows: Rows, row: int) -> dict[str, SourceLedger]:
+    """What the rows before a row are of each source."""
+    return {
+        name: SourceLedger(rows=count, tokens=count * rows.seq_len, epochs=count / order.windows)
+        for (name, count), order in zip(rows.counts(row).items(), rows.orders, strict=True)
+    }
 
 
 def _limit(

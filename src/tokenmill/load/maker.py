@@ -28,7 +28,7 @@ __all__ = ["Batch", "BatchMaker", "Group"]
 _AHEAD = 16_384  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
 _READ = 16  # groups that are read at once
-_BUFFERS = 4  # groups whose memory is taken again
+_BUFFERS = 8  # groups whose memory is taken again
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take longer than all the rest of it
@@ -180,7 +180,7 @@ class BatchMaker:
         """The batches of a group, of the dtype that was asked for."""
         rows, firsts, ends, documents = group
         count, total = len(firsts), len(rows)
-        memory = self._make_buffers(count).take() if buffers is None else buffers.take()
+        memory = np.empty(self._shape(count), self.dtype) if buffers is None else buffers.take()
         shape = count, total // count
         tokens: Any = None
         if self.contiguous:
@@ -210,9 +210,9 @@ class BatchMaker:
 
     def buffers(self) -> Buffers:
         """Memory for finished groups."""
-        return self._make_buffers(self.group_size)
+        return Buffers(self._shape(self.group_size), self.dtype, _BUFFERS)
 
-    def _make_buffers(self, count: int) -> Buffers:
+    def _shape(self, count: int) -> tuple[int, ...]:
+        """That of the memory of some finished batches."""
         rows, length = count * self.batch_size, self.rows.seq_len
-        shape = (2, rows, length) if self.contiguous else (rows, length + 1)
-        return Buffers(shape, self.dtype, _BUFFERS)
+        return (2, rows, length) if self.contiguous else (rows, length + 1)
