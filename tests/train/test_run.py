@@ -385,3 +385,20 @@ def test_tensorboard_has_the_lines_of_the_metrics(data: RunData, tmp_path: Path)
         told = {line["step"]: line[name] for line in read_metrics(tmp_path / "a") if name in line}
         shown = {scalar.step: scalar.value for scalar in found.Scalars(name)}
         assert shown == pytest.approx(told, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("torch", "rank 0 of 2.*rank 0 of 1.*torchrun"),
+        ("jax", "2 processes.*JAX_COORDINATOR_ADDRESS"),
+    ],
+)
+def test_ranks_that_do_not_meet_are_refused_with_the_way_to_start_them(
+    data: RunData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, words: str
+) -> None:
+    pytest.importorskip(backend)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=words):
+        train(data, name="a", config=CONFIG, runs=tmp_path, backend=backend)
