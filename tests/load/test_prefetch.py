@@ -1,0 +1,100 @@
+"""Work done ahead: in its order, once, no further ahead than was said, and ended when nobody asks."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.load.prefetch import Prefetch
+
+
+class Jobs:
+    """Jobs that give their numbers, some of them late, and note who does what."""
+
+    def __init__(self, sizes: list[int], pauses: list[int], fails_at: int | None = None) -> None:
+        self.sizes, self.pauses, self.fails_at = sizes, pauses, fails_at
+        self.begun = self.taken = self.furthest = 0
+        self.threads: set[str] = set()
+
+    def __iter__(self) -> Iterator[Iterator[int]]:
+        first = 0
+        for number, size in enumerate(self.sizes):
+            self.begun = number + 1
+            self.furthest = max(self.furthest, first - self.taken)
+            yield self._do(number, first, size)
+            first += size
+
+    def _do(self, number: int, first: int, size: int) -> Iterator[int]:
+        self.threads.add(threading.current_thread().name)
+        time.sleep(self.pauses[number % len(self.pauses)] / 10_000)
+        if number == self.fails_at:
+            raise OSError(f"job {number}")
+        yield from range(first, first + size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 3), max_size=30),
+    pauses=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+    waits=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+    depth=st.integers(1, 5),
+    failure=st.none() | st.integers(0, 30),
+)
+def test_results_come_in_order_and_a_failure_in_its_turn(
+    sizes: list[int], pauses: list[int], waits: list[int], depth: int, failure: int | None
+) -> None:
+    jobs = Jobs(sizes, pauses, failure)
+    ahead = Prefetch(jobs, depth)
+    fails = failure is not None and failure < len(sizes)
+    there = sum(sizes[:failure] if fails else sizes)
+    for number in range(there):
+        assert next(ahead) == number
+        jobs.taken = number + 1
+        time.sleep(waits[number % len(waits)] / 10_000)
+    for _ in range(2):  # whoever asks again gets the same answer
+        with pytest.raises(OSError if fails else StopIteration):
+            next(ahead)
+    # A job is begun when fewer than `depth` others are not yet taken to their last result.
+    assert jobs.furthest <= depth * max(sizes, default=0)
+    ahead.close()
+    assert not ahead._thread.is_alive()
+
+
+def test_who_waits_helps() -> None:
+    jobs = Jobs([1] * 40, [50])
+    ahead = Prefetch(jobs, depth=4)
+    assert list(ahead) == list(range(40))
+    assert jobs.threads == {"tokenmill", threading.current_thread().name}
+
+
+def test_no_more_is_begun_than_there_is_room_for() -> None:
+    jobs = Jobs([2] * 40, [0])
+    ahead = Prefetch(jobs, depth=3)
+    deadline = time.monotonic() + 10
+    while jobs.begun < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert jobs.begun == 3
+    assert [next(ahead) for _ in range(6)] == list(range(6))
+    ahead.close()
+    begun = jobs.begun
+    time.sleep(0.05)
+    assert jobs.begun == begun
+
+
+def test_an_object_that_is_dropped_ends_its_thread() -> None:
+    ahead = Prefetch(Jobs([1] * 1_000, [1]), depth=2)
+    next(ahead)
+    thread, dropped = ahead._thread, weakref.ref(ahead)
+    del ahead
+    gc.collect()
+    assert dropped() is None
+    thread.join(10)
+    assert not thread.is_alive()
