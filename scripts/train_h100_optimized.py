@@ -32,9 +32,9 @@ def main() -> int:
     default = "training_data/owt_valid_tokens.npy"
     parser.add_argument("--val_data_path", default=default, help=f"default: {default}")
     parser.add_argument("--model_name", default="h100", help="the run is in runs/MODEL_NAME")
-    parser.add_argument("--batch_size", type=int, default=32, help="default: 32")
-    parser.add_argument("--max_length", type=int, default=1024, help="default: 1024")
-    parser.add_argument("--seed", type=int, default=42, help="default: 42")
+    parser.add_argument("--batch_size", type=int, help="default: 32")
+    parser.add_argument("--max_length", type=int, help="default: 1024")
+    parser.add_argument("--seed", type=int, help="default: 42")
     for name in ("--num_workers", "--prefetch_factor"):
         parser.add_argument(name, help="not needed: one thread reads ahead")
     told, rest = parser.parse_known_args()
@@ -46,6 +46,10 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 1
+    typed = {argument.partition("=")[0] for argument in rest}
+    if "--config" not in typed:  # which otherwise says all that no flag says
+        told.max_length, told.batch_size = told.max_length or 1024, told.batch_size or 32
+        told.seed = 42 if told.seed is None else told.seed
     flags = {
         "--name": told.model_name,
         "--tokenizer": "gpt2",
@@ -56,8 +60,11 @@ def main() -> int:
         "--micro-batch": told.batch_size,
         "--seed": told.seed,
     }
-    typed = {argument.partition("=")[0] for argument in rest}
-    kept = [f"{name}={value}" for name, value in flags.items() if name not in typed]
+    kept = [
+        f"{name}={value}"
+        for name, value in flags.items()
+        if value is not None and name not in typed
+    ]
     return tokenmill(["train", *kept, *rest])
 
 

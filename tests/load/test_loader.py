@@ -514,3 +514,12 @@ def test_a_source_that_is_no_pair_of_tokens_and_weight_is_refused(source):
 def test_a_mixture_has_no_epochs(mixture):
     with pytest.raises(UsageError, match="limit_rows"):
         Loader(mixture, batch_size=4, seq_len=16, limit_epochs=1)
+
+
+def test_the_larger_batches_are_the_fewer_are_read_at_once():
+    def count(batch_size):
+        return Loader(Tokens.of(IDS), batch_size=batch_size, seq_len=16, seed=1).maker.read_size
+
+    sizes = [count(batch_size) for batch_size in (1, 1_000, 100_000, 10_000_000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1

@@ -108,6 +108,13 @@ def test_local_files_have_the_settings_for_an_h100_unless_told_otherwise(folder:
         42,
     )
     assert "validation loss" in told.stdout
+    (folder / "own.json").write_text('{"seq_len": 8, "batch_tokens": 64, "seed": 7}')
+    own = [one for one in FLAGS if not one.startswith(("--seq", "--batch", "--seed", "--micro"))]
+    words = ["--val_data_path", "val.npy", "--config", "own.json", "--model_name", "own"]
+    told = run(folder, "train_h100_optimized.py", *words, *own)
+    assert told.returncode == 0, told.stderr
+    made = settings_of(folder, "own")
+    assert (made["micro_batch"], made["seq_len"], made["seed"]) == (None, 8, 7)
     told = run(folder, "train_h100_optimized.py", "--train_data_path", "no.npy")
     assert told.stderr.startswith("❌ Training data file not found: no.npy\n")
 

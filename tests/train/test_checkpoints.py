@@ -218,3 +218,9 @@ def test_what_may_change_is_not_refused() -> None:
     changed = replace(STATE, config={**STATE.config, "learning_rate": 1.0}, step=5, row=9)
     refuse_other_run(STATE, changed, "")
     assert asdict(changed) != asdict(STATE)
+
+
+def test_who_may_read_the_folder_may_read_the_files(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).write(STATE, MODEL, {}, keep=1)
+    modes = {file.stat().st_mode & 0o777 for file in path.iterdir()}
+    assert modes == {path.stat().st_mode & 0o666}

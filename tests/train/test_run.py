@@ -131,8 +131,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     data: RunData, undisturbed: dict[str, Any], tmp_path: Path, step: int, number: int
 ) -> None:
     before = signal.getsignal(number)
-    report = train(data, name="a", config=CONFIG, runs=tmp_path, watcher=Watch(step, number))
+    watch = Watch(step, number)
+    report = train(data, name="a", config=CONFIG, runs=tmp_path, watcher=watch)
     assert report.was_stopped
+    assert "Stopping once this step is done" in watch.notes[-1]
     assert report.step in (step, step + 1)
     assert signal.getsignal(number) == before
     watch = Watch()
@@ -253,9 +255,10 @@ def test_a_mixture_is_trained_on_and_its_weights_are_part_of_the_run(
     mixed = replace(data, train=Mixture({"a": (data.train, 0.5), "b": (numbers, 0.5)}))
     train(mixed, name="a", config=CONFIG, runs=tmp_path, watcher=Watch(9))
     other = replace(data, train=Mixture({"a": (data.train, 0.9), "b": (numbers, 0.1)}))
-    with pytest.raises(StateError, match="weights is") as refused:
+    with pytest.raises(StateError, match=r"the mixture: a 0\.5, b 0\.5 then, a 0\.9, b") as refused:
         train(other, name="a", config=CONFIG, runs=tmp_path)
     assert "--restart" in str(refused.value)
+    assert "the data of" not in str(refused.value)
     assert train(mixed, name="a", config=CONFIG, runs=tmp_path).step == 20
 
 

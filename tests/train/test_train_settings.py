@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_config(tmp_path / "no.json")
     with pytest.raises(UsageError, match="no JSON"):
         read_config(write(tmp_path, "layers: 2", "a.json"))
+
+
+def test_what_is_there_twice_in_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="layers is there twice"):
+        read_config(write(tmp_path, '{"model": {"layers": 1, "layers": 2}}', "a.json"))
+
+
+@pytest.mark.parametrize("setting", [{"learning_rate": float("inf")}, {"val_tokens": 0}])
+def test_numbers_that_cannot_be_are_refused_by_name(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(setting))} is .*; it must be"):
+        Config(**setting)
 
 
 def test_flags_go_before_files_and_none_stays() -> None:

@@ -108,7 +108,7 @@ def train(
     """
     from tokenmill.load.ranks import find_rank
     from tokenmill.train.data import open_data
-    from tokenmill.train.folder import find_folder
+    from tokenmill.train.folder import CHECKPOINTS_NAME, find_folder
     from tokenmill.train.run import train as train_model
     from tokenmill.train.settings import override, read_config
 
@@ -142,7 +142,12 @@ def train(
             boards=["tensorboard"] * tensorboard + ["wandb"] * wandb,
         )
     except KeyboardInterrupt:
-        return tell_stopped(f"in {folder}")
+        if not any((folder / CHECKPOINTS_NAME).glob("step_*")):
+            stderr.print(
+                Text("Stopped before the first checkpoint; the same command begins again.")
+            )
+            return 130
+        return tell_stopped(f"in {folder}, up to the newest checkpoint")
     if find_rank(None, None)[0]:  # the first of several tells
         return 130 if report.was_stopped else 0
     if report.was_stopped:

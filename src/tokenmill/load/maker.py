@@ -90,13 +90,17 @@ class BatchMaker:
         the batches before it are not lost with it."""
         if not np.can_cast(self.rows.dtype, self.dtype):
             return 1
-        size = self.batch_size * self.rows.seq_len * self.dtype.itemsize
-        return max(1, _GROUP // (size << self.contiguous))
+        return max(1, _GROUP // self._size)
 
     @property
     def read_size(self) -> int:
         """The batches that are best read at once."""
-        return _READ * self.group_size
+        return max(1, _READ * _GROUP // self._size)
+
+    @property
+    def _size(self) -> int:
+        """The bytes of a finished batch."""
+        return self.batch_size * self.rows.seq_len * self.dtype.itemsize << self.contiguous
 
     @property
     def global_batch(self) -> int:

@@ -214,6 +214,7 @@ def refuse_other_run(state: State, own: State, cure: str) -> None:
     found: list[str] = []
     there, here = (
         {
+            "the mixture": _tell_mixture(one.loader),
             **{f"the data of {name}": value for name, value in one.fingerprints.items()},
             **{f"the model's {name}": value for name, value in one.shape.items()},
             "the backend": one.backend,
@@ -221,12 +222,27 @@ def refuse_other_run(state: State, own: State, cure: str) -> None:
         }
         for one in (state, own)
     )
+    if there["the mixture"] != here["the mixture"]:  # by which the data of validation are chosen
+        there["the data of val"] = here["the data of val"] = ""
     for name in [*here, *(name for name in there if name not in here)]:
         if there.get(name) != here.get(name):
             told = name.replace("the data of tokenizer", "the tokenizer")
             found.append(f"{told}: {there.get(name, 'none')} then, {here.get(name, 'none')} now")
     if found:
         raise StateError("The run was begun with something else:\n  " + "\n  ".join([*found, cure]))
+
+
+def _tell_mixture(loader: dict[str, Any]) -> str:
+    """The sources and weights in a loader's state.
+
+    >>> _tell_mixture({"sources": {"web": {}, "code": {}}, "weights": [[0, [0.7, 0.3]]]})
+    'web 0.7, code 0.3'
+    """
+    phases = loader.get("weights", [])
+    told = [zip(loader["sources"], weights, strict=True) for _, weights in phases]
+    return (
+        "; ".join(", ".join(f"{name} {weight:g}" for name, weight in one) for one in told) or "none"
+    )
 
 
 def _check(path: Path) -> Checkpoint:
@@ -293,6 +309,7 @@ def _save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             number = int(told[1])
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
+    path.chmod(path.parent.stat().st_mode & 0o666)  # as other files, which safetensors does not
     _flush(path)
 
 

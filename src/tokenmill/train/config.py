@@ -5,6 +5,7 @@ A run's folder holds it as `config.json`; `settings.py` reads it from files.
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -15,9 +16,10 @@ __all__ = ["Config"]
 
 _CALLED = {bool: "true or false", int: "a whole number", float: "a number"}
 _AT_LEAST = {
-    1: "layers heads kv_heads width seq_len batch_tokens micro_batch max_steps log_every keep",
+    1: "layers heads kv_heads width seq_len batch_tokens micro_batch max_steps log_every keep "
+    "val_tokens",
     0: "softcap warmup_steps learning_rate matrix_learning_rate weight_decay clip seed val_every "
-    "val_tokens sample_every sample_tokens checkpoint_every",
+    "sample_every sample_tokens checkpoint_every",
 }
 _FRACTIONS = "decay_fraction beta1 beta2 mask_fraction noise_fraction fim_fraction"
 
@@ -108,6 +110,8 @@ class Config:
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not value >= least:
                     raise UsageError(f"{name} is {value}; it must be at least {least}.")
+                if value == math.inf:
+                    raise UsageError(f"{name} is {value}; it must be a number with an end.")
         for name in _FRACTIONS.split():
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise UsageError(f"{name} is {value}; it must be from 0 to 1.")

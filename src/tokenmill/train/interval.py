@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -54,12 +54,14 @@ class Clock:
 class Stop:
     """Turns Ctrl-C and SIGTERM into a wish: `asked`, for the loop to look at between two steps.
 
-    With `impatient`, a second Ctrl-C stops at once. Not so among several ranks, where launchers send
-    every signal on that the terminal has sent already.
+    The wish is told of, because a step may take long. With `impatient`, a second Ctrl-C stops at
+    once. Not so among several ranks, where launchers send every signal on that the terminal has sent
+    already.
     """
 
-    def __init__(self, *, impatient: bool) -> None:
+    def __init__(self, *, impatient: bool, tell: Callable[[str], None]) -> None:
         self.asked = False
+        self._tell = tell
         self._impatient = impatient
         self._before: dict[int, Any] = {}
 
@@ -81,4 +83,7 @@ class Stop:
     def _ask(self, number: int, _: FrameType | None) -> None:
         if self.asked and self._impatient and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:
+            self.asked = True
+            again = " Ctrl-C again stops at once, without it." if self._impatient else ""
+            self._tell(f"Stopping once this step is done, with a checkpoint.{again}")

@@ -184,7 +184,7 @@ def train(
             record=record,
             watcher=watcher,
             boards=_open_boards(boards, path, step, config, stack) if rank == 0 else [],
-            stop=stack.enter_context(Stop(impatient=world_size == 1)),
+            stop=stack.enter_context(Stop(impatient=world_size == 1, tell=watcher.note)),
             step=step,
             row=row,
         )

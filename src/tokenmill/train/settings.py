@@ -9,9 +9,11 @@ for text.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -143,9 +145,19 @@ def _parse(path: Path) -> Mapping[str, Any]:
 
 def _parse_json(data: bytes) -> Any:
     try:
-        return orjson.loads(data)
+        found = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"this is no JSON: {error}.") from error
+    with suppress(RecursionError):  # settings are not that deep, which is told of later
+        json.loads(data, object_pairs_hook=_refuse_repeats)  # orjson takes the last of them
+    return found
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is there twice.")
 
 
 def _parse_yaml(data: bytes) -> Any:

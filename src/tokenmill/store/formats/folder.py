@@ -40,7 +40,9 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
                 f"in {asked.path} {what}",
                 "Put the file itself in its place, or move it out of the folder.",
             )
-    names = sorted([name for name in asked.files if name.endswith(ending) and name[0] != "."])
+    names = []
+    if ending in asked.names:
+        names = sorted([name for name in asked.files if name.endswith(ending) and name[0] != "."])
     # Names with their digits at the same places are in order already: a shorter look at many.
     if not _are_alike(names):
         names.sort(key=_by_numbers)

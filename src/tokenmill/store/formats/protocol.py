@@ -79,6 +79,11 @@ class Asked:
         return files, others
 
     @cached_property
+    def names(self) -> str:
+        """The names of all files together, to see at once what none of very many has."""
+        return "\0".join(self.files)
+
+    @cached_property
     def listed(self) -> dict[str, list[str]]:
         """The shards in the folder by their ending, as far as they have been looked for."""
         return {}
