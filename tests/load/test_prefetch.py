@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -72,6 +74,33 @@ def test_who_waits_helps() -> None:
     ahead = Prefetch(jobs, depth=4)
     assert list(ahead) == list(range(40))
     assert jobs.threads == {"tokenmill", threading.current_thread().name}
+
+
+def test_who_helps_can_be_interrupted_while_another_job_takes_long() -> None:
+    go, ready = threading.Event(), threading.Event()
+
+    def wait() -> Iterator[int]:
+        ready.set()
+        go.wait(60)
+        yield 0
+
+    def interrupt() -> Iterator[int]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+        yield 1
+
+    def jobs() -> Iterator[Iterator[int]]:
+        yield wait()
+        ready.wait(60)
+        yield interrupt()
+
+    ahead = Prefetch(jobs(), depth=2)
+    ready.wait(60)
+    with pytest.raises(KeyboardInterrupt):
+        next(ahead)
+    assert not go.is_set()
+    go.set()
+    ahead.close()
 
 
 def test_no_more_is_begun_than_there_is_room_for() -> None:

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 __all__ = ["Prefetch"]
 
 T = TypeVar("T")
-_LAST_WAIT = 10.0  # seconds, at the end of the program, for a thread that waits for a disk
+_LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
 
 
 class _Job(Generic[T]):
@@ -128,16 +128,18 @@ class Prefetch(Generic[T]):
                     continue
             if (taken := work.begin()) is not None:
                 taken[0].do(taken[1])
+                if isinstance(taken[0].error, KeyboardInterrupt):
+                    raise taken[0].error  # now: its turn may be long to come
                 continue
             with work.changed:
                 if not work.begun[0].is_done:
                     work.changed.wait()
 
     def close(self) -> None:
-        """End the thread, and wait until it has ended."""
+        """End the thread, and wait until it has ended, unless a job takes very long."""
         self._work.stop()
         if self.is_of_this_process:
-            self._thread.join()
+            self._thread.join(_LAST_WAIT)
 
     def __del__(self) -> None:
         self._work.stop()
