@@ -27,7 +27,7 @@ __all__ = ["Batch", "BatchMaker", "Group"]
 
 _AHEAD = 16_384  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
-_READ = 16  # groups that are read at once
+_READ = 8 << 20  # bytes of the rows that are read at once, as they are in the files
 _BUFFERS = 8  # groups whose memory is taken again
 
 
@@ -90,17 +90,13 @@ class BatchMaker:
         the batches before it are not lost with it."""
         if not np.can_cast(self.rows.dtype, self.dtype):
             return 1
-        return max(1, _GROUP // self._size)
+        size = self.batch_size * self.rows.seq_len * self.dtype.itemsize
+        return max(1, _GROUP // (size << self.contiguous))
 
     @property
     def read_size(self) -> int:
         """The batches that are best read at once."""
-        return max(1, _READ * _GROUP // self._size)
-
-    @property
-    def _size(self) -> int:
-        """The bytes of a finished batch."""
-        return self.batch_size * self.rows.seq_len * self.dtype.itemsize << self.contiguous
+        return max(1, _READ // (self.batch_size * self.rows.seq_len * self.rows.dtype.itemsize))
 
     @property
     def global_batch(self) -> int:
