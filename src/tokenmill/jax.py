@@ -5,9 +5,9 @@ the number of processes and the sharding. A process reads the smallest aligned b
 that its devices need, which for the usual meshes is no row more than that. The state is one number of
 rows, the same on all processes, and goes on with another mesh.
 
-Costs: rows are read ahead by a thread, and the next batches are on their way to the
-devices while one is in use. On the CPU, JAX may take the memory of a batch as it is, without a copy;
-it then holds a reference to that memory, by which the loader knows that it is in use.
+Costs: rows are read ahead by a thread, and the next batches are on their way to the devices while
+one is in use. On the CPU, JAX may take the memory of a batch as it is, without a copy; it then holds
+a reference to that memory, by which the loader knows that it is in use.
 """
 
 from __future__ import annotations

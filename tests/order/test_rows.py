@@ -118,3 +118,12 @@ def test_what_cannot_be_is_refused(change, message):
 def test_rows_below_0_are_refused(kind):
     with pytest.raises(UsageError, match="row -3 cannot be"):
         RowOrder(tokens=100, seq_len=10, kind=kind).starts(np.array([5, -3]))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sequential", "random"])
+def test_many_rows_over_several_epochs_are_what_they_are_by_themselves(kind):
+    order = RowOrder(tokens=6_000 * 8 + 1, seq_len=8, seed=3, kind=kind)
+    rows = np.arange(3_000, 3_000 + 16_384)
+    many = order.starts(rows)
+    some = np.r_[0:40, 2_980:3_020, 8_980:9_020, 16_344:16_384]
+    assert many[some].tolist() == [int(order.starts(rows[n : n + 1])[0]) for n in some]

@@ -9,10 +9,11 @@ places: each round turns every column by an amount that a hash of the other coor
 decides, so every round, and all of them, can be undone. The grid has hardly more cells than there
 are places; whatever lands outside goes through again until it is inside.
 
-Costs: no memory but the result, 512 kB of work space, and tables of what a round does for each
-column, 2 MB at most, in calls of more places than there are columns; some 20 ns a place in such
-calls of many thousands, 35 ns without tables, and 0.1 ms for a call of a few. Below 4,096 places twice and below 64 four times as many
-rounds are needed. docs/order.md has the measurements.
+Costs: the result, 512 kB of work space, and, for calls of more places than the grid has columns,
+tables of what a round does to each column: 2 MB at most, those of the last 16 keys kept. Some 20 ns
+a place in such calls of many thousands, 35 ns without tables, and 0.1 ms for a call of a few. Below
+4,096 places twice and below 64 four times as many rounds are needed. docs/order.md has the
+measurements.
 """
 
 from __future__ import annotations

@@ -133,9 +133,8 @@ class RowOrder:
         if not len(rows):
             return rows
         first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))
-        if (
-            first < last <= first + len(rows) // _MANY
-        ):  # one by one, because a key for all is faster
+        if first < last <= first + len(rows) // _MANY:
+            # One by one, because a key for all rows is faster than a key for each.
             epochs = rows // self.windows
             found = np.empty_like(rows)
             for epoch in range(first, last + 1):
