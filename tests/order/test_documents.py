@@ -28,9 +28,9 @@ def count_token_by_token(edges, rows, seq_len):
 @given(data=st.data(), rows=st.integers(1, 6), seq_len=st.integers(1, 12))
 def test_it_equals_counting_token_by_token(data, rows, seq_len):
     places = st.tuples(st.integers(0, rows - 1), st.integers(0, seq_len - 1))
-    edges = sorted(data.draw(st.lists(places, max_size=15)))  # empty documents repeat a place
+    edges = data.draw(st.lists(places, max_size=15))  # empty documents repeat a place
     pairs = np.array(edges, np.int64).reshape(-1, 2)
-    batch = locate_documents(pairs[:, 0], pairs[:, 1], rows, seq_len)
+    batch = locate_documents(pairs[:, 0] * seq_len + pairs[:, 1], rows, seq_len)
     ids, positions, cuts = count_token_by_token(set(edges), rows, seq_len)
     assert batch.ids.shape == batch.positions.shape == (rows, seq_len)
     assert batch.ids.ravel().tolist() == ids
@@ -43,18 +43,17 @@ def test_it_equals_counting_token_by_token(data, rows, seq_len):
 
 
 @pytest.mark.parametrize(
-    ("row", "place", "rows", "seq_len", "message"),
+    ("edge", "rows", "seq_len", "message"),
     [
-        (2, 0, 2, 4, "row 2, place 0"),
-        (0, 4, 2, 4, "row 0, place 4"),
-        (-1, 0, 2, 4, "row -1"),
-        (0, -1, 2, 4, "place -1"),
-        (0, 0, -1, 4, "-1 rows of 4 tokens"),
-        (0, 0, 2, 0, "2 rows of 0 tokens"),
-        (0, 0, 2**16, 2**15, "below 2**31"),
+        (8, 2, 4, "token 8"),
+        (2**40, 2, 4, f"token {2**40}"),
+        (-1, 2, 4, "token -1"),
+        (0, -1, 4, "-1 rows of 4 tokens"),
+        (0, 2, 0, "2 rows of 0 tokens"),
+        (0, 2**16, 2**15, "below 2**31"),
     ],
 )
-def test_what_cannot_be_is_refused(row, place, rows, seq_len, message):
+def test_what_cannot_be_is_refused(edge, rows, seq_len, message):
     with pytest.raises(UsageError) as refusal:
-        locate_documents(np.array([row]), np.array([place]), rows, seq_len)
+        locate_documents(np.array([0, edge]), rows, seq_len)
     assert message in str(refusal.value)

@@ -35,7 +35,7 @@ def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
         if tokens.documents is None and tokens.eot_id is not None:
             yield _find_by_eot(tokens, low, high)
         else:
-            yield tokens.find_edges(np.array([low]), high - low)[1] + low
+            yield tokens.find_edges(np.array([low]), high - low) + low
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:

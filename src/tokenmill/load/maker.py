@@ -25,7 +25,7 @@ from tokenmill.store.tokens import cast
 
 __all__ = ["Batch", "BatchMaker", "Group"]
 
-_AHEAD = 16_384  # rows whose order is computed at once
+_AHEAD = 65_536  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
 _READ = 8 << 20  # bytes of the rows that are read at once, as they are in the files
 _BUFFERS = 8  # groups whose memory is taken again
@@ -172,7 +172,7 @@ class BatchMaker:
         documents = None
         if self.documents:
             edges = self.rows.find_edges(places, rows)
-            found = locate_documents(*edges, len(rows), self.rows.seq_len)
+            found = locate_documents(edges, len(rows), self.rows.seq_len)
             documents = found.split(len(firsts))
         return Group(rows, firsts, ends, documents)
 

@@ -134,18 +134,17 @@ class Rows:
             if len(chosen):
                 tokens.read_ahead(chosen, self.seq_len + 1)
 
-    def find_edges(self, places: Places, rows: npt.NDArray[Any]) -> tuple[Integers, Integers]:
-        """Where documents begin in the inputs of some rows, which were read: (row, place), sorted."""
+    def find_edges(self, places: Places, rows: npt.NDArray[Any]) -> Integers:
+        """Where documents begin in the inputs of some rows, which were read, laid end to end."""
         if places.sources is None:
             return self.tokens[0].find_edges(places.starts, self.seq_len, rows)
         found = []
         for source, tokens in enumerate(self.tokens):
             chosen = np.flatnonzero(places.sources == source)
             edges = tokens.find_edges(places.starts[chosen], self.seq_len, rows[chosen])
-            found.append((chosen[edges[0]], edges[1]))
-        edge_rows, edge_places = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        order = np.lexsort((edge_places, edge_rows))
-        return edge_rows[order], edge_places[order]
+            at = edges // self.seq_len
+            found.append(edges + (chosen[at] - at) * self.seq_len)
+        return np.concatenate(found)
 
     def counts(self, row: int) -> dict[str, int]:
         """How many of the first `row` rows come from each source, by its name."""

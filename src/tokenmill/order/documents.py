@@ -19,7 +19,7 @@ from tokenmill.errors import UsageError
 __all__ = ["DocumentBatch", "locate_documents"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False)  # not frozen: that would take longer than all the rest of it
 class DocumentBatch:
     """The documents of a batch of rows, for the inputs; all arrays are int32.
 
@@ -58,7 +58,7 @@ class DocumentBatch:
     def split(self, count: int) -> list[DocumentBatch]:
         """The documents of each of `count` batches of equal size, which these are together.
 
-        >>> both = locate_documents(np.array([1]), np.array([2]), rows=2, seq_len=4)
+        >>> both = locate_documents(np.array([6]), rows=2, seq_len=4)
         >>> [batch.cu_seqlens.tolist() for batch in both.split(2)]
         [[0, 4], [0, 2, 4]]
         """
@@ -68,27 +68,19 @@ class DocumentBatch:
         borders = np.arange(count + 1, dtype=np.int32) * np.int32(rows * self.seq_len)
         edges = self.cu_seqlens.searchsorted(borders).tolist()
         parts = zip(edges, edges[1:], borders, strict=False)
+        cuts, length = self.cu_seqlens, self.seq_len
         return [
-            DocumentBatch(
-                rows=rows,
-                seq_len=self.seq_len,
-                cu_seqlens=self.cu_seqlens[first : last + 1] - border,
-            )
+            DocumentBatch(rows, length, cuts[first : last + 1] - border)
             for first, last, border in parts
         ]
 
 
-def locate_documents(
-    edge_rows: npt.NDArray[np.int64],
-    edge_places: npt.NDArray[np.int64],
-    rows: int,
-    seq_len: int,
-) -> DocumentBatch:
-    """The documents of a batch, from the pairs (row, place) at which documents begin.
+def locate_documents(edges: npt.NDArray[np.int64], rows: int, seq_len: int) -> DocumentBatch:
+    """The documents of a batch, from where they begin in its rows laid end to end, in any order.
 
     A document without tokens begins where the next one does, and the two count as one.
 
-    >>> batch = locate_documents(np.array([0, 1]), np.array([2, 0]), rows=2, seq_len=4)
+    >>> batch = locate_documents(np.array([2, 4]), rows=2, seq_len=4)
     >>> batch.ids.tolist()
     [[0, 0, 1, 1], [0, 0, 0, 0]]
     >>> batch.positions.tolist()
@@ -102,15 +94,13 @@ def locate_documents(
             f"a batch of {rows:,} rows of {seq_len:,} tokens cannot carry its documents: rows need "
             "at least one token, and a batch has below 2**31 in all. Use a smaller batch."
         )
-    edge_rows, edge_places = np.asarray(edge_rows, np.int64), np.asarray(edge_places, np.int64)
-    inside = (edge_rows >= 0) & (edge_rows < rows) & (edge_places >= 0) & (edge_places < seq_len)
-    if not inside.all():
-        wrong = int(np.flatnonzero(~inside)[0])
+    edges = np.asarray(edges, np.int64)
+    if edges.size and not 0 <= edges.min() <= edges.max() < total:
         raise UsageError(
-            f"a document begins at row {edge_rows[wrong]}, place {edge_places[wrong]}, which is "
-            f"not in a batch of {rows:,} rows of {seq_len:,} tokens. Give only what lies inside."
+            f"a document begins at token {edges[(edges < 0) | (edges >= total)][0]}, which is not in "
+            f"a batch of {rows:,} rows of {seq_len:,} tokens. Give only what lies inside."
         )
-    cuts = np.concatenate((np.arange(rows + 1) * seq_len, edge_rows * seq_len + edge_places))
+    row_starts = np.arange(0, total + 1, seq_len, dtype=np.int32)
+    cuts = np.concatenate((row_starts, edges), dtype=np.int32, casting="unsafe")
     cuts.sort()
-    kept = np.append(True, cuts[1:] != cuts[:-1])
-    return DocumentBatch(rows=rows, seq_len=seq_len, cu_seqlens=cuts[kept].astype(np.int32))
+    return DocumentBatch(rows, seq_len, cuts[np.append(True, cuts[1:] != cuts[:-1])])

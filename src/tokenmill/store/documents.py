@@ -60,8 +60,8 @@ class DocumentTable(Protocol):
     def at(self, token: int) -> Document:
         """The document that holds a token of the split."""
 
-    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+    def find_edges(self, starts: Integers, length: int) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
 
 
 class Documents:
@@ -124,17 +124,17 @@ class Documents:
                 return document
         raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
 
-    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+    def find_edges(self, starts: Integers, length: int) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
         return find_by_shard(self._token_starts, starts, length, self._find_in, self._disorder)
 
-    def _find_in(self, shard: int, edges: Integers) -> tuple[Integers, list[npt.NDArray[Any]]]:
+    def _find_in(self, shard: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         if not self._shards.documents[shard]:
-            return np.zeros_like(edges), []
+            return np.zeros_like(edges), np.empty(0, np.int64)
         firsts = self._map(shard)["first"]
         # Same type on both sides, or NumPy would convert the whole column first.
         bounds = firsts.searchsorted(edges.view(np.uint64).ravel()).reshape(-1, 2)
-        return bounds, [firsts[low:high] for low, high in bounds.tolist()]
+        return bounds, firsts[between(bounds)]
 
     def _disorder(self, shard: int) -> DatasetError:
         return self._damaged(shard, "its documents are not in order")
@@ -180,10 +180,10 @@ def find_by_shard(
     token_starts: Integers,
     starts: Integers,
     length: int,
-    find: Callable[[int, Integers], tuple[Integers, list[npt.NDArray[Any]]]],
+    find: Callable[[int, Integers], tuple[Integers, npt.NDArray[Any]]],
     damaged: Callable[[int], DatasetError],
-) -> tuple[Integers, Integers]:
-    """Where documents begin in [start, start + length) of each row: (row, place), sorted, each once.
+) -> Integers:
+    """Where documents begin in the rows [start, start + length), laid end to end; sorted, each once.
 
     A row is cut where it crosses shards; all pieces in one shard are looked up together. `find` is
     told a shard and where pieces begin and end in it, (pieces, 2). It tells how many documents begin
@@ -201,7 +201,7 @@ def find_by_shard(
     cuts = (shards[1:] != shards[:-1]).nonzero()[0] + 1
     for low, high in pairwise([0, *cuts.tolist(), len(shards)] if len(shards) else ()):
         bounds[low:high], some = find(int(shards[low]), edges[low:high])
-        found += some
+        found.append(some)
     counts = bounds[:, 1] - bounds[:, 0]
     if (counts < 0).any():
         raise damaged(int(shards[counts.argmin()]))
@@ -210,13 +210,23 @@ def find_by_shard(
     wrong = (places < 0) | (places >= length)
     if wrong.any():
         raise damaged(int(shards[at[wrong.argmax()]]))
-    # As one number each, they are sorted faster than as two.
-    flat = rows[at] * length + places
-    flat.sort()
-    fresh = flat[1:] != flat[:-1]
+    found_at: Integers = rows[at] * length + places
+    found_at.sort()
+    fresh = found_at[1:] != found_at[:-1]
     if not fresh.all():  # an empty document begins nowhere
-        flat = flat[np.append(True, fresh)]
-    return np.divmod(flat, length)
+        found_at = found_at[np.append(True, fresh)]
+    return found_at
+
+
+def between(bounds: Integers) -> Integers:
+    """All whole numbers from the first to below the second of each pair, (pairs, 2).
+
+    >>> between(np.array([[3, 5], [9, 9], [0, 1]])).tolist()
+    [3, 4, 0]
+    """
+    at, offsets = spread(np.maximum(bounds[:, 1] - bounds[:, 0], 0))
+    numbers: Integers = bounds[at, 0] + offsets
+    return numbers
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:

@@ -291,19 +291,19 @@ class Tokens:
 
     def find_edges(
         self, starts: Integers, length: int, rows: npt.NDArray[Any] | None = None
-    ) -> tuple[Integers, Integers]:
-        """Where documents begin inside [start, start + length) of each row: (row, place), sorted.
+    ) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted.
 
         From the table of documents where there is one, else by the end-of-text id; the first
         token of the split always begins one. `rows` are the tokens themselves, if they are at hand,
         (rows, length or more).
 
         >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_edges(np.array([0, 3]), 3)
-        (array([0, 0, 1]), array([0, 2, 2]))
+        array([0, 2, 5])
         """
         starts = self._check_rows(starts, length)
         if not len(starts):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return _NONE
         if self.documents is not None:
             return self.documents.find_edges(starts, length)
         if self.eot_id is None:
@@ -312,23 +312,21 @@ class Tokens:
                 "documents and no end-of-text id. Give the id, if the tokens have one: --eot-id in a "
                 "command, eot_id= in Python."
             )
-        step = max(1, PIECE // length)
-        found = []
-        for first in range(0, len(starts), step):
-            some = slice(first, first + step)
-            ids = self._read_rows(starts[some], length) if rows is None else rows[some]
-            found.append(_find_id(ids, self.eot_id) + first * ids.shape[1])
-        width = length if rows is None else rows.shape[1]
-        at, places = np.divmod(np.concatenate(found), width)
+        if rows is None:
+            rows = self._read_rows(starts, length)
+        found = _find_id(rows, self.eot_id)
+        at = found // rows.shape[1]
+        places = found - at * rows.shape[1]
         begins = starts == 0  # the first token always begins a document, and ends none
-        if self.eot != "before":
+        if self.eot == "before":
+            begins &= rows[:, 0] != self.eot_id
+        else:
             places += 1
             begins |= self._read_rows(np.maximum(starts - 1, 0), 1)[:, 0] == self.eot_id
-        flat = at * length + places
-        flat = np.concatenate((np.flatnonzero(begins) * length, flat[places < length]))
-        flat.sort()
-        at, places = np.divmod(flat[np.append(True, flat[1:] != flat[:-1])[: len(flat)]], length)
-        return at, places
+        edges = (at * length + places)[places < length]
+        edges = np.concatenate((np.flatnonzero(begins) * length, edges))
+        edges.sort()
+        return edges
 
     @cached_property
     def fingerprint(self) -> str:

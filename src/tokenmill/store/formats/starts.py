@@ -22,9 +22,9 @@ import numpy.typing as npt
 from tokenmill.store.documents import (
     Document,
     DocumentTable,
+    between,
     find_by_shard,
     inside,
-    spread,
     sums,
 )
 from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, Maps
@@ -154,15 +154,14 @@ class FileDocuments:
             raise self._damaged(file)
         return self[int(self._numbers[file]) + number]
 
-    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
+    def find_edges(self, starts: Integers, length: int) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
         return find_by_shard(self._token_starts, starts, length, self._find_in, self._damaged)
 
-    def _find_in(self, file: int, edges: Integers) -> tuple[Integers, list[npt.NDArray[Any]]]:
+    def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         index = self._read(file)
         bounds = index.search(np.minimum(edges, self._tokens[file]).ravel()).reshape(-1, 2)
-        pieces, offsets = spread(np.maximum(bounds[:, 1] - bounds[:, 0], 0))
-        return bounds, [index.look(bounds[pieces, 0] + offsets)]
+        return bounds, index.look(between(bounds))
 
     def _read_and_check(self, file: int) -> Starts:
         starts = self._indexes.read(file)
@@ -199,14 +198,10 @@ class PartOfDocuments:
             self._whole.at(inside(token, self._stop - self._start, "token") + self._start)
         )
 
-    def find_edges(self, starts: Integers, length: int) -> tuple[Integers, Integers]:
-        """Where documents begin in [start, start + length) of each row: (row, place), sorted."""
-        rows, places = self._whole.find_edges(starts + self._start, length)
-        opening = np.setdiff1d(np.flatnonzero(starts == 0), rows[places == 0])
-        rows = np.concatenate((rows, opening))
-        places = np.concatenate((places, np.zeros_like(opening)))
-        order = np.lexsort((places, rows))
-        return rows[order], places[order]
+    def find_edges(self, starts: Integers, length: int) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
+        found = self._whole.find_edges(starts + self._start, length)
+        return np.union1d(found, np.flatnonzero(starts == 0) * length)  # a cut document begins too
 
     def _cut(self, whole: Document) -> Document:
         start = max(whole.start, self._start)
