@@ -155,17 +155,16 @@ def test_a_finished_run_that_goes_on_is_at_its_end():
 
 
 def test_an_interrupt_loses_no_batch():
-    class Interrupting(list):
-        def pop(self):
-            super().pop()
-            raise KeyboardInterrupt
+    def interrupt(batches):
+        next(batches)
+        raise KeyboardInterrupt
+        yield
 
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16)
     for _ in range(3):
         next(loader)
     next(loader)
-    loader._made = Interrupting(loader._made)
-    assert loader._made
+    loader._made = interrupt(loader._made)
     with pytest.raises(KeyboardInterrupt):
         next(loader)
     assert loader.state_dict()["row"] == 16

@@ -72,16 +72,19 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
 @given(
     ids=st.lists(st.integers(0, 3), min_size=1, max_size=60),
     eot=st.sampled_from(["after", "before"]),
+    few=st.sampled_from([1, 8, 1 << 17]),
     data=st.data(),
 )
-def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
+def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, few, data):
     length = data.draw(st.integers(1, len(ids)))
     starts = data.draw(st.lists(st.integers(0, len(ids) - length), max_size=20))
     shift = 1 if eot == "after" else 0
     begins = {0} | {place + shift for place, one in enumerate(ids) if one == 0}
     tokens = Tokens.of(ids, eot_id=0, eot=eot)
     here = np.array(starts, np.int64)
-    edges = tokens.find_edges(here, length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens_module, "FEW", few)
+        edges = tokens.find_edges(here, length)
     assert edges.tolist() == naive_edges(begins, starts, length)
 
 

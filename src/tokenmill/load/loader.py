@@ -147,8 +147,7 @@ class Loader:
         self._row = 0
         self._at_end = False  # whether the run has come to its limit here
         self._ahead: Iterator[Group] | None = None
-        self._read: list[Group] = []  # the last first, as in what follows
-        self._made: list[Batch] = []
+        self._made: Iterator[Batch] = iter(())
         self._buffers = self.maker.buffers()
 
     @property
@@ -189,11 +188,8 @@ class Loader:
 
     def __next__(self) -> Batch:
         try:
-            if not self._made:
-                if not self._read:
-                    self._read = self._next_group().split(self.maker.group_size)[::-1]
-                self._made = self.maker.finish(self._read.pop(), self._buffers)[::-1]
-            batch = self._made.pop()
+            while (batch := next(self._made, None)) is None:
+                self._made = self.maker.finish(self._next_group(), self._buffers)
         except BaseException as error:  # Ctrl-C too: what was made and not given is made again
             self.close()
             self._at_end = isinstance(error, StopIteration)
@@ -226,7 +222,7 @@ class Loader:
         if row < 0 or (self.limit is not None and row >= self.limit):
             there = "from 0 on" if self.limit is None else f"from 0 to {self.limit - 1:,}"
             raise IndexError(f"row {row:,} is not one of the run, whose rows go {there}")
-        return self.maker.finish(self.maker.read_one(row))[0]
+        return next(self.maker.finish(self.maker.read_one(row)))
 
     def ledger(self) -> dict[str, SourceLedger]:
         """What the run has consumed so far of each source, on all ranks together."""
@@ -243,7 +239,7 @@ class Loader:
 
     def close(self) -> None:
         """End the thread; the next batch starts another."""
-        ahead, self._ahead, self._read, self._made = self._ahead, None, [], []
+        ahead, self._ahead, self._made = self._ahead, None, iter(())
         if isinstance(ahead, Prefetch):
             ahead.close()
 
@@ -260,8 +256,7 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {
             "_ahead": None,
-            "_read": [],
-            "_made": [],
+            "_made": iter(()),
             "_buffers": self.maker.buffers(),
         }
         return {**self.__dict__, **fresh}

@@ -56,19 +56,6 @@ class Group(NamedTuple):
     ends: list[int]  # the first row behind each batch's step
     documents: list[DocumentBatch] | None
 
-    def split(self, size: int) -> list[Group]:
-        """The same, no more than `size` batches in each."""
-        if len(self.firsts) <= size:
-            return [self]
-        length = len(self.rows) // len(self.firsts)
-        groups = []
-        for first in range(0, len(self.firsts), size):
-            some = slice(first, first + size)
-            rows = self.rows[first * length : some.stop * length]
-            documents = self.documents and self.documents[some]
-            groups.append(Group(rows, self.firsts[some], self.ends[some], documents))
-        return groups
-
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMaker:
@@ -176,43 +163,38 @@ class BatchMaker:
             documents = found.split(len(firsts))
         return Group(rows, firsts, ends, documents)
 
-    def finish(self, group: Group, buffers: Buffers | None = None) -> list[Batch]:
+    def finish(self, group: Group, buffers: Buffers | None = None) -> Iterator[Batch]:
         """The batches of a group, of the dtype that was asked for."""
         rows, firsts, ends, documents = group
-        count, total = len(firsts), len(rows)
-        memory = np.empty(self._shape(count), self.dtype) if buffers is None else buffers.take()
-        shape = count, total // count
-        tokens: Any = None
-        if self.contiguous:
-            inputs, targets = memory[:, :total]
-            cast(rows[:, :-1], inputs)
-            cast(rows[:, 1:], targets)
-            inputs, targets = (
-                part.reshape(*shape, self.rows.seq_len) for part in (inputs, targets)
+        length, size = len(rows) // len(firsts), self.group_size
+        none: Any = repeat(None)
+        for first in range(0, len(firsts), size):
+            some = slice(first, first + size)
+            part, numbers = rows[first * length : some.stop * length], firsts[some]
+            memory = (
+                np.empty(self._shape(len(part)), self.dtype) if buffers is None else buffers.take()
             )
-        else:
-            cast(rows, memory[:total])
-            tokens = memory[:total].reshape(*shape, rows.shape[1])
-            inputs, targets = tokens[..., :-1], tokens[..., 1:]
-        # NumPy takes an array apart faster than slices do.
-        none = repeat(None)
-        return list(
-            map(
-                Batch,
-                inputs,
-                targets,
-                firsts,
-                ends,
-                tokens if tokens is not None else none,
-                documents or none,
-            )
-        )
+            if self.contiguous:
+                memory = memory[:, : len(part)]
+                cast(part[:, :-1], memory[0])
+                cast(part[:, 1:], memory[1])
+                tokens = none
+                inputs, targets = memory.reshape(2, len(numbers), length, self.rows.seq_len)
+            else:
+                memory = memory[: len(part)]
+                cast(part, memory)
+                tokens = memory.reshape(len(numbers), length, part.shape[1])
+                inputs, targets = tokens[..., :-1], tokens[..., 1:]
+            # NumPy takes an array apart faster than slices do.
+            parts = inputs, targets, numbers, ends[some], tokens
+            yield from map(Batch, *parts, documents[some] if documents else none)
+            del memory, tokens, inputs, targets, parts  # which nobody but the caller shall hold
 
     def buffers(self) -> Buffers:
         """Memory for finished groups."""
-        return Buffers(self._shape(self.group_size), self.dtype, _BUFFERS)
+        return Buffers(self._shape(self.group_size * self.batch_size), self.dtype, _BUFFERS)
 
-    def _shape(self, count: int) -> tuple[int, ...]:
-        """That of the memory of some finished batches."""
-        rows, length = count * self.batch_size, self.rows.seq_len
+    def _shape(self, rows: int) -> tuple[int, ...]:
+        """That of the memory of some finished rows."""
+        length = self.rows.seq_len
         return (2, rows, length) if self.contiguous else (rows, length + 1)

@@ -65,4 +65,4 @@ class Steps:
             return self.loader.batch_from(row)
         first = row + maker.rank * maker.batch_size
         rows = maker.rows.read(self._places.locate(first, maker.batch_size))
-        return maker.finish(Group(rows, [first], [end], None))[0]
+        return next(maker.finish(Group(rows, [first], [end], None)))
