@@ -106,6 +106,18 @@ def test_many_rows_over_few_shards_equal_the_oracle(tmp_path, rows, shard_tokens
     assert np.array_equal(tokenmill.open(tmp_path)["train"].gather(starts, 20), expected)
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype"),
+    [(3, 70_001, "<u2"), (100, 4_097, "<u4"), (2, 262_147, "|u1"), (500, 1_025, "<u2")],
+)
+def test_few_long_rows_equal_the_oracle(rows, length, dtype):
+    random = np.random.default_rng(length)
+    oracle = random.integers(0, 250, 600_000).astype(dtype)
+    starts = np.append(random.integers(0, len(oracle) - length, rows - 1), len(oracle) - length)
+    expected = np.stack([oracle[start : start + length] for start in starts])
+    assert np.array_equal(Tokens.of(oracle).gather(starts, length, dtype), expected)
+
+
 @pytest.mark.parametrize("firsts", [[0, 2**64 - 1, 5], [5, 0, 9], [2**63, 3, 4], [9, 8, 7]])
 def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, firsts):
     build(tmp_path, {"train": ["abc", "def", "gh"]}, shard_tokens=100)

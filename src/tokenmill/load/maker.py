@@ -8,7 +8,7 @@ stays in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
@@ -27,7 +27,7 @@ __all__ = ["Batch", "BatchMaker", "Group"]
 
 _AHEAD = 65_536  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
-_READ = 8 << 20  # bytes of the rows that are read at once, as they are in the files
+_READ = 4 << 20  # bytes of the rows that are read at once, as they are in the files
 _BUFFERS = 8  # groups whose memory is taken again
 
 
@@ -52,8 +52,8 @@ class Group(NamedTuple):
     """The rows of some batches, in the dtype of the files."""
 
     rows: npt.NDArray[Any]
-    firsts: list[int]  # the number of each batch's first row
-    ends: list[int]  # the first row behind each batch's step
+    firsts: Sequence[int]  # the number of each batch's first row
+    ends: Sequence[int]  # the first row behind each batch's step
     documents: list[DocumentBatch] | None
 
 
@@ -108,8 +108,8 @@ class BatchMaker:
         done, size = 0, 1
         while done < whole:
             steps = min(ahead, whole - done) if done else 1
-            begins = (row + np.arange(done, done + steps) * step).tolist()
-            places = self.rows.locate(np.add.outer(begins, own).ravel())
+            begins = range(row + done * step, row + (done + steps) * step, step)
+            places = self.rows.locate(np.add.outer(np.array(begins), own).ravel())
             first = 0
             while first < steps:
                 last = min(first + size, steps)
@@ -121,19 +121,19 @@ class BatchMaker:
         if self.limit is not None and row < self.limit and not self.drop_last:
             yield map(self.read_one, [row])
 
-    def _read_or_part(self, places: Places, begins: list[int]) -> Iterator[Group]:
+    def _read_or_part(self, places: Places, begins: range) -> Iterator[Group]:
         """The batches of some whole steps; where they cannot all be read, those before the bad one
         come first, and then its exception."""
-        firsts = [begin + self.rank * self.batch_size for begin in begins]
-        ends = [begin + self.global_batch for begin in begins]
+        firsts = _move(begins, self.rank * self.batch_size)
+        ends = _move(begins, self.global_batch)
         try:
             group = self._read(places, firsts, ends)
         except (TokenmillError, OSError):
             if len(begins) == 1:
                 raise
-            for number, begin in enumerate(begins):
+            for number in range(len(begins)):
                 one = places.between(number * self.batch_size, (number + 1) * self.batch_size)
-                yield from self._read_or_part(one, [begin])
+                yield from self._read_or_part(one, begins[number : number + 1])
         else:
             yield group
 
@@ -154,7 +154,7 @@ class BatchMaker:
         )
         return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
 
-    def _read(self, places: Places, firsts: list[int], ends: list[int]) -> Group:
+    def _read(self, places: Places, firsts: Sequence[int], ends: Sequence[int]) -> Group:
         rows = self.rows.read(places)
         documents = None
         if self.documents:
@@ -198,3 +198,7 @@ class BatchMaker:
         """That of the memory of some finished rows."""
         length = self.rows.seq_len
         return (2, rows, length) if self.contiguous else (rows, length + 1)
+
+
+def _move(numbers: range, by: int) -> range:
+    return range(numbers.start + by, numbers.stop + by, numbers.step)

@@ -10,12 +10,15 @@ that memory is ever touched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["copy_rows", "find_address"]
+
+_LONG = 1 << 18  # bytes that take longer to copy than threads take to wake each other
 
 
 def find_address(array: npt.NDArray[Any]) -> int:
@@ -39,10 +42,31 @@ def copy_rows(
     """
     if not len(addresses):
         return np.empty((0, length), dtype)
+    rows, size = len(addresses), length * dtype.itemsize
+    pieces = _count_pieces(rows, size)
+    if pieces > 1:
+        size //= pieces
+        addresses = np.add.outer(addresses, np.arange(pieces) * size).ravel()
     lowest, highest = int(addresses.min()), int(addresses.max())
-    memory = np.asarray(_Memory(lowest, highest - lowest + 1, length * dtype.itemsize, held))
+    memory = np.asarray(_Memory(lowest, highest - lowest + 1, size, held))
     # Each row is one element: copying it costs less than a row of a second dimension does.
-    return memory[addresses - lowest].view(dtype).reshape(len(addresses), length)
+    copied = memory[addresses - lowest]
+    return copied.view(np.uint8).view(dtype).reshape(rows, length)
+
+
+@lru_cache(maxsize=64)
+def _count_pieces(rows: int, size: int) -> int:
+    """Of how many elements each row of some bytes is best made: one, unless the rows are few and long.
+
+    NumPy lets other threads run while it copies more than 500 elements, and not while it copies fewer.
+
+    >>> _count_pieces(2_048, 4_098), _count_pieces(256, 32_772), _count_pieces(4, 2_050)
+    (1, 2, 1)
+    """
+    least = -(-501 // rows)
+    if least == 1 or rows * size < _LONG:
+        return 1
+    return next((n for n in range(least, 16 * least) if size % n == 0), 1)
 
 
 class _Memory:
