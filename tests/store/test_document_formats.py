@@ -469,6 +469,23 @@ def test_few_mds_shards_stay_in_memory(tmp_path, monkeypatch):
     assert tokens._map.cache_info().currsize == 2
 
 
+def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path, monkeypatch):
+    shards = [[list(range(n, n + 25_000))] * 2 for n in range(30)]
+    write_files(tmp_path, mds_files(shards))
+    monkeypatch.setattr("tokenmill.store.formats.mds.KEPT_BYTES", 200_000)
+    tokens = tokenmill.open(tmp_path)["train"]
+    starts = np.random.default_rng(0).integers(0, len(tokens) - 10, 1_000)
+    expected = tokens[:][starts[:, None] + np.arange(10)]
+    tracemalloc.start()
+    try:
+        rows = tokens.gather(starts, 10, tokens.dtype)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(rows, expected)
+    assert peak < 8 * tokens.dtype.itemsize * 50_000  # of 30 shards
+
+
 MDS = mds_files([DOCUMENTS, [[1]]])
 ZIPPED = mds_files([DOCUMENTS], compression="zstd")
 FIRST = "shard.00000.mds"

@@ -98,12 +98,18 @@ def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_pa
 
 @pytest.mark.parametrize("rows", [1, 40, 1000])
 @pytest.mark.parametrize("shard_tokens", [7, 90, 300])
-def test_many_rows_over_few_shards_equal_the_oracle(tmp_path, rows, shard_tokens):
+@pytest.mark.parametrize("held", [2, 1000])
+def test_many_rows_over_few_shards_equal_the_oracle(
+    tmp_path, monkeypatch, rows, shard_tokens, held
+):
+    monkeypatch.setattr(tokens_module, "MANY", held)
     random = np.random.default_rng(rows)
     oracle = build(tmp_path, {"train": [random.bytes(999)]}, shard_tokens=shard_tokens)["train"]
     starts = random.integers(0, len(oracle) - 20, rows)
     expected = np.lib.stride_tricks.sliding_window_view(oracle, 20)[starts]
-    assert np.array_equal(tokenmill.open(tmp_path)["train"].gather(starts, 20), expected)
+    tokens = tokenmill.open(tmp_path)["train"]
+    assert np.array_equal(tokens.gather(starts, 20), expected)
+    assert np.array_equal(tokens.gather(starts, 20, tokens.dtype), expected)
 
 
 @pytest.mark.parametrize(

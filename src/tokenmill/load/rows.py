@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
-from tokenmill.store.tokens import Tokens, gather_mixed
+from tokenmill.store.tokens import Tokens, are_gathered_at_once, gather_mixed
 
 __all__ = ["Places", "Rows", "check_whole"]
 
@@ -88,6 +88,7 @@ class Rows:
             )
 
         self.dtype = np.result_type(*(tokens.dtype for tokens in self.tokens))
+        self._are_gathered_at_once = are_gathered_at_once(self.tokens)
 
     def locate(self, rows: Integers) -> Places:
         """Where some rows (1-D, from 0 on) are."""
@@ -108,7 +109,7 @@ class Rows:
         if places.sources is None:
             return self.tokens[0].gather(places.starts, length, self.dtype, out)
         if out is None:
-            if all(tokens.dtype == self.dtype for tokens in self.tokens):
+            if self._are_gathered_at_once:
                 return gather_mixed(self.tokens, places.sources, places.starts, length)
             out = np.empty((len(places.starts), length), self.dtype)
         for source, tokens in enumerate(self.tokens):

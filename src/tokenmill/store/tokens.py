@@ -14,8 +14,8 @@ takes little more than the cast alone (`benchmarks/gather.py`). Threads and fork
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, overload
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,30 @@ from tokenmill.store.addresses import copy_rows, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
 from tokenmill.store.shards import ArrayShard, Shards
 
-__all__ = ["Tokens", "cast", "gather_mixed"]
+__all__ = ["Tokens", "are_gathered_at_once", "cast", "gather_mixed"]
 
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
 FEW = 1 << 17  # flags that are looked at one by one
-MANY = 256  # shards whose maps may all be held at once
+MANY = min(max(files.OPEN_FILES // 4, 16), 4096)  # shards whose maps may all be held at once
 RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
 
 Integers = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
 
 _can_cast = lru_cache(maxsize=64)(np.can_cast)
+
+
+class _Mapped(NamedTuple):
+    """The ids of a shard, and where they are in memory, if all are there, one after another."""
+
+    ids: npt.NDArray[Any]
+    address: int | None
+
+
+def _map_shard(shards: Shards, number: int) -> _Mapped:
+    ids = shards.map(number)
+    is_whole = len(ids) == shards.counts[number] and ids.strides == (shards.dtype.itemsize,)
+    return _Mapped(ids, find_address(ids) if is_whole else None)
 
 
 class Tokens:
@@ -69,11 +82,13 @@ class Tokens:
         # starts[n] is where shard n begins in the split; the last entry is the split's length.
         self._starts = sums(self._counts)
         self._length = int(self._starts[-1])
-        self._map: Callable[[int], npt.NDArray[Any]] = (
-            files.Maps(shards.map).__getitem__
+        map_shard = partial(_map_shard, shards)
+        self._map: Callable[[int], _Mapped] = (
+            files.Maps(map_shard).__getitem__
             if shards.kept is None
-            else lru_cache(maxsize=shards.kept)(shards.map)
+            else lru_cache(maxsize=shards.kept)(map_shard)
         )
+        self.most_held = shards.kept or MANY
 
     @classmethod
     def of(
@@ -125,7 +140,7 @@ class Tokens:
     def __getitem__(self, index: int | slice) -> int | npt.NDArray[Any]:
         if not isinstance(index, slice):
             shard, position = self.locate(inside(index, len(self), "token"))
-            return int(self._map(shard)[position])
+            return int(self._map(shard).ids[position])
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise UsageError("tokens are read in order; take every n-th as tokens[a:b][::n].")
@@ -185,7 +200,7 @@ class Tokens:
         starts = self._check_rows(starts, length)
         rows = len(starts)
         if out is None:
-            if len(self._counts) <= MANY and dtype == self.dtype:
+            if dtype == self.dtype:
                 return self._read_rows(starts, length)
             out = np.empty((rows, length), dtype)
         elif out.shape != (rows, length):
@@ -205,7 +220,7 @@ class Tokens:
             shard, first = self.locate(start)
             while start < stop:
                 count = min(stop - start, int(self._counts[shard]) - first)
-                files.read_ahead(self._map(shard), first, first + count)
+                files.read_ahead(self._map(shard).ids, first, first + count)
                 start, shard, first = start + count, shard + 1, 0
 
     def _check_rows(self, starts: Integers, length: int) -> Integers:
@@ -229,6 +244,22 @@ class Tokens:
 
     def _read_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
         """The rows in an array of their own dtype."""
+        if len(self._counts) <= self.most_held:
+            return self._copy_rows(starts, length)
+        rows = np.empty((len(starts), length), self.dtype)
+        for some in self._cut_by_shards(starts):
+            rows[some] = self._copy_rows(starts[some], length)
+        return rows
+
+    def _cut_by_shards(self, starts: Integers) -> list[Integers]:
+        """The numbers of rows that begin in no more shards than may be held at once."""
+        shards = self._starts.searchsorted(starts, "right") - 1
+        order = shards.argsort(kind="stable")
+        runs = (np.diff(shards[order], prepend=-1) != 0).cumsum() - 1
+        runs //= self.most_held
+        return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
+
+    def _copy_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
         held: list[npt.NDArray[Any]] = []
         addresses, crossing = self.find_rows(starts, length, held)
         rows = copy_rows(addresses, length, self.dtype, held)
@@ -241,9 +272,7 @@ class Tokens:
         """The addresses of rows, in arrays that are added to `held`; and the numbers of those that
         cross into another shard, whose addresses are those of any row that does not."""
         if len(self._counts) == 1:
-            ids = self._map_whole(0)
-            held.append(ids)
-            return starts * ids.itemsize + find_address(ids), _NONE
+            return starts * self.dtype.itemsize + self._find_addresses([0], held), _NONE
         shards = self._starts.searchsorted(starts, "right") - 1
         firsts = starts - self._starts[shards]
         crossing = firsts + length > self._counts[shards]
@@ -255,20 +284,21 @@ class Tokens:
             whole = crossing.argmin()
             shards[crossing], firsts[crossing] = shards[whole], firsts[whole]
         needed, which = np.unique(shards, return_inverse=True)
-        maps = [self._map_whole(shard) for shard in needed.tolist()]
-        held += maps
-        begins = np.array([find_address(ids) for ids in maps])
+        begins = self._find_addresses(needed.tolist(), held)
         return begins[which] + firsts * self.dtype.itemsize, crossing.nonzero()[0]
 
-    def _map_whole(self, shard: int) -> npt.NDArray[Any]:
-        """A shard of which surely all ids are there, because none is looked for beyond them."""
-        ids = self._map(shard)
-        if len(ids) != self._counts[shard] or ids.strides != (self.dtype.itemsize,):
+    def _find_addresses(self, shards: list[int], held: list[npt.NDArray[Any]]) -> Integers:
+        """Where shards begin in memory, of which surely all ids are there."""
+        maps = [self._map(shard) for shard in shards]
+        addresses = [mapped.address for mapped in maps]
+        if None in addresses:
+            shard = shards[addresses.index(None)]
             raise DatasetError(
-                f"{self.shard_name(shard)} holds {len(ids):,} tokens, and {self._counts[shard]:,} "
-                "were told of."
+                f"{self.shard_name(shard)} holds {len(self._map(shard).ids):,} tokens, and "
+                f"{self._counts[shard]:,} were told of."
             )
-        return ids
+        held += [mapped.ids for mapped in maps]
+        return np.array(addresses, np.int64)
 
     def read_crossing(self, starts: Integers, numbers: Integers, rows: npt.NDArray[Any]) -> None:
         """Read those of the rows that have these numbers, over as many shards as they are in."""
@@ -282,7 +312,7 @@ class Tokens:
             return
         shard, first = self.locate(start)
         while done < length:
-            mapped = self._map(shard)
+            mapped = self._map(shard).ids
             part = mapped[first : first + length - done]
             if part.nbytes > PIECE:
                 files.read_ahead(mapped, first, first + len(part))
@@ -360,20 +390,23 @@ class Tokens:
         )
 
 
+def are_gathered_at_once(sources: Sequence[Tokens]) -> bool:
+    """Whether rows of several sources may be one copy: they have one dtype, and few shards."""
+    most = min(tokens.most_held for tokens in sources)
+    is_one_dtype = len({tokens.dtype for tokens in sources}) == 1
+    return is_one_dtype and sum(tokens.shard_count for tokens in sources) <= most
+
+
 def gather_mixed(
     sources: Sequence[Tokens], numbers: Integers, starts: Integers, length: int
 ) -> npt.NDArray[Any]:
-    """The rows from `starts` on, each of the source with its number; the sources have one dtype.
+    """The rows from `starts` on, each of the source with its number; `are_gathered_at_once` says for
+    which sources.
 
     >>> both = Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])
     >>> gather_mixed(both, np.array([1, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[10, 20], [2, 3], [20, 30]]
     """
-    if sum(tokens.shard_count for tokens in sources) > MANY and len(starts) > MANY:
-        halves = np.array_split(np.arange(len(starts)), 2)
-        return np.concatenate(
-            [gather_mixed(sources, numbers[half], starts[half], length) for half in halves]
-        )
     addresses, crossing = np.empty_like(starts), []
     held: list[npt.NDArray[Any]] = []
     for number, tokens in enumerate(sources):
