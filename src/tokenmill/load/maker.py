@@ -19,11 +19,13 @@ import numpy.typing as npt
 
 from tokenmill.errors import TokenmillError
 from tokenmill.load.buffers import Buffers, keep_freed_memory
-from tokenmill.load.rows import Places, Rows
+from tokenmill.load.rows import Rows
 from tokenmill.order.documents import DocumentBatch, locate_documents
 from tokenmill.store.tokens import cast
 
 __all__ = ["Batch", "BatchMaker", "Group"]
+
+Integers = npt.NDArray[np.int64]
 
 _AHEAD = 65_536  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
@@ -109,11 +111,11 @@ class BatchMaker:
         while done < whole:
             steps = min(ahead, whole - done) if done else 1
             begins = range(row + done * step, row + (done + steps) * step, step)
-            places = self.rows.locate(np.add.outer(np.array(begins), own).ravel())
+            starts = self.rows.locate(np.add.outer(np.array(begins), own).ravel())
             first = 0
             while first < steps:
                 last = min(first + size, steps)
-                some = places.between(first * self.batch_size, last * self.batch_size)
+                some = starts[first * self.batch_size : last * self.batch_size]
                 yield self._read_or_part(some, begins[first:last])
                 first, size = last, min(2 * size, count)
             done += steps
@@ -121,18 +123,18 @@ class BatchMaker:
         if self.limit is not None and row < self.limit and not self.drop_last:
             yield map(self.read_one, [row])
 
-    def _read_or_part(self, places: Places, begins: range) -> Iterator[Group]:
+    def _read_or_part(self, starts: Integers, begins: range) -> Iterator[Group]:
         """The batches of some whole steps; where they cannot all be read, those before the bad one
         come first, and then its exception."""
         firsts = _move(begins, self.rank * self.batch_size)
         ends = _move(begins, self.global_batch)
         try:
-            group = self._read(places, firsts, ends)
+            group = self._read(starts, firsts, ends)
         except (TokenmillError, OSError):
             if len(begins) == 1:
                 raise
             for number in range(len(begins)):
-                one = places.between(number * self.batch_size, (number + 1) * self.batch_size)
+                one = starts[number * self.batch_size : (number + 1) * self.batch_size]
                 yield from self._read_or_part(one, begins[number : number + 1])
         else:
             yield group
@@ -154,11 +156,11 @@ class BatchMaker:
         )
         return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
 
-    def _read(self, places: Places, firsts: Sequence[int], ends: Sequence[int]) -> Group:
-        rows = self.rows.read(places)
+    def _read(self, starts: Integers, firsts: Sequence[int], ends: Sequence[int]) -> Group:
+        rows = self.rows.read(starts)
         documents = None
         if self.documents:
-            edges = self.rows.find_edges(places, rows)
+            edges = self.rows.find_edges(starts, rows)
             found = locate_documents(edges, len(rows), self.rows.seq_len)
             documents = found.split(len(firsts))
         return Group(rows, firsts, ends, documents)

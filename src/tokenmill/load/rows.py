@@ -8,8 +8,9 @@ computation of the order for all rows asked for, and one gather for each source.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +19,12 @@ from tokenmill.errors import UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
-from tokenmill.store.tokens import Tokens, are_gathered_at_once, gather_mixed
+from tokenmill.store.documents import sums
+from tokenmill.store.tokens import Tokens, join
 
-__all__ = ["Places", "Rows", "check_whole"]
+__all__ = ["Rows", "check_whole"]
 
 Integers = npt.NDArray[np.int64]
-
-
-class Places(NamedTuple):
-    """Where some rows are: the number of each one's source (None: all in the first), and its first
-    token in it."""
-
-    sources: Integers | None
-    starts: Integers
-
-    def between(self, first: int, stop: int) -> Places:
-        """Those of some of the rows."""
-        sources = None if self.sources is None else self.sources[first:stop]
-        return Places(sources, self.starts[first:stop])
 
 
 class Rows:
@@ -88,38 +77,45 @@ class Rows:
             )
 
         self.dtype = np.result_type(*(tokens.dtype for tokens in self.tokens))
-        self._are_gathered_at_once = are_gathered_at_once(self.tokens)
+        # Where the tokens of each source begin, when all are laid end to end.
+        self._firsts = sums([len(tokens) for tokens in self.tokens])[:-1]
+        self._joined = self.tokens[0] if len(self.tokens) == 1 else join(self.tokens)
 
-    def locate(self, rows: Integers) -> Places:
-        """Where some rows (1-D, from 0 on) are."""
+    def locate(self, rows: Integers) -> Integers:
+        """Where some rows (1-D, from 0 on) begin, in the tokens of all sources end to end."""
         if self.mixture is None:
-            return Places(None, self.orders[0].starts(rows))
+            return self.orders[0].starts(rows)
         sources, numbers = self.mixture.assign(rows)
         starts = np.empty_like(numbers)
         for source, order in enumerate(self.orders):
             chosen = np.flatnonzero(sources == source)  # several times as fast as a mask
-            starts[chosen] = order.starts(numbers[chosen])
-        return Places(sources, starts)
+            starts[chosen] = order.starts(numbers[chosen]) + self._firsts[source]
+        return starts
 
-    def read(self, places: Places, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    def read(self, starts: Integers, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """The tokens of some rows, (rows, seq_len + 1), in `out` or an array of their own dtype."""
         length = self.seq_len + 1
-        if self.are_near:
-            self._read_ahead(places)
-        if places.sources is None:
-            return self.tokens[0].gather(places.starts, length, self.dtype, out)
+        if self._joined is not None:
+            if self.are_near:
+                self._joined.read_ahead(starts, length)
+            return self._joined.gather(starts, length, self.dtype, out)
         if out is None:
-            if self._are_gathered_at_once:
-                return gather_mixed(self.tokens, places.sources, places.starts, length)
-            out = np.empty((len(places.starts), length), self.dtype)
-        for source, tokens in enumerate(self.tokens):
-            chosen = np.flatnonzero(places.sources == source)
-            if len(chosen):
-                # An id that is too large for `out` is found before rows are put in their places.
-                fits = np.can_cast(tokens.dtype, out.dtype)
-                dtype = tokens.dtype if fits else out.dtype
-                out[chosen] = tokens.gather(places.starts[chosen], length, dtype)
+            out = np.empty((len(starts), length), self.dtype)
+        for tokens, chosen, own in self._by_source(starts):
+            if self.are_near:
+                tokens.read_ahead(own, length)
+            # An id that is too large for `out` is found before rows are put in their places.
+            fits = np.can_cast(tokens.dtype, out.dtype)
+            out[chosen] = tokens.gather(own, length, tokens.dtype if fits else out.dtype)
         return out
+
+    def _by_source(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, Integers]]:
+        """Each source that some of the rows are of, their numbers, and where they begin in it."""
+        sources = self._firsts.searchsorted(starts, "right") - 1
+        for source, tokens in enumerate(self.tokens):
+            chosen = np.flatnonzero(sources == source)
+            if len(chosen):
+                yield tokens, chosen, starts[chosen] - self._firsts[source]
 
     @property
     def are_near(self) -> bool:
@@ -127,22 +123,13 @@ class Rows:
         order = self.orders[0]
         return order.kind == "sequential" or order.shuffle_block is not None
 
-    def _read_ahead(self, places: Places) -> None:
-        for source, tokens in enumerate(self.tokens):
-            chosen = places.starts
-            if places.sources is not None:
-                chosen = chosen[places.sources == source]
-            if len(chosen):
-                tokens.read_ahead(chosen, self.seq_len + 1)
-
-    def find_edges(self, places: Places, rows: npt.NDArray[Any]) -> Integers:
+    def find_edges(self, starts: Integers, rows: npt.NDArray[Any]) -> Integers:
         """Where documents begin in the inputs of some rows, which were read, laid end to end."""
-        if places.sources is None:
-            return self.tokens[0].find_edges(places.starts, self.seq_len, rows)
-        found = []
-        for source, tokens in enumerate(self.tokens):
-            chosen = np.flatnonzero(places.sources == source)
-            edges = tokens.find_edges(places.starts[chosen], self.seq_len, rows[chosen])
+        if self.mixture is None:
+            return self.tokens[0].find_edges(starts, self.seq_len, rows)
+        found = [np.empty(0, np.int64)]
+        for tokens, chosen, own in self._by_source(starts):
+            edges = tokens.find_edges(own, self.seq_len, rows[chosen])
             at = edges // self.seq_len
             found.append(edges + (chosen[at] - at) * self.seq_len)
         return np.concatenate(found)

@@ -11,10 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.load.loader import Batch, Loader
 from tokenmill.load.maker import Group
-from tokenmill.load.rows import Places, Rows
+from tokenmill.load.rows import Rows
 
 __all__ = ["NearPlaces", "Steps"]
 
@@ -32,14 +33,14 @@ class NearPlaces:
     def __reduce__(self) -> tuple[Any, ...]:
         return NearPlaces, (self.rows,)
 
-    def locate(self, first: int, count: int) -> Places:
+    def locate(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Where the rows from `first` on are."""
         block, place = divmod(first, BLOCK)
         if place + count > BLOCK:
             return self.rows.locate(np.arange(first, first + count))
-        return self._locate_block(block).between(place, place + count)
+        return self._locate_block(block)[place : place + count]
 
-    def _locate(self, block: int) -> Places:
+    def _locate(self, block: int) -> npt.NDArray[np.int64]:
         return self.rows.locate(np.arange(block * BLOCK, (block + 1) * BLOCK))
 
 

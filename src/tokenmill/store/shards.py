@@ -1,4 +1,4 @@
-"""Where the ids of a split are: in files, in an array in memory, or in a part of others.
+"""Where the ids of a split are: in files, in an array in memory, in a part of others or in several.
 
 A shard is a run of ids of one dtype, somewhere in a file. Its file is looked at when it is first
 mapped, never before, so that 150,000 shards cost three arrays of 150,000 numbers and their names.
@@ -6,9 +6,11 @@ mapped, never before, so that 150,000 shards cost three arrays of 150,000 number
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -24,7 +26,7 @@ from tokenmill.store.files import (
     open_inside,
 )
 
-__all__ = ["ArrayShard", "FileShards", "PartOfShards", "Shards", "cut"]
+__all__ = ["ArrayShard", "FileShards", "JoinedShards", "PartOfShards", "Shards", "cut"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -180,6 +182,45 @@ class PartOfShards:
         low, begin, _ = self._edges
         skip = int(begin[number])
         return self.whole.read(low + number, first + skip, last + skip)
+
+
+@dataclass(frozen=True)
+class JoinedShards:
+    """Those of one after another, all of one dtype, none of them copies in memory."""
+
+    parts: tuple[Shards, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.parts[0].dtype
+
+    @cached_property
+    def counts(self) -> Integers:
+        return np.concatenate([part.counts for part in self.parts])
+
+    @property
+    def kept(self) -> int | None:
+        return None
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(len(part.counts) for part in self.parts))
+
+    def _find(self, number: int) -> tuple[Shards, int]:
+        part = bisect_right(self._ends, number)
+        return self.parts[part], number - (self._ends[part - 1] if part else 0)
+
+    def name(self, number: int) -> str:
+        part, own = self._find(number)
+        return part.name(own)
+
+    def map(self, number: int) -> npt.NDArray[Any]:
+        part, own = self._find(number)
+        return part.map(own)
+
+    def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
+        part, own = self._find(number)
+        return part.read(own, first, last)
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:

@@ -25,9 +25,9 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files
 from tokenmill.store.addresses import copy_rows, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
-from tokenmill.store.shards import ArrayShard, Shards
+from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
-__all__ = ["Tokens", "are_gathered_at_once", "cast", "gather_mixed"]
+__all__ = ["Tokens", "cast", "join"]
 
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
 FEW = 1 << 17  # flags that are looked at one by one
@@ -390,35 +390,18 @@ class Tokens:
         )
 
 
-def are_gathered_at_once(sources: Sequence[Tokens]) -> bool:
-    """Whether rows of several sources may be one copy: they have one dtype, and few shards."""
-    most = min(tokens.most_held for tokens in sources)
-    is_one_dtype = len({tokens.dtype for tokens in sources}) == 1
-    return is_one_dtype and sum(tokens.shard_count for tokens in sources) <= most
+def join(sources: Sequence[Tokens]) -> Tokens | None:
+    """The tokens of all sources, end to end, if they can be one array: they have one dtype, and
+    their shards are files or arrays.
 
-
-def gather_mixed(
-    sources: Sequence[Tokens], numbers: Integers, starts: Integers, length: int
-) -> npt.NDArray[Any]:
-    """The rows from `starts` on, each of the source with its number; `are_gathered_at_once` says for
-    which sources.
-
-    >>> both = Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])
-    >>> gather_mixed(both, np.array([1, 0, 1]), np.array([0, 1, 1]), 2).tolist()
-    [[10, 20], [2, 3], [20, 30]]
+    >>> both = join([Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])])
+    >>> both.gather(np.array([3, 1]), 2).tolist()
+    [[10, 20], [2, 3]]
     """
-    addresses, crossing = np.empty_like(starts), []
-    held: list[npt.NDArray[Any]] = []
-    for number, tokens in enumerate(sources):
-        own = np.flatnonzero(numbers == number)
-        if len(own):
-            begins = tokens._check_rows(starts[own], length)
-            addresses[own], over = tokens.find_rows(begins, length, held)
-            crossing.append((tokens, own[over]))
-    rows = copy_rows(addresses, length, sources[0].dtype, held)
-    for tokens, over in crossing:
-        tokens.read_crossing(starts, over, rows)
-    return rows
+    shards = [tokens._shards for tokens in sources]
+    if len({one.dtype for one in shards}) > 1 or any(one.kept is not None for one in shards):
+        return None
+    return type(sources[0])(JoinedShards(tuple(shards)), sources[0].split)
 
 
 def _find_true(flags: npt.NDArray[np.bool_]) -> Integers:
