@@ -26,6 +26,7 @@ from results import record
 import tokenmill
 
 SECONDS = 1.0  # that each measurement takes
+SHARDS = 1_000
 SHAPES = [(32, 1024), (8, 4096), (512, 256)]
 
 
@@ -61,9 +62,20 @@ def _open(folder: Path, dtype: str) -> tokenmill.Tokens:
     return tokenmill.open(folder / f"{dtype}.bin", dtype=dtype, eot_id=0)["train"]
 
 
+def _write_shards(folder: Path, ids: np.ndarray[Any, Any], count: int) -> None:
+    """The same ids as raw files, each with a header as llm.c has it."""
+    folder.mkdir()
+    for number, part in enumerate(np.array_split(ids.astype("<u2"), count)):
+        header = np.zeros(256, "<i4")
+        header[:3] = 20240520, 1, len(part)
+        (folder / f"ids_train_{number:06}.bin").write_bytes(header.tobytes() + part.tobytes())
+
+
 def run_loader(folder: Path, batch: int, length: int, dtype: str, *extra: str) -> float:
     """`tokenmill.Loader`, or `tokenmill.torch.Loader`."""
     data: Any = _open(folder, dtype)
+    if "shards" in extra:
+        data = tokenmill.open(folder / "shards")["train"]
     if "mixture" in extra:
         quarter = len(data) // 4
         weights = {"web": 0.5, "code": 0.25, "books": 0.15, "wiki": 0.1}
@@ -149,6 +161,7 @@ def main() -> None:
         ids[np.random.default_rng(1).random(len(ids)) < 1 / 500] = 0  # end of text
         for dtype in ("uint16", "uint32"):
             ids.astype(dtype).tofile(folder / f"{dtype}.bin")
+        _write_shards(folder / "shards", ids, SHARDS)
         del ids
         _compare(folder, args.rounds, args.tokens)
 
@@ -165,6 +178,7 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
         "limit, uint32": ["limit", *wide, "1"],
         "Loader, uint32": ["loader", *wide],
         "Loader, no thread": ["loader", *first, "inline"],
+        "Loader, shards": ["loader", *first, "shards"],
         "Loader, four sources": ["loader", *first, "mixture"],
         "Loader, documents": ["loader", *first, "documents"],
         "limit, two copies": ["limit", *first, "2"],
@@ -186,6 +200,7 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
     rows += [
         row("Loader, 32 × 1,024, uint32 ids", "Loader, uint32", "limit, uint32"),
         row("Loader, 32 × 1,024, without its thread", "Loader, no thread", base),
+        row(f"Loader, 32 × 1,024, {SHARDS:,} shards", "Loader, shards", base),
         row("Loader, 32 × 1,024, four sources", "Loader, four sources", base),
         row("Loader, 32 × 1,024, with documents", "Loader, documents", base),
         row("`tokenmill.torch.Loader`, 32 × 1,024", "torch Loader", "limit, two copies"),

@@ -2,7 +2,8 @@
 
 Guarantees: a row follows from the tokens of the sources, the settings and its number alone, not
 from how many rows are asked for at once, nor from how the tokens are divided into files. Costs: one
-computation of the order for all rows asked for, and one gather for each source.
+computation of the order for all rows asked for, and one gather, or one for each source where these
+differ in dtype.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ after any number of rows of the run, each source has given its rows [0, k) and n
 weights change, at a row that is said beforehand, every source goes on from where it was. All of
 it follows from (phases, seed, block) and the row's number.
 
-Costs: about 50 ns a row in calls of many thousands. The last layouts are kept, so that a call for
+Costs: about 40 ns a row in calls of many thousands. The last layouts are kept, so that a call for
 the next few rows takes 15 µs, and one for rows elsewhere 0.3 ms; row 10**15 costs what row 0 does.
 """
 

@@ -11,7 +11,7 @@ are places; whatever lands outside goes through again until it is inside.
 
 Costs: the result, 1 MB of work space, and, for calls of more places than the grid has columns,
 tables of what a round does to each column: 4 MB at most, those of the last 16 keys kept. Some 15 ns
-a place in such calls of many thousands, 30 ns without tables, and 0.1 ms for a call of a few. Below
+a place in such calls of many thousands, 25 ns without tables, and 0.1 ms for a call of a few. Below
 4,096 places twice and below 64 four times as many rounds are needed. docs/order.md has the
 measurements.
 """

@@ -8,8 +8,8 @@ no end: epoch follows on epoch, and row 10**15 costs what row 0 costs.
 A row is `seq_len + 1` tokens, the last of which is also the first of the next window: it is the
 last target of the one and the first input of the other.
 
-Costs, in calls of many thousands: about 40 ns a shuffled row, 150 ns with `shuffle_block`, and
-10 ns a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms: ask for many
+Costs, in calls of many thousands: 15 to 30 ns a shuffled row, 100 ns with `shuffle_block`, and
+below 10 ns a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms: ask for many
 at once.
 """
 
