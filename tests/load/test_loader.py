@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tokenmill
 from tokenmill import Loader, Mixture, Tokens
 from tokenmill.errors import DatasetError, StateError, UsageError
 from tokenmill.order.mixture import MixtureOrder
@@ -171,17 +172,33 @@ def test_an_interrupt_loses_no_batch():
     assert next(loader).row == 16
 
 
-def test_ranks_have_as_many_batches_as_each_other():
-    counts = [
-        [
-            len(batch.inputs)
-            for batch in Loader(
-                Tokens.of(IDS), batch_size=2, seq_len=16, rank=rank, world_size=4, limit_rows=18
-            )
-        ]
-        for rank in range(4)
-    ]
+@pytest.mark.parametrize("order", [{}, {"order": "sequential"}, {"shuffle_block": 8}])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_ranks_have_as_many_batches_as_each_other(mixture, order, is_mixed):
+    data = mixture if is_mixed else Tokens.of(IDS)
+    run = {"batch_size": 2, "seq_len": 16, "world_size": 4, "limit_rows": 18, **order}
+    counts = [[len(batch.inputs) for batch in Loader(data, rank=rank, **run)] for rank in range(4)]
     assert counts == [[2, 2, 0], [2, 2, 1], [2, 2, 0], [2, 2, 1]]
+
+
+def test_a_shard_that_is_missing_is_met_where_its_rows_are(tmp_path):
+    for number in range(40):
+        np.full(1_000, number, "<u2").tofile(tmp_path / f"train_{number:03}.bin")
+    tokens = tokenmill.open(tmp_path, dtype="uint16")["train"]
+    (tmp_path / "train_030.bin").unlink()
+    mixture = Mixture({"a": (tokens, 1), "b": (Tokens.of(np.zeros(5_000, "<u2")), 1)}, block=10)
+    loader = Loader(mixture, batch_size=4, seq_len=50, order="sequential")
+    given = []
+    with pytest.raises(DatasetError, match=r"train_030\.bin is missing"):
+        given.extend(batch.row for batch in loader)
+    assert given[-1] > 4 * 250
+
+
+def test_sources_of_both_kinds_of_long_integers_keep_their_ids():
+    large = 2**53 + 1
+    sources = {dtype: (Tokens.of(np.full(100, large, dtype)), 1) for dtype in ("u8", "i8")}
+    batch = next(Loader(Mixture(sources, block=2), batch_size=8, seq_len=4))
+    assert (batch.inputs == large).all()
 
 
 def test_a_break_and_another_loop_go_on():

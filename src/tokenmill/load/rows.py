@@ -77,7 +77,8 @@ class Rows:
                 names=mixture.names, phases=mixture.phases, seed=seed, block=mixture.block
             )
 
-        self.dtype = np.result_type(*(tokens.dtype for tokens in self.tokens))
+        dtype = np.result_type(*(tokens.dtype for tokens in self.tokens))
+        self.dtype = dtype if dtype.kind in "iu" else np.dtype(np.int64)  # of int64 and uint64
         # Where the tokens of each source begin, when all are laid end to end.
         self._firsts = sums([len(tokens) for tokens in self.tokens])[:-1]
         self._joined = self.tokens[0] if len(self.tokens) == 1 else join(self.tokens)
@@ -96,15 +97,14 @@ class Rows:
     def read(self, starts: Integers, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """The tokens of some rows, (rows, seq_len + 1), in `out` or an array of their own dtype."""
         length = self.seq_len + 1
+        if self.are_near:
+            for tokens, _, own in self._by_source(starts):
+                tokens.read_ahead(own, length)
         if self._joined is not None:
-            if self.are_near:
-                self._joined.read_ahead(starts, length)
             return self._joined.gather(starts, length, self.dtype, out)
         if out is None:
             out = np.empty((len(starts), length), self.dtype)
         for tokens, chosen, own in self._by_source(starts):
-            if self.are_near:
-                tokens.read_ahead(own, length)
             # An id that is too large for `out` is found before rows are put in their places.
             fits = np.can_cast(tokens.dtype, out.dtype)
             out[chosen] = tokens.gather(own, length, tokens.dtype if fits else out.dtype)

@@ -10,7 +10,7 @@ decides, so every round, and all of them, can be undone. The grid has hardly mor
 are places; whatever lands outside goes through again until it is inside.
 
 Costs: the result, 1 MB of work space, and, for calls of more places than the grid has columns,
-tables of what a round does to each column: 4 MB at most, those of the last 16 keys kept. Some 15 ns
+tables of what a round does to each column: 5 MB at most, those of the last 16 keys kept. Some 15 ns
 a place in such calls of many thousands, 25 ns without tables, and 0.1 ms for a call of a few. Below
 4,096 places twice and below 64 four times as many rounds are needed. docs/order.md has the
 measurements.
@@ -43,7 +43,7 @@ _WEYL = 0x9E3779B97F4A7C15
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
-_LARGEST_TABLE = 16_384  # places of a side: all tables of a permutation are then 4 MB
+_LARGEST_TABLE = 16_384  # places of a side: all tables of a permutation are then 4.5 MB
 _PIECE = 32_768  # places worked on at a time: larger, and the work space leaves the cache
 
 
