@@ -80,7 +80,8 @@ class Loader:
     ) -> None:
         self.device = torch.device(device)
         # A device gets the rows in one piece, half as much to copy, and takes them apart itself.
-        in_pieces = contiguous and self.device.type == "cpu"
+        self._is_on_cpu = self.device.type == "cpu"
+        in_pieces = contiguous and self._is_on_cpu
         self._contiguous = contiguous
         self.arrays = arrays.Loader(data, **_as_numpy(settings), contiguous=in_pieces)
 
@@ -135,7 +136,7 @@ class Loader:
         self.arrays.close()
 
     def _convert(self, batch: arrays.Batch) -> Batch | DocumentedBatch:
-        if self.device.type == "cpu":
+        if self._is_on_cpu:
             return _as_tensors(batch)
         assert batch.tokens is not None
         tokens = self._move(torch.from_numpy(batch.tokens))
