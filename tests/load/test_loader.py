@@ -194,6 +194,19 @@ def test_a_shard_that_is_missing_is_met_where_its_rows_are(tmp_path):
     assert given[-1] > 4 * 250
 
 
+def test_the_origin_of_a_row_is_its_source_and_first_token(mixture):
+    loader = Loader(mixture, batch_size=1, seq_len=16)
+    sources = dict(zip(mixture.names, mixture.tokens, strict=True))
+    names = set()
+    for row in range(200):
+        name, token = loader.rows.origin(row)
+        names.add(name)
+        assert (
+            sources[name][token : token + 16].tolist() == loader.batch_from(row).inputs[0].tolist()
+        )
+    assert names == {"web", "code"}
+
+
 def test_sources_of_both_kinds_of_long_integers_keep_their_ids():
     large = 2**53 + 1
     sources = {dtype: (Tokens.of(np.full(100, large, dtype)), 1) for dtype in ("u8", "i8")}

@@ -342,7 +342,7 @@ def test_an_id_outside_the_vocabulary_stops_the_run_with_what_it_learned(
 
 def _starts(tokens: Tokens, first: int, end: int) -> set[int]:
     loader = tokenmill.Loader(tokens, batch_size=4, seq_len=16, seed=42)
-    return set(loader.rows.locate(np.arange(first, end)).starts.tolist())
+    return set(loader.rows.locate(np.arange(first, end)).tolist())
 
 
 def test_two_at_once_in_a_folder_are_refused(data: RunData, tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ class Rows:
             starts[chosen] = order.starts(numbers[chosen]) + self._firsts[source]
         return starts
 
+    def origin(self, row: int) -> tuple[str, int]:
+        """The name of the source that a row is of ("", if there is but one), and its first token.
+
+        >>> rows = Rows(Tokens.of(range(100)), seq_len=9, order="sequential")
+        >>> rows.origin(2)
+        ('', 18)
+        """
+        start = int(self.locate(np.array([row]))[0])
+        source = int(self._firsts.searchsorted(start, "right")) - 1
+        return self.names[source], start - int(self._firsts[source])
+
     def read(self, starts: Integers, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """The tokens of some rows, (rows, seq_len + 1), in `out` or an array of their own dtype."""
         length = self.seq_len + 1
