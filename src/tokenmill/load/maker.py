@@ -29,7 +29,7 @@ Integers = npt.NDArray[np.int64]
 
 _AHEAD = 65_536  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
-_READ = 4 << 20  # bytes of the rows that are read at once, as they are in the files
+_READ = 8 << 20  # bytes of the rows that are read at once, as they are in the files
 _BUFFERS = 8  # groups whose memory is taken again
 
 
