@@ -5,7 +5,7 @@ cache: once for arrays that are views of one batch, twice where inputs and targe
 their own. Everything else shuffles globally and reads a file in the page cache. All in one run, turn
 by turn, in processes of their own; the best of several rounds each, the limit's too.
 
-    python benchmarks/load.py [--tokens 50] [--rounds 3]     tokens in millions
+    python benchmarks/load.py [--tokens 50] [--rounds 4]     tokens in millions
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def contest(folder: Path, rounds: int, contestants: dict[str, list[str]]) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tokens", type=int, default=50, help="millions of tokens")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--contestant", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
