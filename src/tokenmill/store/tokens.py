@@ -88,7 +88,7 @@ class Tokens:
             if shards.kept is None
             else lru_cache(maxsize=shards.kept)(map_shard)
         )
-        self.most_held = shards.kept or MANY
+        self._most_held = shards.kept or MANY
 
     @classmethod
     def of(
@@ -201,7 +201,7 @@ class Tokens:
         rows = len(starts)
         if out is None:
             if dtype == self.dtype:
-                return self._read_rows(starts, length)
+                return self.read_rows(starts, length)
             out = np.empty((rows, length), dtype)
         elif out.shape != (rows, length):
             raise UsageError(
@@ -211,7 +211,7 @@ class Tokens:
             raise UsageError(f"ids are integers; the dtype {out.dtype} does not hold them.")
         step = max(1, PIECE // (length * self.dtype.itemsize))
         for first in range(0, rows, step):
-            cast(self._read_rows(starts[first : first + step], length), out[first : first + step])
+            cast(self.read_rows(starts[first : first + step], length), out[first : first + step])
         return out
 
     def read_ahead(self, starts: Integers, length: int) -> None:
@@ -242,9 +242,9 @@ class Tokens:
             )
         return starts
 
-    def _read_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
-        """The rows in an array of their own dtype."""
-        if len(self._counts) <= self.most_held:
+    def read_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
+        """The rows of `gather`, which checks them, in an array of their own dtype."""
+        if len(self._counts) <= self._most_held:
             return self._copy_rows(starts, length)
         rows = np.empty((len(starts), length), self.dtype)
         for some in self._cut_by_shards(starts):
@@ -256,39 +256,34 @@ class Tokens:
         shards = self._starts.searchsorted(starts, "right") - 1
         order = shards.argsort(kind="stable")
         runs = (np.diff(shards[order], prepend=-1) != 0).cumsum() - 1
-        runs //= self.most_held
+        runs //= self._most_held
         return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
 
     def _copy_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
-        held: list[npt.NDArray[Any]] = []
-        addresses, crossing = self.find_rows(starts, length, held)
-        rows = copy_rows(addresses, length, self.dtype, held)
-        self.read_crossing(starts, crossing, rows)
-        return rows
-
-    def find_rows(
-        self, starts: Integers, length: int, held: list[npt.NDArray[Any]]
-    ) -> tuple[Integers, Integers]:
-        """The addresses of rows, in arrays that are added to `held`; and the numbers of those that
-        cross into another shard, whose addresses are those of any row that does not."""
+        """The rows, of which the shards may all be held."""
         if len(self._counts) == 1:
-            return starts * self.dtype.itemsize + self._find_addresses([0], held), _NONE
+            maps, addresses = self._find_addresses([0])
+            return copy_rows(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
         shards = self._starts.searchsorted(starts, "right") - 1
         firsts = starts - self._starts[shards]
-        crossing = firsts + length > self._counts[shards]
-        if crossing.all():
-            spare = np.empty(length, self.dtype)
-            held.append(spare)
-            return np.full_like(starts, find_address(spare)), np.arange(len(starts))
-        if crossing.any():
-            whole = crossing.argmin()
+        crosses = firsts + length > self._counts[shards]
+        crossing = np.flatnonzero(crosses)
+        if len(crossing) == len(starts):
+            rows = np.empty((len(starts), length), self.dtype)
+        else:
+            # Any other row stands in for one that crosses into another shard.
+            whole = crosses.argmin()
             shards[crossing], firsts[crossing] = shards[whole], firsts[whole]
-        needed, which = np.unique(shards, return_inverse=True)
-        begins = self._find_addresses(needed.tolist(), held)
-        return begins[which] + firsts * self.dtype.itemsize, crossing.nonzero()[0]
+            needed, which = np.unique(shards, return_inverse=True)
+            maps, addresses = self._find_addresses(needed.tolist())
+            places = addresses[which] + firsts * self.dtype.itemsize
+            rows = copy_rows(places, length, self.dtype, maps)
+        for number in crossing.tolist():
+            self._copy(int(starts[number]), rows[number])
+        return rows
 
-    def _find_addresses(self, shards: list[int], held: list[npt.NDArray[Any]]) -> Integers:
-        """Where shards begin in memory, of which surely all ids are there."""
+    def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
+        """The ids of shards of which surely all are there, and where they begin in memory."""
         maps = [self._map(shard) for shard in shards]
         addresses = [mapped.address for mapped in maps]
         if None in addresses:
@@ -297,13 +292,7 @@ class Tokens:
                 f"{self.shard_name(shard)} holds {len(self._map(shard).ids):,} tokens, and "
                 f"{self._counts[shard]:,} were told of."
             )
-        held += [mapped.ids for mapped in maps]
-        return np.array(addresses, np.int64)
-
-    def read_crossing(self, starts: Integers, numbers: Integers, rows: npt.NDArray[Any]) -> None:
-        """Read those of the rows that have these numbers, over as many shards as they are in."""
-        for number in numbers.tolist():
-            self._copy(int(starts[number]), rows[number])
+        return [mapped.ids for mapped in maps], np.array(addresses, np.int64)
 
     def _copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, over as many shards as they are in."""
@@ -344,7 +333,7 @@ class Tokens:
                 "command, eot_id= in Python."
             )
         if rows is None:
-            rows = self._read_rows(starts, length)
+            rows = self.read_rows(starts, length)
         found = _find_true(rows.ravel() == self.eot_id)
         at = found // rows.shape[1]
         places = found - at * rows.shape[1]
@@ -353,7 +342,7 @@ class Tokens:
             begins &= rows[:, 0] != self.eot_id
         else:
             places += 1
-            begins |= self._read_rows(np.maximum(starts - 1, 0), 1)[:, 0] == self.eot_id
+            begins |= self.read_rows(np.maximum(starts - 1, 0), 1)[:, 0] == self.eot_id
         edges = (at * length + places)[places < length]
         edges = np.concatenate((np.flatnonzero(begins) * length, edges))
         edges.sort()
