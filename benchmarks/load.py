@@ -2,8 +2,9 @@
 
 The limit is a cast copy of a batch from the file's dtype to int64, source and destination in the
 cache: once for arrays that are views of one batch, twice where inputs and targets are arrays of
-their own. Everything else shuffles globally and reads a file in the page cache. All in one run, turn
-by turn, in processes of their own; the best of several rounds each, the limit's too.
+their own. The same copy of the whole file, in order and from the page cache, tells what the memory
+allows one thread. Everything else shuffles globally and reads a file in the page cache. All in one
+run, turn by turn, in processes of their own; the best of several rounds each, the limit's too.
 
     python benchmarks/load.py [--tokens 50] [--rounds 4]     tokens in millions
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +47,15 @@ def rate(step: Callable[[], Any], tokens: int) -> float:
     return best
 
 
-def run_limit(folder: Path, batch: int, length: int, dtype: str, copies: int) -> float:
-    """The cast copy alone."""
+def run_limit(folder: Path, batch: int, length: int, dtype: str, copies: int, *extra: str) -> float:
+    """The cast copy alone: of one batch, or of one after the other in the file."""
     ids = np.memmap(folder / f"{dtype}.bin", dtype, "r")
-    source = np.array(ids[: batch * length]).reshape(batch, length)
+    batches = ids[: len(ids) // (batch * length) * batch * length].reshape(-1, batch, length)
+    sources = cycle(list(batches) if "file" in extra else [np.array(batches[0])])
     out = np.empty((batch, length), np.int64)
 
     def step() -> None:
+        source = next(sources)
         for _ in range(copies):
             np.copyto(out, source)
 
@@ -174,14 +178,17 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
     wide = [*first[:2], "uint32"]
     contestants = {
         **{f"limit, {case}": ["limit", *words, "1"] for case, words in cases.items()},
+        **{f"file, {case}": ["limit", *words, "1", "file"] for case, words in cases.items()},
         **{f"Loader, {case}": ["loader", *words] for case, words in cases.items()},
         "limit, uint32": ["limit", *wide, "1"],
+        "file, uint32": ["limit", *wide, "1", "file"],
         "Loader, uint32": ["loader", *wide],
         "Loader, no thread": ["loader", *first, "inline"],
         "Loader, shards": ["loader", *first, "shards"],
         "Loader, four sources": ["loader", *first, "mixture"],
         "Loader, documents": ["loader", *first, "documents"],
         "limit, two copies": ["limit", *first, "2"],
+        "file, two copies": ["limit", *first, "2", "file"],
         "torch Loader": ["loader", *first, "torch"],
         "torch Loader, views": ["loader", *first, "torch", "views"],
         **{f"DataLoader, {n} workers": ["dataloader", *first, str(n)] for n in (0, 1, 2)},
@@ -192,22 +199,23 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
         return {
             "what": what,
             "M tokens/s": round(best[name]),
-            "of the limit": round(best[name] / best[limit], 2),
+            "of the limit": round(best[name] / best[f"limit, {limit}"], 2),
+            "of the file in order": round(best[name] / best[f"file, {limit}"], 2),
         }
 
-    base = "limit, 32 × 1,024"
-    rows = [row(f"Loader, {case}", f"Loader, {case}", f"limit, {case}") for case in cases]
+    base = "32 × 1,024"
+    rows = [row(f"Loader, {case}", f"Loader, {case}", case) for case in cases]
     rows += [
-        row("Loader, 32 × 1,024, uint32 ids", "Loader, uint32", "limit, uint32"),
+        row("Loader, 32 × 1,024, uint32 ids", "Loader, uint32", "uint32"),
         row("Loader, 32 × 1,024, without its thread", "Loader, no thread", base),
         row(f"Loader, 32 × 1,024, {SHARDS:,} shards", "Loader, shards", base),
         row("Loader, 32 × 1,024, four sources", "Loader, four sources", base),
         row("Loader, 32 × 1,024, with documents", "Loader, documents", base),
-        row("`tokenmill.torch.Loader`, 32 × 1,024", "torch Loader", "limit, two copies"),
+        row("`tokenmill.torch.Loader`, 32 × 1,024", "torch Loader", "two copies"),
         row("the same, `contiguous=False`", "torch Loader, views", base),
     ]
     peer = max((name for name in best if name.startswith("DataLoader")), key=best.__getitem__)
-    rows.append(row(f"PyTorch {peer}, 32 × 1,024", peer, "limit, two copies"))
+    rows.append(row(f"PyTorch {peer}, 32 × 1,024", peer, "two copies"))
     for name in ("Loader, 32 × 1,024", "torch Loader", "torch Loader, views"):
         print(f"{name} is {best[name] / best[peer]:.1f} times PyTorch's {peer}")
     record("load", {"tokens": tokens * 1_000_000, "rounds": rounds}, rows)

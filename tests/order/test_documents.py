@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.order.documents import locate_documents
+from tokenmill.order import documents as module
+from tokenmill.order.documents import cut_at_id, locate_documents
 
 
 def count_token_by_token(edges, rows, seq_len):
@@ -40,6 +41,32 @@ def test_it_equals_counting_token_by_token(data, rows, seq_len):
     assert batch.max_seqlen == max(positions) + 1
     for array in (batch.ids, batch.positions, batch.cu_seqlens):
         assert array.dtype == np.int32
+
+
+@given(
+    data=st.data(),
+    rows=st.integers(0, 6),
+    seq_len=st.integers(1, 12),
+    eot=st.sampled_from(["after", "before"]),
+    few=st.sampled_from([1, 8, 1 << 17]),
+    dtype=st.sampled_from(["<u2", "<u4", "<i8", "u1"]),
+)
+def test_cuts_at_an_id_equal_counting_token_by_token(data, rows, seq_len, eot, few, dtype):
+    size = rows * (seq_len + 1)
+    ids = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    eot_id = data.draw(st.sampled_from([0, 2, 70_000, -1]))  # some are no ids of the dtype
+    tokens = np.array(ids, dtype).reshape(rows, seq_len + 1)
+    places = np.argwhere(tokens.astype(object) == eot_id)
+    edges = {(row, place + (eot == "after")) for row, place in places.tolist()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEW", few)
+        batch = cut_at_id(tokens, eot_id, eot)
+    assert batch.cu_seqlens.tolist() == count_token_by_token(edges, rows, seq_len)[2]
+    assert batch.cu_seqlens.dtype == np.int32
+    if rows in (2, 4, 6):
+        halves = [half.cu_seqlens for half in batch.split(2)]
+        again = [cut_at_id(half, eot_id, eot).cu_seqlens for half in np.split(tokens, 2)]
+        assert [half.tolist() for half in halves] == [half.tolist() for half in again]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,9 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
             assert rows.dtype == np.int64
             assert np.array_equal(rows, expected)
             assert np.array_equal(some.gather(here, length, np.uint16), expected)
+            read, cut = some.find_rows(here, length), data.draw(st.integers(0, len(starts)))
+            parts = read(0, cut), read(cut, len(starts))
+            assert np.array_equal(np.concatenate(parts), expected)
             wide = np.full((len(starts), 2 * length), -1, np.int32)
             assert some.gather(here, length, out=wide[:, ::2]).base is not None
             assert np.array_equal(wide[:, ::2], expected)
@@ -72,19 +75,16 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
 @given(
     ids=st.lists(st.integers(0, 3), min_size=1, max_size=60),
     eot=st.sampled_from(["after", "before"]),
-    few=st.sampled_from([1, 8, 1 << 17]),
     data=st.data(),
 )
-def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, few, data):
+def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
     length = data.draw(st.integers(1, len(ids)))
     starts = data.draw(st.lists(st.integers(0, len(ids) - length), max_size=20))
     shift = 1 if eot == "after" else 0
     begins = {0} | {place + shift for place, one in enumerate(ids) if one == 0}
     tokens = Tokens.of(ids, eot_id=0, eot=eot)
     here = np.array(starts, np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens_module, "FEW", few)
-        edges = tokens.find_edges(here, length)
+    edges = tokens.find_edges(here, length)
     assert edges.tolist() == naive_edges(begins, starts, length)
 
 

@@ -204,7 +204,7 @@ class Loader:
             self._ahead = None
         if self._ahead is None:
             count = self.maker.read_size
-            prefetch = 3 * count if self.prefetch is None else self.prefetch
+            prefetch = self.maker.ahead_size if self.prefetch is None else self.prefetch
             if prefetch:
                 count = max(1, min(count, prefetch // 2))
             jobs = self.maker.jobs(self._row, count=count)

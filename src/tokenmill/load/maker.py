@@ -20,8 +20,8 @@ import numpy.typing as npt
 from tokenmill.errors import TokenmillError
 from tokenmill.load.buffers import Buffers, keep_freed_memory
 from tokenmill.load.rows import Rows
-from tokenmill.order.documents import DocumentBatch, locate_documents
-from tokenmill.store.tokens import cast
+from tokenmill.order.documents import DocumentBatch
+from tokenmill.store.tokens import RowReader, cast
 
 __all__ = ["Batch", "BatchMaker", "Group"]
 
@@ -29,7 +29,8 @@ Integers = npt.NDArray[np.int64]
 
 _AHEAD = 65_536  # rows whose order is computed at once
 _GROUP = 1 << 20  # bytes of the finished rows of a group
-_READ = 8 << 20  # bytes of the rows that are read at once, as they are in the files
+_READ = 4 << 20  # bytes of the rows that are read at once, as they are in the files
+_JOBS = 5  # of so much that are begun ahead
 _BUFFERS = 8  # groups whose memory is taken again
 
 
@@ -57,6 +58,14 @@ class Group(NamedTuple):
     firsts: Sequence[int]  # the number of each batch's first row
     ends: Sequence[int]  # the first row behind each batch's step
     documents: list[DocumentBatch] | None
+
+
+class _Found(NamedTuple):
+    """Some steps, of which the rows are found and can be read in parts."""
+
+    begins: range  # the first row of each step, of all ranks
+    starts: Integers
+    read: RowReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +97,11 @@ class BatchMaker:
         return max(1, _READ // (self.batch_size * self.rows.seq_len * self.rows.dtype.itemsize))
 
     @property
+    def ahead_size(self) -> int:
+        """The batches that are best read ahead by a thread."""
+        return _JOBS * self.read_size
+
+    @property
     def global_batch(self) -> int:
         """The rows of a step, on all ranks together."""
         return self.batch_size * self.world_size
@@ -109,35 +123,37 @@ class BatchMaker:
         own = np.arange(self.batch_size) + self.rank * self.batch_size
         done, size = 0, 1
         while done < whole:
-            steps = min(ahead, whole - done) if done else 1
+            # More as more are done: shards that were never open may have to be found first.
+            steps = min(ahead, whole - done, 4 * done or 1)
             begins = range(row + done * step, row + (done + steps) * step, step)
             starts = self.rows.locate(np.add.outer(np.array(begins), own).ravel())
+            found = _Found(begins, starts, self.rows.find(starts))
             first = 0
             while first < steps:
                 last = min(first + size, steps)
-                some = starts[first * self.batch_size : last * self.batch_size]
-                yield self._read_or_part(some, begins[first:last])
+                yield self._read_or_part(found, first, last)
                 first, size = last, min(2 * size, count)
             done += steps
         row += whole * step
         if self.limit is not None and row < self.limit and not self.drop_last:
             yield map(self.read_one, [row])
 
-    def _read_or_part(self, starts: Integers, begins: range) -> Iterator[Group]:
+    def _read_or_part(self, found: _Found, first: int, last: int) -> Iterator[Group]:
         """The batches of some whole steps; where they cannot all be read, those before the bad one
         come first, and then its exception."""
-        firsts = _move(begins, self.rank * self.batch_size)
-        ends = _move(begins, self.global_batch)
+        some = slice(first * self.batch_size, last * self.batch_size)
+        begins = found.begins[first:last]
         try:
-            group = self._read(starts, firsts, ends)
+            rows = found.read(some.start, some.stop)
+            documents = self._find_documents(found.starts[some], rows, len(begins))
         except (TokenmillError, OSError):
             if len(begins) == 1:
                 raise
-            for number in range(len(begins)):
-                one = starts[number * self.batch_size : (number + 1) * self.batch_size]
-                yield from self._read_or_part(one, begins[number : number + 1])
+            for number in range(first, last):
+                yield from self._read_or_part(found, number, number + 1)
         else:
-            yield group
+            firsts = _move(begins, self.rank * self.batch_size)
+            yield Group(rows, firsts, _move(begins, self.global_batch), documents)
 
     def _whole_steps(self, row: int, step: int) -> int:
         """How many steps, beginning `step` rows apart, no limit cuts short."""
@@ -154,16 +170,14 @@ class BatchMaker:
         first, stop = (
             row + (end - row) * rank // self.world_size for rank in (self.rank, self.rank + 1)
         )
-        return self._read(self.rows.locate(np.arange(first, stop)), [first], [end])
-
-    def _read(self, starts: Integers, firsts: Sequence[int], ends: Sequence[int]) -> Group:
+        starts = self.rows.locate(np.arange(first, stop))
         rows = self.rows.read(starts)
-        documents = None
-        if self.documents:
-            edges = self.rows.find_edges(starts, rows)
-            found = locate_documents(edges, len(rows), self.rows.seq_len)
-            documents = found.split(len(firsts))
-        return Group(rows, firsts, ends, documents)
+        return Group(rows, [first], [end], self._find_documents(starts, rows, 1))
+
+    def _find_documents(
+        self, starts: Integers, rows: npt.NDArray[Any], batches: int
+    ) -> list[DocumentBatch] | None:
+        return self.rows.find_documents(starts, rows).split(batches) if self.documents else None
 
     def finish(self, group: Group, buffers: Buffers | None = None) -> Iterator[Batch]:
         """The batches of a group, of the dtype that was asked for."""

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load.mixture import Mixture
+from tokenmill.order.documents import DocumentBatch, cut_at_id, locate_documents
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.store.documents import sums
-from tokenmill.store.tokens import Tokens, join
+from tokenmill.store.tokens import RowReader, Tokens, join
 
 __all__ = ["Rows", "check_whole"]
 
@@ -121,6 +123,15 @@ class Rows:
             out[chosen] = tokens.gather(own, length, tokens.dtype if fits else out.dtype)
         return out
 
+    def find(self, starts: Integers) -> RowReader:
+        """How to read some rows, as `Tokens.find_rows` tells it, for those who read them in parts."""
+        tokens = self._joined
+        if tokens is not None and tokens.dtype == self.dtype and not self.are_near:
+            # What is wrong with a row is for those to meet who read it.
+            with suppress(TokenmillError, OSError):
+                return tokens.find_rows(starts, self.seq_len + 1)
+        return lambda first, last: self.read(starts[first:last])
+
     def _by_source(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, Integers]]:
         """Each source that some of the rows are of, their numbers, and where they begin in it."""
         sources = self._firsts.searchsorted(starts, "right") - 1
@@ -135,16 +146,23 @@ class Rows:
         order = self.orders[0]
         return order.kind == "sequential" or order.shuffle_block is not None
 
-    def find_edges(self, starts: Integers, rows: npt.NDArray[Any]) -> Integers:
-        """Where documents begin in the inputs of some rows, which were read, laid end to end."""
-        if self.mixture is None:
-            return self.tokens[0].find_edges(starts, self.seq_len, rows)
+    def find_documents(self, starts: Integers, rows: npt.NDArray[Any]) -> DocumentBatch:
+        """The documents of some rows, which were read."""
+        if self._end_of_text is not None:
+            return cut_at_id(rows, *self._end_of_text)
         found = [np.empty(0, np.int64)]
         for tokens, chosen, own in self._by_source(starts):
             edges = tokens.find_edges(own, self.seq_len, rows[chosen])
             at = edges // self.seq_len
             found.append(edges + (chosen[at] - at) * self.seq_len)
-        return np.concatenate(found)
+        return locate_documents(np.concatenate(found), len(rows), self.seq_len)
+
+    @cached_property
+    def _end_of_text(self) -> tuple[int, str] | None:
+        """The one id that ends or begins documents in all sources, if that is how to find them."""
+        ways = {(tokens.documents is None, tokens.eot_id, tokens.eot) for tokens in self.tokens}
+        by_id, eot_id, eot = ways.pop()
+        return (eot_id, eot) if by_id and eot_id is not None and not ways else None
 
     def counts(self, row: int) -> dict[str, int]:
         """How many of the first `row` rows come from each source, by its name."""

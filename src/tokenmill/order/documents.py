@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 
-__all__ = ["DocumentBatch", "locate_documents"]
+__all__ = ["DocumentBatch", "cut_at_id", "locate_documents"]
+
+_FEW = 1 << 17  # flags that are looked at one by one
 
 
 @dataclass(eq=False)  # not frozen: that would take longer than all the rest of it
@@ -75,6 +78,30 @@ class DocumentBatch:
         ]
 
 
+def cut_at_id(tokens: npt.NDArray[Any], eot_id: int, eot: str) -> DocumentBatch:
+    """The documents of a batch, from its tokens, (rows, seq_len + 1), and the id that stands before
+    or after each document, as `eot` says.
+
+    >>> cut_at_id(np.array([[5, 0, 6, 7], [0, 8, 0, 0]]), 0, "after").cu_seqlens
+    array([0, 2, 3, 4, 6], dtype=int32)
+    >>> cut_at_id(np.array([[5, 0, 6, 7], [0, 8, 0, 0]]), 0, "before").cu_seqlens
+    array([0, 1, 3, 5, 6], dtype=int32)
+    """
+    rows, width = tokens.shape
+    _check_shape(rows, width - 1)
+    memory = np.empty(tokens.size + 1, np.bool_)
+    after = eot != "before"
+    np.equal(tokens.reshape(-1), eot_id, out=memory[after : after + tokens.size])
+    flags = memory[:-1].reshape(rows, width)
+    flags[:, 0] = True  # a row begins here, whatever was before it
+    flags[:, -1] = False  # no input is here
+    found = _find_true(memory[:-1])
+    cuts = np.empty(len(found) + 1, np.int32)
+    np.subtract(found, found // width, out=cuts[:-1], casting="unsafe")
+    cuts[-1] = rows * (width - 1)
+    return DocumentBatch(rows, width - 1, cuts)
+
+
 def locate_documents(edges: npt.NDArray[np.int64], rows: int, seq_len: int) -> DocumentBatch:
     """The documents of a batch, from where they begin in its rows laid end to end, in any order.
 
@@ -88,12 +115,7 @@ def locate_documents(edges: npt.NDArray[np.int64], rows: int, seq_len: int) -> D
     >>> batch.cu_seqlens.tolist(), batch.max_seqlen
     ([0, 2, 4, 8], 4)
     """
-    total = rows * seq_len
-    if rows < 0 or seq_len < 1 or total >= 2**31:
-        raise UsageError(
-            f"a batch of {rows:,} rows of {seq_len:,} tokens cannot carry its documents: rows need "
-            "at least one token, and a batch has below 2**31 in all. Use a smaller batch."
-        )
+    total = _check_shape(rows, seq_len)
     edges = np.asarray(edges, np.int64)
     if edges.size and not 0 <= edges.min() <= edges.max() < total:
         raise UsageError(
@@ -104,3 +126,31 @@ def locate_documents(edges: npt.NDArray[np.int64], rows: int, seq_len: int) -> D
     cuts = np.concatenate((row_starts, edges), dtype=np.int32, casting="unsafe")
     cuts.sort()
     return DocumentBatch(rows, seq_len, cuts[np.append(True, cuts[1:] != cuts[:-1])])
+
+
+def _check_shape(rows: int, seq_len: int) -> int:
+    """The tokens of a batch that can carry its documents."""
+    total = rows * seq_len
+    if rows < 0 or seq_len < 1 or total >= 2**31:
+        raise UsageError(
+            f"a batch of {rows:,} rows of {seq_len:,} tokens cannot carry its documents: rows need "
+            "at least one token, and a batch has below 2**31 in all. Use a smaller batch."
+        )
+    return total
+
+
+def _find_true(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Where the flags, of which few are true, are so: eight at once, and eights of eights, are looked
+    for first.
+
+    >>> _find_true(np.arange(1_000_001) % 500_000 == 0).tolist()
+    [0, 500000, 1000000]
+    """
+    if len(flags) < _FEW:
+        return np.flatnonzero(flags)
+    whole = len(flags) // 8 * 8
+    eights = flags[:whole].view(np.uint64)
+    some = _find_true(eights != 0)
+    found = np.flatnonzero(eights[some].view(np.bool_))
+    places = some[found >> 3] * 8 + (found & 7)
+    return np.concatenate((places, np.flatnonzero(flags[whole:]) + whole))

@@ -135,12 +135,12 @@ class RowOrder:
         first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))
         if first < last <= first + len(rows) // _MANY:
             # One by one, because a key for all rows is faster than a key for each.
-            epochs = rows // self.windows
-            found = np.empty_like(rows)
-            for epoch in range(first, last + 1):
-                chosen = np.flatnonzero(epochs == epoch)
-                found[chosen] = self._visit(rows[chosen])
-            return found
+            if (rows[1:] < rows[:-1]).any():
+                order, found = rows.argsort(), np.empty_like(rows)
+                found[order] = self._visit(rows[order])
+                return found
+            cuts = rows.searchsorted(np.arange(first + 1, last + 1) * self.windows)
+            return np.concatenate([self._visit(epoch) for epoch in np.split(rows, cuts)])
         numbers = rows // self.windows if first < last else first
         places = rows - numbers * self.windows
         if self.kind == "sequential":

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["copy_rows", "find_address"]
+__all__ = ["RowsInMemory", "find_address"]
 
 _LONG = 1 << 18  # bytes that take longer to copy than threads take to wake each other
 
@@ -26,32 +26,43 @@ def find_address(array: npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def copy_rows(
-    addresses: npt.NDArray[np.int64],
-    length: int,
-    dtype: np.dtype[Any],
-    held: Sequence[npt.NDArray[Any]],
-) -> npt.NDArray[Any]:
-    """The `length` ids from each address on, (rows, length); they are inside the arrays `held`.
+class RowsInMemory:
+    """The `length` ids from each address on, one row each; they are inside the arrays `held`.
+
+    Called with two numbers, it copies the rows from the first to before the second.
 
     >>> first, second = np.arange(5), np.arange(50, 55)
-    >>> addresses = np.array([find_address(second), find_address(first) + 8])
-    >>> copy_rows(addresses, 3, first.dtype, [first, second])
+    >>> addresses = np.array([find_address(second), find_address(first) + 8, find_address(first)])
+    >>> RowsInMemory(addresses, 3, first.dtype, [first, second])(0, 2)
     array([[50, 51, 52],
            [ 1,  2,  3]])
     """
-    if not len(addresses):
-        return np.empty((0, length), dtype)
-    rows, size = len(addresses), length * dtype.itemsize
-    pieces = _count_pieces(rows, size)
-    if pieces > 1:
-        size //= pieces
-        addresses = np.add.outer(addresses, np.arange(pieces) * size).ravel()
-    lowest, highest = int(addresses.min()), int(addresses.max())
-    memory = np.asarray(_Memory(lowest, highest - lowest + 1, size, held))
-    # Each row is one element: copying it costs less than a row of a second dimension does.
-    copied = memory[addresses - lowest]
-    return copied.view(np.uint8).view(dtype).reshape(rows, length)
+
+    def __init__(
+        self,
+        addresses: npt.NDArray[np.int64],
+        length: int,
+        dtype: np.dtype[Any],
+        held: Sequence[npt.NDArray[Any]],
+    ) -> None:
+        self._length, self._dtype, self._held = length, dtype, held
+        self._lowest = int(addresses.min(initial=1 << 62))
+        self._places = addresses - self._lowest
+        self._bytes = int(self._places.max(initial=0)) + length * dtype.itemsize
+
+    def __call__(self, first: int, last: int) -> npt.NDArray[Any]:
+        places, size = self._places[first:last], self._length * self._dtype.itemsize
+        rows = len(places)
+        if not rows:
+            return np.empty((0, self._length), self._dtype)
+        pieces = _count_pieces(rows, size)
+        if pieces > 1:
+            size //= pieces
+            places = np.add.outer(places, np.arange(pieces) * size).ravel()
+        memory = np.asarray(_Memory(self._lowest, self._bytes - size + 1, size, self._held))
+        # Each row is one element: copying it costs less than a row of a second dimension does.
+        copied = memory[places]
+        return copied.view(np.uint8).view(self._dtype).reshape(rows, self._length)
 
 
 @lru_cache(maxsize=64)

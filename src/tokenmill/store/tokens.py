@@ -23,18 +23,18 @@ import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files
-from tokenmill.store.addresses import copy_rows, find_address
+from tokenmill.store.addresses import RowsInMemory, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
-__all__ = ["Tokens", "cast", "join"]
+__all__ = ["RowReader", "Tokens", "cast", "join"]
 
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
-FEW = 1 << 17  # flags that are looked at one by one
 MANY = min(max(files.OPEN_FILES // 4, 16), 4096)  # shards whose maps may all be held at once
 RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
 
 Integers = npt.NDArray[np.int64]
+RowReader = Callable[[int, int], npt.NDArray[Any]]
 _NONE = np.empty(0, np.int64)
 
 _can_cast = lru_cache(maxsize=64)(np.can_cast)
@@ -197,11 +197,10 @@ class Tokens:
         array([[7, 8],
                [5, 6]], dtype=int32)
         """
-        starts = self._check_rows(starts, length)
-        rows = len(starts)
+        read, rows = self.find_rows(starts, length), len(starts)
         if out is None:
             if dtype == self.dtype:
-                return self.read_rows(starts, length)
+                return read(0, rows)
             out = np.empty((rows, length), dtype)
         elif out.shape != (rows, length):
             raise UsageError(
@@ -211,8 +210,21 @@ class Tokens:
             raise UsageError(f"ids are integers; the dtype {out.dtype} does not hold them.")
         step = max(1, PIECE // (length * self.dtype.itemsize))
         for first in range(0, rows, step):
-            cast(self.read_rows(starts[first : first + step], length), out[first : first + step])
+            cast(read(first, first + step), out[first : first + step])
         return out
+
+    def find_rows(self, starts: Integers, length: int) -> RowReader:
+        """How to read the rows of `gather`: called with two numbers, it reads those from the first to
+        before the second, in an array of their own dtype. They are found once, and read in parts.
+
+        >>> read = Tokens.of([5, 6, 7, 8]).find_rows(np.array([2, 0, 1]), 2)
+        >>> read(0, 2).tolist(), read(2, 3).tolist()
+        ([[7, 8], [5, 6]], [[6, 7]])
+        """
+        starts = self._check_rows(starts, length)
+        if len(self._counts) <= self._most_held:
+            return self._find_held(starts, length)
+        return lambda first, last: self._read_by_shards(starts[first:last], length)
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Let the system read some rows soon: for rows that are near each other on a slow disk."""
@@ -242,13 +254,11 @@ class Tokens:
             )
         return starts
 
-    def read_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
-        """The rows of `gather`, which checks them, in an array of their own dtype."""
-        if len(self._counts) <= self._most_held:
-            return self._copy_rows(starts, length)
+    def _read_by_shards(self, starts: Integers, length: int) -> npt.NDArray[Any]:
+        """Rows of more shards than may be held at once."""
         rows = np.empty((len(starts), length), self.dtype)
         for some in self._cut_by_shards(starts):
-            rows[some] = self._copy_rows(starts[some], length)
+            rows[some] = self._find_held(starts[some], length)(0, len(some))
         return rows
 
     def _cut_by_shards(self, starts: Integers) -> list[Integers]:
@@ -259,28 +269,35 @@ class Tokens:
         runs //= self._most_held
         return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
 
-    def _copy_rows(self, starts: Integers, length: int) -> npt.NDArray[Any]:
-        """The rows, of which the shards may all be held."""
+    def _find_held(self, starts: Integers, length: int) -> RowReader:
+        """How to read the rows, of which the shards are all held."""
         if len(self._counts) == 1:
             maps, addresses = self._find_addresses([0])
-            return copy_rows(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
+            return RowsInMemory(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
         shards = self._starts.searchsorted(starts, "right") - 1
         firsts = starts - self._starts[shards]
         crosses = firsts + length > self._counts[shards]
         crossing = np.flatnonzero(crosses)
-        if len(crossing) == len(starts):
-            rows = np.empty((len(starts), length), self.dtype)
-        else:
+        if len(crossing) < len(starts):
             # Any other row stands in for one that crosses into another shard.
             whole = crosses.argmin()
             shards[crossing], firsts[crossing] = shards[whole], firsts[whole]
             needed, which = np.unique(shards, return_inverse=True)
             maps, addresses = self._find_addresses(needed.tolist())
             places = addresses[which] + firsts * self.dtype.itemsize
-            rows = copy_rows(places, length, self.dtype, maps)
-        for number in crossing.tolist():
-            self._copy(int(starts[number]), rows[number])
-        return rows
+            copy = RowsInMemory(places, length, self.dtype, maps)
+
+        def read(first: int, last: int) -> npt.NDArray[Any]:
+            some = crossing[slice(*crossing.searchsorted((first, last)))].tolist()
+            if len(some) == len(starts[first:last]):
+                rows = np.empty((len(some), length), self.dtype)
+            else:
+                rows = copy(first, last)
+            for number in some:
+                self._copy(int(starts[number]), rows[number - first])
+            return rows
+
+        return read
 
     def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
         """The ids of shards of which surely all are there, and where they begin in memory."""
@@ -333,8 +350,8 @@ class Tokens:
                 "command, eot_id= in Python."
             )
         if rows is None:
-            rows = self.read_rows(starts, length)
-        found = _find_true(rows.ravel() == self.eot_id)
+            rows = self.find_rows(starts, length)(0, len(starts))
+        found = np.flatnonzero(rows.ravel() == self.eot_id)
         at = found // rows.shape[1]
         places = found - at * rows.shape[1]
         begins = starts == 0  # the first token always begins a document, and ends none
@@ -342,7 +359,8 @@ class Tokens:
             begins &= rows[:, 0] != self.eot_id
         else:
             places += 1
-            begins |= self.read_rows(np.maximum(starts - 1, 0), 1)[:, 0] == self.eot_id
+            before = self.find_rows(np.maximum(starts - 1, 0), 1)(0, len(starts))
+            begins |= before[:, 0] == self.eot_id
         edges = (at * length + places)[places < length]
         edges = np.concatenate((np.flatnonzero(begins) * length, edges))
         edges.sort()
@@ -391,23 +409,6 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
     if len({one.dtype for one in shards}) > 1 or any(one.kept is not None for one in shards):
         return None
     return type(sources[0])(JoinedShards(tuple(shards)), sources[0].split)
-
-
-def _find_true(flags: npt.NDArray[np.bool_]) -> Integers:
-    """Where the flags, of which few are true, are so: eight at once, and eights of eights, are looked
-    for first.
-
-    >>> _find_true(np.arange(1_000_001) % 500_000 == 0).tolist()
-    [0, 500000, 1000000]
-    """
-    if len(flags) < FEW:
-        return np.flatnonzero(flags)
-    whole = len(flags) // 8 * 8
-    eights = flags[:whole].view(np.uint64)
-    some = _find_true(eights != 0)
-    found = np.flatnonzero(eights[some].view(np.bool_))
-    places = some[found >> 3] * 8 + (found & 7)
-    return np.concatenate((places, np.flatnonzero(flags[whole:]) + whole))
 
 
 def _join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.load.mixture import Mixture
-from tokenmill.store.tokens import Tokens
+from tokenmill.store.tokens import RowReader, Tokens
 
 __all__ = ["read_not_mapped"]
 
@@ -22,12 +22,18 @@ __all__ = ["read_not_mapped"]
 class ReadTokens(Tokens):
     """The same tokens; rows of them are read."""
 
-    def read_rows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
-        """The rows, each of them read; see `Tokens.read_rows`."""
-        rows = np.empty((len(starts), length), self.dtype)
-        for row, start in zip(rows, starts.tolist(), strict=True):
-            row[:] = self.read(start, start + length)
-        return rows
+    def find_rows(self, starts: npt.NDArray[np.int64], length: int) -> RowReader:
+        """See `Tokens.find_rows`; each row is read."""
+        starts = self._check_rows(starts, length)
+
+        def read(first: int, last: int) -> npt.NDArray[Any]:
+            places = starts[first:last].tolist()
+            rows = np.empty((len(places), length), self.dtype)
+            for row, start in zip(rows, places, strict=True):
+                row[:] = self.read(start, start + length)
+            return rows
+
+        return read
 
     def read_ahead(self, starts: npt.NDArray[np.int64], length: int) -> None:
         """Nothing: the system reads ahead of those who read."""
