@@ -25,6 +25,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files
 from tokenmill.store.addresses import RowsInMemory, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
+from tokenmill.store.intervals import Intervals
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
 __all__ = ["RowReader", "Tokens", "cast", "join"]
@@ -263,7 +264,7 @@ class Tokens:
 
     def _cut_by_shards(self, starts: Integers) -> list[Integers]:
         """The numbers of rows that begin in no more shards than may be held at once."""
-        shards = self._starts.searchsorted(starts, "right") - 1
+        shards = self._find_shards(starts)
         order = shards.argsort(kind="stable")
         runs = (np.diff(shards[order], prepend=-1) != 0).cumsum() - 1
         runs //= self._most_held
@@ -274,7 +275,7 @@ class Tokens:
         if len(self._counts) == 1:
             maps, addresses = self._find_addresses([0])
             return RowsInMemory(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
-        shards = self._starts.searchsorted(starts, "right") - 1
+        shards = self._find_shards(starts)
         firsts = starts - self._starts[shards]
         crosses = firsts + length > self._counts[shards]
         crossing = np.flatnonzero(crosses)
@@ -282,9 +283,11 @@ class Tokens:
             # Any other row stands in for one that crosses into another shard.
             whole = crosses.argmin()
             shards[crossing], firsts[crossing] = shards[whole], firsts[whole]
-            needed, which = np.unique(shards, return_inverse=True)
-            maps, addresses = self._find_addresses(needed.tolist())
-            places = addresses[which] + firsts * self.dtype.itemsize
+            addresses = np.zeros(len(self._counts), np.int64)
+            addresses[shards] = 1
+            needed = np.flatnonzero(addresses)
+            maps, addresses[needed] = self._find_addresses(needed.tolist())
+            places = addresses[shards] + firsts * self.dtype.itemsize
             copy = RowsInMemory(places, length, self.dtype, maps)
 
         def read(first: int, last: int) -> npt.NDArray[Any]:
@@ -298,6 +301,16 @@ class Tokens:
             return rows
 
         return read
+
+    def _find_shards(self, starts: Integers) -> Integers:
+        """The shard that each row begins in."""
+        if len(self._counts) > MANY:  # a table for so many would take longer than it saves
+            return self._starts.searchsorted(starts, "right") - 1
+        return self._intervals.find(starts)
+
+    @cached_property
+    def _intervals(self) -> Intervals:
+        return Intervals(self._starts)
 
     def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
         """The ids of shards of which surely all are there, and where they begin in memory."""
