@@ -3,9 +3,9 @@
 A file that is missing, of another size than it must have, or no regular file is refused by name,
 with the cure. Inside a dataset's folder no link is followed out of it. Mapping reads nothing.
 
-Each map keeps one of the files that the process may have open. `Maps` are therefore counted
-together, whatever the number of datasets: at most `OPEN_FILES` stay, and the first mapped goes
-first. A file in steady use is thus mapped anew once in `OPEN_FILES` misses, at some 30 µs, and in
+Before Python 3.13, each map keeps one of the files that the process may have open. `Maps` are
+therefore counted together, whatever the number of datasets: at most `OPEN_FILES` stay, and the
+first mapped goes first. A file in steady use is thus mapped anew once in `OPEN_FILES` misses, at some 30 µs, and in
 return a hit is the look into a dict. No lock is held: threads may share them, and a fork is safe.
 """
 
@@ -15,6 +15,7 @@ import errno
 import mmap
 import os
 import stat
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -55,8 +56,14 @@ _SYSTEM_CURES = {
 }
 
 
+# From Python 3.13 on, a map need not keep its file open.
+_CLOSES = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
 def _find_open_files() -> int:
     """How many files may stay mapped: half of what the process may open, if that is not many."""
+    if _CLOSES:
+        return 16384
     try:
         import resource
     except ImportError:  # Windows
@@ -213,7 +220,7 @@ def map_file(
     if not count:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     try:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_CLOSES)
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype, count, offset)
