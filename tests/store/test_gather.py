@@ -98,11 +98,12 @@ def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_pa
 
 @pytest.mark.parametrize("rows", [1, 40, 1000])
 @pytest.mark.parametrize("shard_tokens", [7, 90, 300])
-@pytest.mark.parametrize("held", [2, 1000])
+@pytest.mark.parametrize(("many", "held"), [(2, 1), (1000, 1), (1000, 1000)])
 def test_many_rows_over_few_shards_equal_the_oracle(
-    tmp_path, monkeypatch, rows, shard_tokens, held
+    tmp_path, monkeypatch, rows, shard_tokens, many, held
 ):
-    monkeypatch.setattr(tokens_module, "MANY", held)
+    monkeypatch.setattr(tokens_module, "MANY", many)
+    monkeypatch.setattr(tokens_module, "HELD", held)
     random = np.random.default_rng(rows)
     oracle = build(tmp_path, {"train": [random.bytes(999)]}, shard_tokens=shard_tokens)["train"]
     starts = random.integers(0, len(oracle) - 20, rows)
@@ -110,6 +111,15 @@ def test_many_rows_over_few_shards_equal_the_oracle(
     tokens = tokenmill.open(tmp_path)["train"]
     assert np.array_equal(tokens.gather(starts, 20), expected)
     assert np.array_equal(tokens.gather(starts, 20, tokens.dtype), expected)
+    read = tokens.find_rows(starts, 20)
+    parts = [read(first, first + 7) for first in range(0, rows, 7)]
+    assert np.array_equal(np.concatenate(parts), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64])
+def test_no_rows_of_no_tokens(dtype):
+    rows = Tokens.of(np.empty(0, np.uint16)).gather(np.empty(0, np.int64), 3, dtype)
+    assert (rows.shape, rows.dtype) == ((0, 3), dtype)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.store.intervals import Intervals
+from tokenmill.store.intervals import Intervals, find_distinct
 
 
 @given(
@@ -36,3 +36,11 @@ def test_many_intervals(sizes):
     numbers = random.integers(0, starts[-1], 50_000)
     found = Intervals(starts).find(numbers)
     assert ((starts[found] <= numbers) & (numbers < starts[found + 1])).all()
+
+
+@given(numbers=st.lists(st.integers(0, 40), min_size=1), more=st.integers(0, 100))
+def test_distinct_numbers_are_those_of_numpy(numbers, more):
+    array = np.array(numbers, np.int64)
+    found = find_distinct(array, int(array.max()) + 1 + more)
+    expected = np.unique(array, return_inverse=True)
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]

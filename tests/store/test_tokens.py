@@ -324,3 +324,31 @@ def test_a_path_out_of_the_folder_is_refused(folder, path):
     edit_manifest(folder, edit)
     with pytest.raises(DatasetError, match=r"dataset_metadata\.json is damaged"):
         tokenmill.open(folder)
+
+
+LOADERS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+import tokenmill
+loaders = [
+    tokenmill.Loader(
+        tokenmill.open(sys.argv[1], dtype="uint16")["train"],
+        batch_size=8, seq_len=16, seed=number, prefetch=0,
+    )
+    for number in range(12)
+]
+for _ in range(40):
+    for loader in loaders:
+        next(loader)
+print(len({loader.row for loader in loaders}))
+"""
+
+
+def test_many_loaders_share_the_files_that_may_be_open(tmp_path):
+    pytest.importorskip("resource")
+    for number in range(16):
+        np.arange(400, dtype="<u2").tofile(tmp_path / f"train_{number:03}.bin")
+    done = subprocess.run(
+        [sys.executable, "-c", LOADERS, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -138,7 +138,7 @@ class Prefetch(Generic[T]):
     def close(self) -> None:
         """End the thread, and wait until it has ended, unless a job takes very long."""
         self._work.stop()
-        if self.is_of_this_process:
+        if self.is_of_this_process and self._thread.is_alive():  # Ctrl-C may have come before it
             self._thread.join(_LAST_WAIT)
 
     def __del__(self) -> None:
@@ -152,4 +152,5 @@ def _end_threads() -> None:
     for _, work in threads:
         work.stop()
     for thread, _ in threads:
-        thread.join(_LAST_WAIT)
+        if thread.is_alive():
+            thread.join(_LAST_WAIT)

@@ -150,9 +150,13 @@ class Rows:
         """The documents of some rows, which were read."""
         if self._end_of_text is not None:
             return cut_at_id(rows, *self._end_of_text)
+        if len(self.tokens) == 1:
+            edges = self.tokens[0].find_edges(starts, self.seq_len, rows)
+            return locate_documents(edges, len(rows), self.seq_len)
         found = [np.empty(0, np.int64)]
         for tokens, chosen, own in self._by_source(starts):
-            edges = tokens.find_edges(own, self.seq_len, rows[chosen])
+            own_rows = rows[chosen] if tokens.documents is None else None
+            edges = tokens.find_edges(own, self.seq_len, own_rows)
             at = edges // self.seq_len
             found.append(edges + (chosen[at] - at) * self.seq_len)
         return locate_documents(np.concatenate(found), len(rows), self.seq_len)

@@ -2,8 +2,8 @@
 
 Guarantees: what a `DocumentBatch` gives describes the same cuts: one at each beginning of a
 document and one at each beginning of a row, since rows do not see each other. Costs: the cuts are a
-sort of a few numbers; the arrays of the batch's shape are made when first asked for, at about 1 ns a
-token.
+sort of a few numbers, or one look at all tokens for the end-of-text id; the arrays of the batch's
+shape are made when first asked for, at about 1 ns a token.
 """
 
 from __future__ import annotations

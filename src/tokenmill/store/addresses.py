@@ -46,9 +46,9 @@ class RowsInMemory:
         held: Sequence[npt.NDArray[Any]],
     ) -> None:
         self._length, self._dtype, self._held = length, dtype, held
-        self._lowest = int(addresses.min(initial=1 << 62))
+        self._lowest = int(addresses.min())
         self._places = addresses - self._lowest
-        self._bytes = int(self._places.max(initial=0)) + length * dtype.itemsize
+        self._bytes = int(self._places.max()) + length * dtype.itemsize
 
     def __call__(self, first: int, last: int) -> npt.NDArray[Any]:
         places, size = self._places[first:last], self._length * self._dtype.itemsize

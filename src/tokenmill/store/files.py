@@ -3,10 +3,11 @@
 A file that is missing, of another size than it must have, or no regular file is refused by name,
 with the cure. Inside a dataset's folder no link is followed out of it. Mapping reads nothing.
 
-Before Python 3.13, each map keeps one of the files that the process may have open. `Maps` are
-therefore counted together, whatever the number of datasets: at most `OPEN_FILES` stay, and the
-first mapped goes first. A file in steady use is thus mapped anew once in `OPEN_FILES` misses, at some 30 µs, and in
-return a hit is the look into a dict. No lock is held: threads may share them, and a fork is safe.
+Before Python 3.13, each map keeps one of the files that the process may have open; and the system
+has a limit of its own. `Maps` are therefore counted together, whatever the number of datasets: at
+most `OPEN_FILES` stay, and the first mapped goes first. A file in steady use is thus mapped anew
+once in `OPEN_FILES` misses, at some 30 µs, and in return a hit is the look into a dict. No lock is
+held: threads may share them, and a fork is safe.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ _SYSTEM_CURES = {
 }
 
 
-# From Python 3.13 on, a map need not keep its file open.
-_CLOSES = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+# From Python 3.13 on, a map need not keep its file open; on Windows, from 3.15 on.
+_CAN_CLOSE = sys.version_info >= ((3, 15) if sys.platform == "win32" else (3, 13))
+_CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 
 
 def _find_open_files() -> int:

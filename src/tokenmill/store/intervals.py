@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Intervals"]
+__all__ = ["Intervals", "find_distinct"]
 
 _MOST_STEPS = 8
 
@@ -35,10 +35,23 @@ class Intervals:
         self._steps = int(np.diff(self._near).max())
 
     def find(self, numbers: Integers) -> Integers:
-        """The interval of each number, none of which is below 0 or beyond the end."""
+        """The interval of each number; all are from 0 to below the end."""
         if self._steps > _MOST_STEPS:
             return self._starts[:-1].searchsorted(numbers, "right") - 1
         found: Integers = self._near[numbers >> self._shift]
         for _ in range(self._steps):
             found += self._starts[found + 1] <= numbers
         return found
+
+
+def find_distinct(numbers: Integers, most: int) -> tuple[Integers, Integers]:
+    """The distinct ones of some numbers, all from 0 to below `most`, in order; and which of these
+    each number is.
+
+    >>> [part.tolist() for part in find_distinct(np.array([7, 2, 7, 2]), 10)]
+    [[2, 7], [1, 0, 1, 0]]
+    """
+    if len(numbers) < most:
+        return np.unique(numbers, return_inverse=True)
+    marks = np.bincount(numbers) > 0
+    return np.flatnonzero(marks), (np.cumsum(marks) - 1)[numbers]

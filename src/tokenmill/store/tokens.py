@@ -5,7 +5,8 @@ what it must be is refused by name before a token of it is read. Checksums are t
 `tokenmill verify`, not of opening.
 
 Costs: making a `Tokens` opens nothing. A shard is mapped when first touched, and of all shards of
-the process at most `OPEN_FILES` stay mapped (`files.Maps`). A slice costs one copy of what it
+the process at most `OPEN_FILES` stay mapped (`files.Maps`), with a few more in the hands of those
+who read rows. A slice costs one copy of what it
 returns. `gather` copies rows in their own dtype, as many as the cache holds, and casts those: it
 takes little more than the cast alone (`benchmarks/gather.py`). Threads and forks may share a
 `Tokens`; a pickle starts with no maps.
@@ -25,16 +26,18 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files
 from tokenmill.store.addresses import RowsInMemory, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
-from tokenmill.store.intervals import Intervals
+from tokenmill.store.intervals import Intervals, find_distinct
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
 __all__ = ["RowReader", "Tokens", "cast", "join"]
 
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
-MANY = min(max(files.OPEN_FILES // 4, 16), 4096)  # shards whose maps may all be held at once
+MANY = min(max(files.OPEN_FILES // 4, 16), 4096)  # shards whose maps are held while rows are copied
+HELD = max(files.OPEN_FILES // 64, 1)  # shards whose maps are held by those who read rows in parts
 RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
 
 Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 RowReader = Callable[[int, int], npt.NDArray[Any]]
 _NONE = np.empty(0, np.int64)
 
@@ -50,7 +53,7 @@ class _Mapped(NamedTuple):
 
 def _map_shard(shards: Shards, number: int) -> _Mapped:
     ids = shards.map(number)
-    is_whole = len(ids) == shards.counts[number] and ids.strides == (shards.dtype.itemsize,)
+    is_whole = len(ids) == shards.counts[number] and ids.flags.c_contiguous
     return _Mapped(ids, find_address(ids) if is_whole else None)
 
 
@@ -216,16 +219,38 @@ class Tokens:
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
         """How to read the rows of `gather`: called with two numbers, it reads those from the first to
-        before the second, in an array of their own dtype. They are found once, and read in parts.
+        before the second, in an array of their own dtype. They are found once, and read in parts; if
+        the tokens are in few shards, it holds the maps of these.
 
         >>> read = Tokens.of([5, 6, 7, 8]).find_rows(np.array([2, 0, 1]), 2)
         >>> read(0, 2).tolist(), read(2, 3).tolist()
         ([[7, 8], [5, 6]], [[6, 7]])
         """
         starts = self._check_rows(starts, length)
-        if len(self._counts) <= self._most_held:
-            return self._find_held(starts, length)
-        return lambda first, last: self._read_by_shards(starts[first:last], length)
+        if not len(starts):
+            return lambda *_: np.empty((0, length), self.dtype)
+        if len(self._counts) == 1:
+            maps, addresses = self._find_addresses([0])
+            return RowsInMemory(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
+        shards = self._find_shards(starts)
+        firsts = starts - self._starts[shards]
+        crosses = firsts + length > self._counts[shards]
+        crossing = np.flatnonzero(crosses)
+        held = None
+        if len(self._counts) <= min(HELD, self._most_held):
+            held = self._hold_rows(shards, firsts, crosses, length)
+
+        def read(first: int, last: int) -> npt.NDArray[Any]:
+            some = slice(first, last)
+            if held is not None:
+                rows = held(first, last)
+            else:
+                rows = self._read_within(shards[some], firsts[some], crosses[some], length)
+            for number in crossing[slice(*crossing.searchsorted((first, last)))].tolist():
+                self._copy(int(starts[number]), rows[number - first])
+            return rows
+
+        return read
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Let the system read some rows soon: for rows that are near each other on a slow disk."""
@@ -255,56 +280,37 @@ class Tokens:
             )
         return starts
 
-    def _read_by_shards(self, starts: Integers, length: int) -> npt.NDArray[Any]:
-        """Rows of more shards than may be held at once."""
-        rows = np.empty((len(starts), length), self.dtype)
-        for some in self._cut_by_shards(starts):
-            rows[some] = self._find_held(starts[some], length)(0, len(some))
+    def _read_within(
+        self, shards: Integers, firsts: Integers, crosses: Flags, length: int
+    ) -> npt.NDArray[Any]:
+        """The rows that begin at these places of these shards; in the places of those that cross
+        into another shard is anything."""
+        if len(self._counts) <= self._most_held:
+            return self._hold_rows(shards, firsts, crosses, length)(0, len(shards))
+        rows = np.empty((len(shards), length), self.dtype)
+        for some in _cut_by_shards(shards, self._most_held):
+            part = self._hold_rows(shards[some], firsts[some], crosses[some], length)
+            rows[some] = part(0, len(some))
         return rows
 
-    def _cut_by_shards(self, starts: Integers) -> list[Integers]:
-        """The numbers of rows that begin in no more shards than may be held at once."""
-        shards = self._find_shards(starts)
-        order = shards.argsort(kind="stable")
-        runs = (np.diff(shards[order], prepend=-1) != 0).cumsum() - 1
-        runs //= self._most_held
-        return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
-
-    def _find_held(self, starts: Integers, length: int) -> RowReader:
-        """How to read the rows, of which the shards are all held."""
-        if len(self._counts) == 1:
-            maps, addresses = self._find_addresses([0])
-            return RowsInMemory(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
-        shards = self._find_shards(starts)
-        firsts = starts - self._starts[shards]
-        crosses = firsts + length > self._counts[shards]
-        crossing = np.flatnonzero(crosses)
-        if len(crossing) < len(starts):
-            # Any other row stands in for one that crosses into another shard.
-            whole = crosses.argmin()
-            shards[crossing], firsts[crossing] = shards[whole], firsts[whole]
-            addresses = np.zeros(len(self._counts), np.int64)
-            addresses[shards] = 1
-            needed = np.flatnonzero(addresses)
-            maps, addresses[needed] = self._find_addresses(needed.tolist())
-            places = addresses[shards] + firsts * self.dtype.itemsize
-            copy = RowsInMemory(places, length, self.dtype, maps)
-
-        def read(first: int, last: int) -> npt.NDArray[Any]:
-            some = crossing[slice(*crossing.searchsorted((first, last)))].tolist()
-            if len(some) == len(starts[first:last]):
-                rows = np.empty((len(some), length), self.dtype)
-            else:
-                rows = copy(first, last)
-            for number in some:
-                self._copy(int(starts[number]), rows[number - first])
-            return rows
-
-        return read
+    def _hold_rows(
+        self, shards: Integers, firsts: Integers, crosses: Flags, length: int
+    ) -> RowReader:
+        """How to read what `_read_within` reads, with the maps of all shards in hand."""
+        stand_in = crosses.argmin()
+        if crosses[stand_in]:
+            return lambda first, last: np.empty((len(crosses[first:last]), length), self.dtype)
+        if crosses.any():
+            shards = np.where(crosses, shards[stand_in], shards)
+            firsts = np.where(crosses, firsts[stand_in], firsts)
+        needed, which = find_distinct(shards, len(self._counts))
+        maps, addresses = self._find_addresses(needed.tolist())
+        places = addresses[which] + firsts * self.dtype.itemsize
+        return RowsInMemory(places, length, self.dtype, maps)
 
     def _find_shards(self, starts: Integers) -> Integers:
         """The shard that each row begins in."""
-        if len(self._counts) > MANY:  # a table for so many would take longer than it saves
+        if len(starts) < len(self._counts):  # a table would take longer than it saves
             return self._starts.searchsorted(starts, "right") - 1
         return self._intervals.find(starts)
 
@@ -422,6 +428,18 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
     if len({one.dtype for one in shards}) > 1 or any(one.kept is not None for one in shards):
         return None
     return type(sources[0])(JoinedShards(tuple(shards)), sources[0].split)
+
+
+def _cut_by_shards(shards: Integers, most: int) -> list[Integers]:
+    """The numbers of rows, in parts of no more than `most` shards each; told is each row's shard.
+
+    >>> [part.tolist() for part in _cut_by_shards(np.array([9, 4, 9, 7]), 2)]
+    [[1, 3], [0, 2]]
+    """
+    order = shards.argsort(kind="stable")
+    runs = (np.diff(shards[order], prepend=-1) != 0).cumsum() - 1
+    runs //= most
+    return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
 
 
 def _join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:
