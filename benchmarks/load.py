@@ -78,8 +78,8 @@ def _write_shards(folder: Path, ids: np.ndarray[Any, Any], count: int) -> None:
 def run_loader(folder: Path, batch: int, length: int, dtype: str, *extra: str) -> float:
     """`tokenmill.Loader`, or `tokenmill.torch.Loader`."""
     data: Any = _open(folder, dtype)
-    if "shards" in extra:
-        data = tokenmill.open(folder / "shards")["train"]
+    for name in {"shards", "prepared"} & {*extra}:
+        data = tokenmill.open(folder / name)["train"]
     if "mixture" in extra:
         quarter = len(data) // 4
         weights = {"web": 0.5, "code": 0.25, "books": 0.15, "wiki": 0.1}
@@ -167,6 +167,8 @@ def main() -> None:
             ids.astype(dtype).tofile(folder / f"{dtype}.bin")
         _write_shards(folder / "shards", ids, SHARDS)
         del ids
+        options: dict[str, Any] = {"dtype": "uint16", "eot_id": 0, "tokenizer": "gpt2"}
+        tokenmill.import_dataset(folder / "uint16.bin", folder / "prepared", **options)
         _compare(folder, args.rounds, args.tokens)
 
 
@@ -186,7 +188,8 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
         "Loader, no thread": ["loader", *first, "inline"],
         "Loader, shards": ["loader", *first, "shards"],
         "Loader, four sources": ["loader", *first, "mixture"],
-        "Loader, documents": ["loader", *first, "documents"],
+        "Loader, documents": ["loader", *first, "documents", "prepared"],
+        "Loader, documents by id": ["loader", *first, "documents"],
         "limit, two copies": ["limit", *first, "2"],
         "file, two copies": ["limit", *first, "2", "file"],
         "torch Loader": ["loader", *first, "torch"],
@@ -210,7 +213,8 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
         row("Loader, 32 × 1,024, without its thread", "Loader, no thread", base),
         row(f"Loader, 32 × 1,024, {SHARDS:,} shards", "Loader, shards", base),
         row("Loader, 32 × 1,024, four sources", "Loader, four sources", base),
-        row("Loader, 32 × 1,024, with documents", "Loader, documents", base),
+        row("Loader, 32 × 1,024, documents by their table", "Loader, documents", base),
+        row("Loader, 32 × 1,024, documents by end of text", "Loader, documents by id", base),
         row("`tokenmill.torch.Loader`, 32 × 1,024", "torch Loader", "two copies"),
         row("the same, `contiguous=False`", "torch Loader, views", base),
     ]

@@ -189,13 +189,16 @@ def find_by_shard(
     told a shard and where pieces begin and end in it, (pieces, 2). It tells how many documents begin
     before each of these, and the starts of those between, in order.
     """
+    # In order, because searches for neighbours look at the same places of a table.
+    order = starts.argsort()
+    starts = starts[order]
     first = token_starts.searchsorted(starts, "right") - 1
     last = token_starts.searchsorted(starts + (length - 1), "right") - 1
-    rows, offsets = spread(last - first + 1)
-    shards = first[rows] + offsets
-    order = shards.argsort(kind="stable")
-    rows, shards = rows[order], shards[order]
-    begins = starts[rows] - token_starts[shards]
+    at, offsets = spread(last - first + 1)
+    shards = first[at] + offsets
+    by_shard = shards.argsort(kind="stable")
+    at, shards = at[by_shard], shards[by_shard]
+    rows, begins = order[at], starts[at] - token_starts[shards]
     edges = np.maximum(np.stack((begins, begins + length), axis=1), 0)
     bounds, found = np.zeros_like(edges), [np.empty(0, np.int64)]
     cuts = (shards[1:] != shards[:-1]).nonzero()[0] + 1
