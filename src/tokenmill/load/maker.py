@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from tokenmill.errors import TokenmillError
 from tokenmill.load.buffers import Buffers, keep_freed_memory
-from tokenmill.load.rows import Rows
+from tokenmill.load.rows import FoundRows, Rows
 from tokenmill.order.documents import DocumentBatch
-from tokenmill.store.tokens import RowReader, cast
+from tokenmill.store.tokens import cast
 
 __all__ = ["Batch", "BatchMaker", "Group"]
 
@@ -58,14 +58,6 @@ class Group(NamedTuple):
     firsts: Sequence[int]  # the number of each batch's first row
     ends: Sequence[int]  # the first row behind each batch's step
     documents: list[DocumentBatch] | None
-
-
-class _Found(NamedTuple):
-    """Some steps, of which the rows are found and can be read in parts."""
-
-    begins: range  # the first row of each step, of all ranks
-    starts: Integers
-    read: RowReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +111,8 @@ class BatchMaker:
         keep_freed_memory()
         step = self.global_batch * stride
         whole = self._whole_steps(row, step)
-        ahead = max(1, _AHEAD // self.batch_size // count) * count
+        ahead = _AHEAD // 4 if self.documents else _AHEAD  # nobody shall wait long for it
+        ahead = max(1, ahead // self.batch_size // count) * count
         own = np.arange(self.batch_size) + self.rank * self.batch_size
         done, size = 0, 1
         while done < whole:
@@ -127,33 +120,35 @@ class BatchMaker:
             steps = min(ahead, whole - done, 4 * done or 1)
             begins = range(row + done * step, row + (done + steps) * step, step)
             starts = self.rows.locate(np.add.outer(np.array(begins), own).ravel())
-            found = _Found(begins, starts, self.rows.find(starts))
+            found = self.rows.find(starts, documents=self.documents)
             first = 0
             while first < steps:
                 last = min(first + size, steps)
-                yield self._read_or_part(found, first, last)
+                yield self._read_or_part(found, begins, first, last)
                 first, size = last, min(2 * size, count)
             done += steps
         row += whole * step
         if self.limit is not None and row < self.limit and not self.drop_last:
             yield map(self.read_one, [row])
 
-    def _read_or_part(self, found: _Found, first: int, last: int) -> Iterator[Group]:
-        """The batches of some whole steps; where they cannot all be read, those before the bad one
-        come first, and then its exception."""
-        some = slice(first * self.batch_size, last * self.batch_size)
-        begins = found.begins[first:last]
+    def _read_or_part(
+        self, found: FoundRows, begins: range, first: int, last: int
+    ) -> Iterator[Group]:
+        """The batches of some of the steps that begin at these rows; where they cannot all be read,
+        those before the bad one come first, and then its exception."""
+        some, documents = (first * self.batch_size, last * self.batch_size), None
         try:
-            rows = found.read(some.start, some.stop)
-            documents = self._find_documents(found.starts[some], rows, len(begins))
+            rows = found.read(*some)
+            if self.documents:
+                documents = found.find_documents(*some, rows).split(last - first)
         except (TokenmillError, OSError):
-            if len(begins) == 1:
+            if last - first == 1:
                 raise
             for number in range(first, last):
-                yield from self._read_or_part(found, number, number + 1)
+                yield from self._read_or_part(found, begins, number, number + 1)
         else:
-            firsts = _move(begins, self.rank * self.batch_size)
-            yield Group(rows, firsts, _move(begins, self.global_batch), documents)
+            firsts = _move(begins[first:last], self.rank * self.batch_size)
+            yield Group(rows, firsts, _move(begins[first:last], self.global_batch), documents)
 
     def _whole_steps(self, row: int, step: int) -> int:
         """How many steps, beginning `step` rows apart, no limit cuts short."""
@@ -172,12 +167,8 @@ class BatchMaker:
         )
         starts = self.rows.locate(np.arange(first, stop))
         rows = self.rows.read(starts)
-        return Group(rows, [first], [end], self._find_documents(starts, rows, 1))
-
-    def _find_documents(
-        self, starts: Integers, rows: npt.NDArray[Any], batches: int
-    ) -> list[DocumentBatch] | None:
-        return self.rows.find_documents(starts, rows).split(batches) if self.documents else None
+        documents = [self.rows.find_documents(starts, rows)] if self.documents else None
+        return Group(rows, [first], [end], documents)
 
     def finish(self, group: Group, buffers: Buffers | None = None) -> Iterator[Batch]:
         """The batches of a group, of the dtype that was asked for."""

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,9 @@ from tokenmill.order.documents import DocumentBatch, cut_at_id, locate_documents
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.store.documents import sums
-from tokenmill.store.tokens import RowReader, Tokens, join
+from tokenmill.store.tokens import MANY, RowReader, Tokens, join
 
-__all__ = ["Rows", "check_whole"]
+__all__ = ["FoundRows", "Rows", "check_whole"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -123,14 +123,26 @@ class Rows:
             out[chosen] = tokens.gather(own, length, tokens.dtype if fits else out.dtype)
         return out
 
-    def find(self, starts: Integers) -> RowReader:
-        """How to read some rows, as `Tokens.find_rows` tells it, for those who read them in parts."""
+    def find(self, starts: Integers, *, documents: bool = False) -> FoundRows:
+        """The same rows, for those who read them in parts."""
+        edges = self._find_known_edges(starts) if documents else None
+        return FoundRows(self, starts, self._find_reader(starts), edges)
+
+    # What is wrong with a row, the two below leave for those to meet who read it.
+
+    def _find_reader(self, starts: Integers) -> RowReader:
         tokens = self._joined
         if tokens is not None and tokens.dtype == self.dtype and not self.are_near:
-            # What is wrong with a row is for those to meet who read it.
             with suppress(TokenmillError, OSError):
                 return tokens.find_rows(starts, self.seq_len + 1)
         return lambda first, last: self.read(starts[first:last])
+
+    def _find_known_edges(self, starts: Integers) -> Integers | None:
+        """Where documents begin, if tables tell it, and not too many."""
+        if all(tokens.documents and tokens.shard_count <= MANY for tokens in self.tokens):
+            with suppress(TokenmillError, OSError):
+                return np.sort(self._find_edges(starts))
+        return None
 
     def _by_source(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, Integers]]:
         """Each source that some of the rows are of, their numbers, and where they begin in it."""
@@ -150,16 +162,20 @@ class Rows:
         """The documents of some rows, which were read."""
         if self._end_of_text is not None:
             return cut_at_id(rows, *self._end_of_text)
+        return locate_documents(self._find_edges(starts, rows), len(rows), self.seq_len)
+
+    def _find_edges(self, starts: Integers, rows: npt.NDArray[Any] | None = None) -> Integers:
+        """Where documents begin in the inputs of some rows, laid end to end; `rows` as in
+        `Tokens.find_edges`."""
         if len(self.tokens) == 1:
-            edges = self.tokens[0].find_edges(starts, self.seq_len, rows)
-            return locate_documents(edges, len(rows), self.seq_len)
+            return self.tokens[0].find_edges(starts, self.seq_len, rows)
         found = [np.empty(0, np.int64)]
         for tokens, chosen, own in self._by_source(starts):
-            own_rows = rows[chosen] if tokens.documents is None else None
+            own_rows = rows[chosen] if tokens.documents is None and rows is not None else None
             edges = tokens.find_edges(own, self.seq_len, own_rows)
             at = edges // self.seq_len
             found.append(edges + (chosen[at] - at) * self.seq_len)
-        return locate_documents(np.concatenate(found), len(rows), self.seq_len)
+        return np.concatenate(found)
 
     @cached_property
     def _end_of_text(self) -> tuple[int, str] | None:
@@ -192,6 +208,23 @@ class Rows:
             identity["weights"] = [[row, list(weights)] for row, weights in self.mixture.phases]
             identity["block"] = self.mixture.block
         return identity
+
+
+class FoundRows(NamedTuple):
+    """Some rows of a run that were found at once, to be read in parts."""
+
+    rows: Rows
+    starts: Integers
+    read: RowReader
+    edges: Integers | None  # where documents begin in all of them, if it is known
+
+    def find_documents(self, first: int, last: int, rows: npt.NDArray[Any]) -> DocumentBatch:
+        """The documents of the rows from the first to before the last, which were read."""
+        if self.edges is None:
+            return self.rows.find_documents(self.starts[first:last], rows)
+        begin, end = first * self.rows.seq_len, last * self.rows.seq_len
+        some = slice(*self.edges.searchsorted((begin, end)))
+        return locate_documents(self.edges[some] - begin, len(rows), self.rows.seq_len)
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
