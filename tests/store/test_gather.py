@@ -112,7 +112,7 @@ def test_many_rows_over_few_shards_equal_the_oracle(
     assert np.array_equal(tokens.gather(starts, 20), expected)
     assert np.array_equal(tokens.gather(starts, 20, tokens.dtype), expected)
     read = tokens.find_rows(starts, 20)
-    parts = [read(first, first + 7) for first in range(0, rows, 7)]
+    parts = [read(0, 0), *(read(first, first + 7) for first in range(0, rows, 7))]
     assert np.array_equal(np.concatenate(parts), expected)
 
 

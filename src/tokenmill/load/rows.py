@@ -124,7 +124,7 @@ class Rows:
         return out
 
     def find(self, starts: Integers, *, documents: bool = False) -> FoundRows:
-        """The same rows, for those who read them in parts."""
+        """Some rows, for those who read them in parts, with their documents if these are asked for."""
         edges = self._find_known_edges(starts) if documents else None
         return FoundRows(self, starts, self._find_reader(starts), edges)
 

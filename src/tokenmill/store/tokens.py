@@ -297,10 +297,10 @@ class Tokens:
         self, shards: Integers, firsts: Integers, crosses: Flags, length: int
     ) -> RowReader:
         """How to read what `_read_within` reads, with the maps of all shards in hand."""
-        stand_in = crosses.argmin()
-        if crosses[stand_in]:
+        if crosses.all():
             return lambda first, last: np.empty((len(crosses[first:last]), length), self.dtype)
         if crosses.any():
+            stand_in = crosses.argmin()
             shards = np.where(crosses, shards[stand_in], shards)
             firsts = np.where(crosses, firsts[stand_in], firsts)
         needed, which = find_distinct(shards, len(self._counts))
