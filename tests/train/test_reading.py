@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,11 @@ def test_a_file_that_is_cut_short_under_a_loader_is_an_error(tmp_path: Path, mix
     with pytest.raises(DatasetError, match=r"train_0\.npy is .* bytes too short"):
         list(islice(loader, 30))
     loader.close()
+
+
+def test_a_file_that_is_cut_between_two_looks_at_it_is_told_of(tmp_path: Path) -> None:
+    tokens = save(tmp_path / "a", shards=1)
+    path = tmp_path / "a" / "train_0.npy"
+    cut = replace(tokens._shards, check=lambda *_: os.truncate(path, 4096))  # after the size
+    with pytest.raises(DatasetError, match=r"train_0\.npy is .* bytes too short"):
+        cut.read(0, 0, len(tokens))

@@ -87,15 +87,17 @@ class FileShards:
             return map_file(file, self.names[number], self.dtype, count, offset)
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        size = self.dtype.itemsize
+        size, name = self.dtype.itemsize, self.names[number]
         with self._open(number) as file:
             try:
                 file.seek(int(self.offsets[number]) + first * size)
-                return np.frombuffer(file.read((last - first) * size), self.dtype, last - first)
-            except (OSError, ValueError) as error:  # a disk that fails; a file that was just cut
+                data = file.read((last - first) * size)
+                if len(data) < (last - first) * size:  # it was cut just now
+                    check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
+                return np.frombuffer(data, self.dtype, last - first)
+            except (OSError, ValueError) as error:  # a disk that fails
                 reason = getattr(error, "strerror", None) or error
-                what = f"cannot be read: {reason}"
-                raise DamagedFileError(self.names[number], what, FOREIGN_CURE) from error
+                raise DamagedFileError(name, f"cannot be read: {reason}", FOREIGN_CURE) from error
 
     def _open(self, number: int) -> BinaryIO:
         name = self.names[number]
