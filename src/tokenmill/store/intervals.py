@@ -1,4 +1,4 @@
-"""Which of many intervals each of many numbers is in.
+"""Which of many intervals each of many numbers is in, and what else rows need to be sorted out.
 
 Guarantees: what `numpy.searchsorted` finds. Costs: a table of four to eight numbers an interval, in
 which a number's place is near; from there it is a step or two, for all numbers at once. That is ten
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Intervals", "find_distinct"]
+__all__ = ["Intervals", "cut_by_number", "find_distinct", "join_near"]
 
 _MOST_STEPS = 8
 
@@ -55,3 +55,27 @@ def find_distinct(numbers: Integers, most: int) -> tuple[Integers, Integers]:
         return np.unique(numbers, return_inverse=True)
     marks = np.bincount(numbers) > 0
     return np.flatnonzero(marks), (np.cumsum(marks) - 1)[numbers]
+
+
+def cut_by_number(numbers: Integers, most: int) -> list[Integers]:
+    """The places of some numbers, in parts of no more than `most` distinct ones each.
+
+    >>> [part.tolist() for part in cut_by_number(np.array([9, 4, 9, 7]), 2)]
+    [[1, 3], [0, 2]]
+    """
+    order = numbers.argsort(kind="stable")
+    runs = (np.diff(numbers[order], prepend=-1) != 0).cumsum() - 1
+    runs //= most
+    return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
+
+
+def join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:
+    """The ranges that rows cover, where those with no more than a gap between them are one.
+
+    >>> join_near(np.array([0, 10, 90]), 10, gap=5)
+    [(0, 20), (90, 100)]
+    """
+    cuts = np.flatnonzero(np.diff(starts) > length + gap) + 1
+    firsts = starts[np.concatenate(([0], cuts))]
+    lasts = starts[np.concatenate((cuts - 1, [len(starts) - 1]))] + length
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

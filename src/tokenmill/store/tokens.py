@@ -26,7 +26,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store import files
 from tokenmill.store.addresses import RowsInMemory, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
-from tokenmill.store.intervals import Intervals, find_distinct
+from tokenmill.store.intervals import Intervals, cut_by_number, find_distinct, join_near
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
 __all__ = ["RowReader", "Tokens", "cast", "join"]
@@ -254,7 +254,7 @@ class Tokens:
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Let the system read some rows soon: for rows that are near each other on a slow disk."""
-        for start, stop in _join_near(np.sort(starts), length, PIECE // self.dtype.itemsize):
+        for start, stop in join_near(np.sort(starts), length, PIECE // self.dtype.itemsize):
             shard, first = self.locate(start)
             while start < stop:
                 count = min(stop - start, int(self._counts[shard]) - first)
@@ -288,7 +288,7 @@ class Tokens:
         if len(self._counts) <= self._most_held:
             return self._hold_rows(shards, firsts, crosses, length)(0, len(shards))
         rows = np.empty((len(shards), length), self.dtype)
-        for some in _cut_by_shards(shards, self._most_held):
+        for some in cut_by_number(shards, self._most_held):
             part = self._hold_rows(shards[some], firsts[some], crosses[some], length)
             rows[some] = part(0, len(some))
         return rows
@@ -428,30 +428,6 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
     if len({one.dtype for one in shards}) > 1 or any(one.kept is not None for one in shards):
         return None
     return type(sources[0])(JoinedShards(tuple(shards)), sources[0].split)
-
-
-def _cut_by_shards(shards: Integers, most: int) -> list[Integers]:
-    """The numbers of rows, in parts of no more than `most` shards each; told is each row's shard.
-
-    >>> [part.tolist() for part in _cut_by_shards(np.array([9, 4, 9, 7]), 2)]
-    [[1, 3], [0, 2]]
-    """
-    order = shards.argsort(kind="stable")
-    runs = (np.diff(shards[order], prepend=-1) != 0).cumsum() - 1
-    runs //= most
-    return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
-
-
-def _join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:
-    """The ranges that rows cover, where those with no more than a gap between them are one.
-
-    >>> _join_near(np.array([0, 10, 90]), 10, gap=5)
-    [(0, 20), (90, 100)]
-    """
-    cuts = np.flatnonzero(np.diff(starts) > length + gap) + 1
-    firsts = starts[np.concatenate(([0], cuts))]
-    lasts = starts[np.concatenate((cuts - 1, [len(starts) - 1]))] + length
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def cast(ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
