@@ -47,6 +47,7 @@ FORMS = {
     "x_train_{:06}.bin": None,
     "{}.bin": None,
     "tok_{}_x.bin": None,
+    "für_{:03}_tränke.bin": None,
     "v2_{}_of_gpt2.bin": None,
     "train-{:05}-of-{:05}.bin": 0,
     "p-{}-of-{}.bin": 1,

@@ -52,7 +52,7 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
         try:
             return one.NAME, one.read(asked)
         except NotThisFormat as reason:
-            reasons.append(f"  {one.NAME + ':':11}{reason}")
+            reasons.append(f"  {one.NAME + ':':14}{reason}")
         except OSError as error:
             cure = find_cure(error, "")
             raise DatasetError(

@@ -6,6 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenmill.errors import DatasetError
 from tokenmill.store.files import DamagedFileError
 from tokenmill.store.formats.protocol import Asked
@@ -42,7 +45,7 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
             )
     names = []
     if ending in asked.names:
-        names = sorted([name for name in asked.files if name.endswith(ending) and name[0] != "."])
+        names = [name for name in asked.files if name.endswith(ending) and name[0] != "."]
     # Names with their digits at the same places are in order already: a shorter look at many.
     if not _are_alike(names):
         names.sort(key=_by_numbers)
@@ -128,7 +131,8 @@ def _sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]
 
 def _is_unbroken(names: Sequence[str]) -> bool:
     """Whether sorted names are surely one sequence: a quick look at very many."""
-    if not _are_alike(names):
+    lined_up = _line_up(names)
+    if lined_up is None:
         return False
     first, last = _NUMBERS.split(names[0]), _NUMBERS.split(names[-1])
     differ = [place for place in range(1, len(first), 2) if first[place] != last[place]]
@@ -136,21 +140,28 @@ def _is_unbroken(names: Sequence[str]) -> bool:
         return False
     place = differ[0]
     # What is sorted between two names that begin alike begins like them, too.
-    after = len("".join(first[: place + 1]))
+    after = len(_encode(first[: place + 1]))
     count = int(last[place]) - int(first[place]) + 1
-    return len({name[after:] for name in names}) == 1 and count == len(names)
+    return count == len(names) and bool((lined_up[:, after:] == lined_up[0, after:]).all())
 
 
 def _are_alike(names: Sequence[str]) -> bool:
-    """Whether names differ in digits alone, and have these at the same places."""
-    if not names:
-        return True
-    # All at once, which for very many is ten times as fast.
-    first, together = (
-        "\0".join(some).encode("utf-8", "surrogateescape").translate(_MASK)
-        for some in (names[:1], names)
-    )
-    return together == b"\0".join([first] * len(names))
+    return not names or _line_up(names) is not None
+
+
+def _line_up(names: Sequence[str]) -> NDArray[np.uint8] | None:
+    """The bytes of names, a row each, where they differ in digits alone, at the same places.
+
+    All at once, which for very many is ten times as fast as one by one.
+    """
+    first, together = (_encode(some, end="\0") for some in (names[:1], names))
+    if together.translate(_MASK) != first.translate(_MASK) * len(names):
+        return None
+    return np.frombuffer(together, np.uint8).reshape(len(names), len(first))
+
+
+def _encode(parts: Sequence[str], *, end: str = "") -> bytes:
+    return (end.join(parts) + end).encode("utf-8", "surrogateescape")
 
 
 def _by_numbers(name: str) -> tuple[list[str | int], str]:
