@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from test_document_formats import DOCUMENTS, check_documents
+from document_checks import DOCUMENTS, check_documents
 
 import tokenmill
 from tokenmill.errors import DatasetError

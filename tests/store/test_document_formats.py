@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import pickle
 import struct
 import tempfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
+from document_checks import DOCUMENTS, IDS, check_documents, edit, overwrite, refused
 from foreign import (
     flat,
     litdata_files,
@@ -35,44 +33,6 @@ import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.formats.starts import BLOCK
 from tokenmill.store.verify import examine
-
-DOCUMENTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
-IDS = list(range(1, 11))
-
-
-def refused(path, match, **options):
-    """The error of opening and using what is there."""
-    with pytest.raises(DatasetError, match=match) as caught:
-        use(tokenmill.open(path, **options)["train"])
-    return str(caught.value)
-
-
-def use(tokens):
-    assert len(tokens[:]) == len(tokens)
-    list(tokens.documents)
-
-
-def check_documents(tokens, documents):
-    """Compare with a naive reading of the documents: all numbers, all tokens, all rows."""
-    ids = [one for document in documents for one in document]
-    ends = np.cumsum([len(document) for document in documents]).tolist()
-    starts = [end - len(document) for end, document in zip(ends, documents, strict=True)]
-    assert tokens[:].tolist() == ids
-    assert len(tokens.documents) == len(documents)
-    told = [(one.number, one.start, one.length) for one in tokens.documents]
-    assert told == list(zip(range(len(starts)), starts, map(len, documents), strict=True))
-    for token in range(len(ids)):
-        holder = next(n for n, end in enumerate(ends) if token < end)
-        assert tokens.documents.at(token).number == holder
-    begins = {start for start, end in zip(starts, ends, strict=True) if start < end}
-    for length in {1, 2, len(ids) // 2 + 1, len(ids)}:
-        rows = np.arange(len(ids) - length + 1)
-        expected = [(r, p) for r in rows for p in range(length) if r + p in begins]
-        found = tokens.find_edges(rows[::-1].copy(), length)
-        pairs = (divmod(edge, length) for edge in found.tolist())
-        assert sorted((len(rows) - 1 - r, p) for r, p in pairs) == expected
-        assert (np.diff(found) > 0).all()
-
 
 LITDATA = {
     "no_header_tensor:16": "<i4",
@@ -368,23 +328,6 @@ def test_litdata_folders_may_hold_their_splits(tmp_path):
     refused(tmp_path, "different dtypes")
 
 
-def edit(files, name="index.json", **changes):
-    """The files with something in the first entry of an index, or in its config, changed."""
-    index = json.loads(files[name])
-    for key, value in changes.items():
-        place = index["config"] if key in index.get("config", {}) else index
-        for entry in index.get("chunks", index.get("shards", []))[:1]:
-            place = entry if key in entry else place
-        place[key] = value
-    return {**files, name: json.dumps(index).encode()}
-
-
-def overwrite(files, name, place, data):
-    content = bytearray(files[name])
-    content[place : place + len(data)] = data
-    return {**files, name: bytes(content)}
-
-
 SOUND = litdata_files([DOCUMENTS, [[1]]])
 
 
@@ -416,173 +359,3 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
 def test_litdata_that_lies_is_refused(tmp_path, files, says):
     write_files(tmp_path, files)
     refused(tmp_path, says)
-
-
-WINDOWS = [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9]]]
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-@pytest.mark.parametrize("more", [(), [("a", "bytes", None, b"123")]])
-def test_mds_samples_of_one_length_are_cuts_through_a_stream(tmp_path, compression, more):
-    kind = {"compression": compression, "more": more}
-    write_files(tmp_path / "a", mds_files(WINDOWS, encoding="ndarray:uint16:3", **kind))
-    write_files(tmp_path / "b", mds_files(WINDOWS, encoding="bytes", dtype="<i8", **kind))
-    write_files(tmp_path / "c", mds_files([DOCUMENTS], encoding="bytes", dtype="<i8", **kind))
-    options = {"column": "tokens", "eot_id": 5}
-    for name, dtype in (("a", None), ("b", "int64")):
-        tokens = tokenmill.open(tmp_path / name, dtype=dtype, **options)["train"]
-        assert tokens[:].tolist() == list(range(1, 10))
-        assert tokens.documents is None
-        assert tokens.find_edges(np.array([0]), 9).tolist() == [0, 5]
-        assert tokens.gather(np.arange(7), 3).tolist() == [[n, n + 1, n + 2] for n in range(1, 8)]
-    check_documents(tokenmill.open(tmp_path / "c", dtype="int64", **options)["train"], DOCUMENTS)
-    refused(tmp_path / "b", "Give it, such as int64")
-    with pytest.raises(UsageError, match="Leave dtype away"):
-        tokenmill.open(tmp_path / "a", dtype="int64")
-
-
-def test_a_decompressed_mds_shard_is_used_in_place_of_the_compressed_one(tmp_path):
-    zipped = mds_files([DOCUMENTS], compression="zstd")
-    write_files(tmp_path, {**mds_files([DOCUMENTS]), "index.json": zipped["index.json"]})
-    refused(tmp_path, r"shard\.00000\.mds is 2 bytes too short")  # its config says "null"
-    raw = zstandard.decompress(zipped["shard.00000.mds.zstd"])
-    (tmp_path / "shard.00000.mds").write_bytes(raw)
-    check_documents(tokenmill.open(tmp_path)["train"], DOCUMENTS)
-
-
-def test_mds_documents_of_any_length_are_read(tmp_path):
-    documents = [list(range(n)) for n in (255, 256, 257, 65535, 65536)]
-    write_files(tmp_path, mds_files([documents[:3], documents[3:]]))
-    tokens = tokenmill.open(tmp_path)["train"]
-    assert tokens[:].tolist() == [one for document in documents for one in document]
-    assert [one.length for one in tokens.documents] == list(map(len, documents))
-
-
-def test_few_mds_shards_stay_in_memory(tmp_path, monkeypatch):
-    shards = [[list(range(n, n + 500)), [n]] for n in range(40)]
-    write_files(tmp_path, mds_files(shards))
-    monkeypatch.setattr("tokenmill.store.formats.mds.KEPT_BYTES", 3000)
-    tokens = tokenmill.open(tmp_path)["train"]
-    assert tokens._map.cache_info().maxsize == 2
-    expected = [one for shard in shards for sample in shard for one in sample]
-    assert tokens[:].tolist() == expected
-    assert tokens._map.cache_info().currsize == 2
-
-
-def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path, monkeypatch):
-    shards = [[list(range(n, n + 25_000))] * 2 for n in range(30)]
-    write_files(tmp_path, mds_files(shards))
-    monkeypatch.setattr("tokenmill.store.formats.mds.KEPT_BYTES", 200_000)
-    tokens = tokenmill.open(tmp_path)["train"]
-    starts = np.random.default_rng(0).integers(0, len(tokens) - 10, 1_000)
-    expected = tokens[:][starts[:, None] + np.arange(10)]
-    tracemalloc.start()
-    try:
-        rows = tokens.gather(starts, 10, tokens.dtype)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert np.array_equal(rows, expected)
-    assert peak < 8 * tokens.dtype.itemsize * 50_000  # of 30 shards
-
-
-MDS = mds_files([DOCUMENTS, [[1]]])
-ZIPPED = mds_files([DOCUMENTS], compression="zstd")
-FIRST = "shard.00000.mds"
-SAMPLES = MDS[FIRST].index(b"}") + 1
-
-
-def raw_data(**changes):
-    told = json.loads(MDS["index.json"])["shards"][0]["raw_data"]
-    return edit(MDS, raw_data={**told, **changes})
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        (raw_data(basename="../shard.00000.mds"), "leads out of the folder"),
-        (raw_data(bytes=2**40), "samples are not in"),
-        (raw_data(bytes=9), "samples are not in"),
-        (raw_data(bytes=300), "bytes too"),
-        (edit(MDS, format="json"), "only mds"),
-        (edit(MDS, samples=3), "holds 4 samples, and the index says 3"),
-        (edit(MDS, samples=2**50), "samples are not in"),
-        (edit(MDS, column_names=["a"]), "differ in 'column_names'"),
-        (edit(MDS, shards=[]), "no shards"),
-        (edit(MDS, shards=[5]), "only mds|damaged"),
-        (overwrite(MDS, FIRST, 4, b"\0\0\0"), "not in order"),
-        (overwrite(MDS, FIRST, 8, b"\xff\xff"), "not in order"),
-        (overwrite(MDS, FIRST, 8, MDS[FIRST][4:8]), "no room for the sizes"),
-        (overwrite(MDS, FIRST, SAMPLES, b"\xff\xff\xff\xff"), "do not fill"),
-        (overwrite(MDS, FIRST, SAMPLES + 4, b"\x08"), "not in one dimension"),
-        (overwrite(MDS, FIRST, SAMPLES + 4, b"\x05"), "whole number|as long as it says"),
-        (overwrite(MDS, FIRST, SAMPLES + 4, b"\x07"), "without a shape"),
-        (overwrite(MDS, FIRST, SAMPLES + 5, b"\x02"), "as long as it says"),
-        ({**MDS, FIRST: MDS[FIRST][:-1]}, "1 bytes too short"),
-        ({**MDS, FIRST: b""}, "too short"),
-        (edit(ZIPPED, compression="snappy"), "is not read"),
-        (overwrite(ZIPPED, f"{FIRST}.zstd", 0, b"abcd"), "cannot be decompressed"),
-        ({**ZIPPED, f"{FIRST}.zstd": ZIPPED[f"{FIRST}.zstd"][:-9]}, "decompressed"),
-        ({**ZIPPED, f"{FIRST}.zstd": zstandard.compress(bytes(1 << 28))}, "holds more bytes"),
-    ],
-)
-def test_mds_that_lies_is_refused_in_little_memory(tmp_path, files, says):
-    write_files(tmp_path, files)
-    tracemalloc.start()
-    try:
-        refused(tmp_path, says)
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"column_encodings": ["str"]}, "tokens as 'str'"),
-        ({"column_encodings": ["ndarray"]}, "tokens as 'ndarray'"),
-        ({"column_encodings": ["ndarray:float32"]}, "float32"),
-        ({"column_encodings": ["ndarray:uint16:3"]}, "6 bytes a sample"),
-        ({"column_encodings": ["ndarray:uint16:0"], "column_sizes": [0]}, "0 bytes a sample"),
-        ({"column_encodings": ["ndarray:uint16:x"]}, "no sound shape"),
-        ({"column_sizes": [8]}, "fixed size"),
-        ({"column_sizes": [-1]}, "no sound names"),
-        ({"column_sizes": []}, "no sound names"),
-        ({"column_names": ["text"], "column_encodings": ["str"]}, "tokens as 'str'"),
-    ],
-)
-def test_mds_columns_that_are_no_tokens_are_refused(tmp_path, changes, says):
-    index = json.loads(MDS["index.json"])
-    index["shards"] = [{**entry, **changes} for entry in index["shards"]]
-    write_files(tmp_path, {**MDS, "index.json": json.dumps(index).encode()})
-    refused(tmp_path, says)
-
-
-def test_an_mds_column_is_named_where_it_is_not_certain(tmp_path):
-    more = [("b", "ndarray:uint16", None, bytes([4, 1, 9, 0]))]
-    files = mds_files([DOCUMENTS], more=more)
-    for name in files:
-        files[name] = files[name].replace(b'"tokens"', b'"zzzzzz"')
-    write_files(tmp_path, files)
-    refused(tmp_path, "columns b, zzzzzz.*column=")
-    refused(tmp_path, "columns b, zzzzzz", column="c")
-    assert tokenmill.open(tmp_path, column="zzzzzz")["train"][:].tolist() == IDS
-    assert tokenmill.open(tmp_path, column="b")["train"][:].tolist() == [9] * 4
-
-
-def test_mds_ids_have_the_order_of_bytes_that_is_given_for_bytes_alone(tmp_path):
-    """As the peer has it: its arrays are named without an order of bytes, and bytes are what they are."""
-    write_files(tmp_path / "bytes", mds_files([DOCUMENTS], encoding="bytes", dtype=">u2"))
-    dataset = tokenmill.open(tmp_path / "bytes", dtype=">u2")
-    check_documents(dataset["train"], DOCUMENTS)
-    assert dataset["train"].gather(np.arange(3), 3).tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
-    assert examine(tmp_path / "bytes", dtype=">u2", vocab_size=11).problems == []
-    assert tokenmill.open(tmp_path / "bytes", dtype="<u2")["train"][:2].tolist() == [256, 512]
-    tokenmill.export(dataset, "npy", tmp_path / "out")
-    assert np.load(tmp_path / "out" / "train.npy").tolist() == IDS
-    write_files(tmp_path / "array", mds_files([DOCUMENTS]))
-    with pytest.raises(UsageError, match="holds uint16 by its header, not >u2"):
-        tokenmill.open(tmp_path / "array", dtype=">u2")
-    for encoding in ("ndarray:>u2", "ndarray:>u2:3", "ndarray:<u2", "ndarray:u2"):
-        write_files(tmp_path / "named", mds_files([[[1, 2, 3]]], encoding=encoding, dtype=">u2"))
-        refused(tmp_path / "named", f"tokens as '{encoding}'")

@@ -6,8 +6,8 @@ import gzip
 import struct
 
 import pytest
+from document_checks import DOCUMENTS, refused
 from foreign import flat, litdata_files, mds_files, megatron_bytes, olmo_table, write_files
-from test_document_formats import DOCUMENTS, FIRST, refused
 
 from tokenmill.store.verify import examine
 
@@ -54,7 +54,7 @@ BROKEN = [
     ("datatrove", "0_x.ds.index", lambda data: struct.pack("<4Q", 3, 7, 6, 10), "before it begins"),
     ("litdata", "chunk-0-0.bin", lambda data: data[:8] + word(40) + data[12:], "before it begins"),
     ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n3,2\n2,10\n", mtime=0), "line 2"),
-    ("mds", FIRST, lambda data: data[:8] + word(1 << 20) + data[12:], "not in order"),
+    ("mds", "shard.00000.mds", lambda data: data[:8] + word(1 << 20) + data[12:], "not in order"),
     # that begin beyond the file
     ("megatron", "x_0.idx", lambda data: data[:-16] + struct.pack("<2q", 9, 4), "there are not"),
     (
