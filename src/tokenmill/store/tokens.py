@@ -6,10 +6,9 @@ what it must be is refused by name before a token of it is read. Checksums are t
 
 Costs: making a `Tokens` opens nothing. A shard is mapped when first touched, and of all shards of
 the process at most `OPEN_FILES` stay mapped (`files.Maps`), with a few more in the hands of those
-who read rows. A slice costs one copy of what it
-returns. `gather` copies rows in their own dtype, as many as the cache holds, and casts those: it
-takes little more than the cast alone (`benchmarks/gather.py`). Threads and forks may share a
-`Tokens`; a pickle starts with no maps.
+who read rows. A slice costs one copy of what it returns. `gather` copies rows in their own dtype,
+as many as the cache holds, and casts those: it takes little more than the cast alone
+(`benchmarks/gather.py`). Threads and forks may share a `Tokens`; a pickle starts with no maps.
 """
 
 from __future__ import annotations
