@@ -8,6 +8,7 @@ stays in the cache.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,33 +112,37 @@ class BatchMaker:
         keep_freed_memory()
         step = self.global_batch * stride
         whole = self._whole_steps(row, step)
-        ahead = _AHEAD // 4 if self.documents else _AHEAD  # nobody shall wait long for it
-        ahead = max(1, ahead // self.batch_size // count) * count
-        own = np.arange(self.batch_size) + self.rank * self.batch_size
-        done, size = 0, 1
-        while done < whole:
-            # More as more are done: shards that were never open may have to be found first.
-            steps = min(ahead, whole - done, 4 * done or 1)
-            begins = range(row + done * step, row + (done + steps) * step, step)
-            starts = self.rows.locate(np.add.outer(np.array(begins), own).ravel())
-            found = self.rows.find(starts, documents=self.documents)
-            first = 0
-            while first < steps:
-                last = min(first + size, steps)
-                yield self._read_or_part(found, begins, first, last)
+        sections = self._cut(range(row, row + whole * step, step), count)
+        section, size = next(sections, None), 1
+        while section:
+            following, first = next(sections, None), 0
+            while first < section.steps:
+                last = min(first + size, section.steps)
+                yield self._read_or_part(section, first, last)
+                if first == 0 and following:
+                    yield following.find()
                 first, size = last, min(2 * size, count)
-            done += steps
+            section = following
         row += whole * step
         if self.limit is not None and row < self.limit and not self.drop_last:
             yield map(self.read_one, [row])
 
-    def _read_or_part(
-        self, found: FoundRows, begins: range, first: int, last: int
-    ) -> Iterator[Group]:
-        """The batches of some of the steps that begin at these rows; where they cannot all be read,
-        those before the bad one come first, and then its exception."""
+    def _cut(self, begins: range, count: int) -> Iterator[_Section]:
+        """The steps that begin at these rows, in sections: one, and then ever more, because shards
+        that were never open may have to be found first."""
+        most = max(1, _AHEAD // self.batch_size // count) * count
+        done = 0
+        while done < len(begins):
+            some = begins[done : done + min(most, 4 * done or 1)]
+            yield _Section(self, some)
+            done += len(some)
+
+    def _read_or_part(self, section: _Section, first: int, last: int) -> Iterator[Group]:
+        """The batches of some steps of a section; where they cannot all be read, those before the
+        bad one come first, and then its exception."""
         some, documents = (first * self.batch_size, last * self.batch_size), None
         try:
+            found = section.found
             rows = found.read(*some)
             if self.documents:
                 documents = found.find_documents(*some, rows).split(last - first)
@@ -145,10 +150,11 @@ class BatchMaker:
             if last - first == 1:
                 raise
             for number in range(first, last):
-                yield from self._read_or_part(found, begins, number, number + 1)
+                yield from self._read_or_part(section, number, number + 1)
         else:
-            firsts = _move(begins[first:last], self.rank * self.batch_size)
-            yield Group(rows, firsts, _move(begins[first:last], self.global_batch), documents)
+            begins = section.begins[first:last]
+            firsts = _move(begins, self.rank * self.batch_size)
+            yield Group(rows, firsts, _move(begins, self.global_batch), documents)
 
     def _whole_steps(self, row: int, step: int) -> int:
         """How many steps, beginning `step` rows apart, no limit cuts short."""
@@ -205,6 +211,31 @@ class BatchMaker:
         """That of the memory of some finished rows."""
         length = self.rows.seq_len
         return (2, rows, length) if self.contiguous else (rows, length + 1)
+
+
+class _Section:
+    """Steps whose rows are found at once, by the first thread that needs them."""
+
+    def __init__(self, maker: BatchMaker, begins: range) -> None:
+        self.maker, self.begins, self.steps = maker, begins, len(begins)
+        self._finding = threading.Lock()
+        self._found: FoundRows | None = None
+
+    @property
+    def found(self) -> FoundRows:
+        """The rows of a rank's batches of these steps, one after another."""
+        with self._finding:
+            if self._found is None:
+                maker = self.maker
+                own = np.arange(maker.batch_size) + maker.rank * maker.batch_size
+                starts = maker.rows.locate(np.add.outer(np.array(self.begins), own).ravel())
+                self._found = maker.rows.find(starts, documents=maker.documents)
+            return self._found
+
+    def find(self) -> Iterator[Group]:
+        """A job without groups: to find the rows before they are needed."""
+        _ = self.found
+        yield from ()
 
 
 def _move(numbers: range, by: int) -> range:
