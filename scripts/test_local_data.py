@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 
 from torch.utils.data import DataLoader
@@ -36,7 +37,7 @@ def main() -> int:
     status = 0
     for name, path in zip(NAMES, paths, strict=True):
         try:
-            _tell_statistics(name, path, told.max_length)
+            _tell_statistics(name, path, told.max_length, told.dtype)
         except TokenmillError as error:
             print(error, file=sys.stderr)
             status = error.exit_status
@@ -44,7 +45,12 @@ def main() -> int:
         return status
     try:
         loaders = create_dataloaders(
-            *paths, told.batch_size, told.max_length, told.num_workers, told.prefetch_factor
+            *paths,
+            batch_size=told.batch_size,
+            max_length=told.max_length,
+            num_workers=told.num_workers,
+            prefetch_factor=told.prefetch_factor,
+            dtype=told.dtype,
         )
         for name, loader in zip(NAMES, loaders, strict=True):
             _tell_speed(name, loader, told.batches)
@@ -60,19 +66,32 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--train_data_path", default=TRAIN_PATH, help=f"default: {TRAIN_PATH}")
     parser.add_argument("--val_data_path", default=VAL_PATH, help=f"default: {VAL_PATH}")
-    for name, default, what in (
-        ("batch_size", 32, "sequences in a batch"),
-        ("max_length", 1024, "tokens in a sequence"),
-        ("num_workers", 8, "worker processes of each loader"),
-        ("prefetch_factor", 4, "batches that each of them makes ahead"),
-        ("batches", 100, "how many batches to read of each file"),
+    parser.add_argument("--dtype", help="of files that are ids without a header, such as int32")
+    for name, default, least, what in (
+        ("batch_size", 32, 1, "sequences in a batch"),
+        ("max_length", 1024, 1, "tokens in a sequence"),
+        ("num_workers", 8, 0, "worker processes of each loader"),
+        ("prefetch_factor", 4, 1, "batches that each of them makes ahead"),
+        ("batches", 100, 1, "how many batches to read of each file"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what}: {default}")
+        parser.add_argument(
+            f"--{name}", type=_at_least(least), default=default, help=f"{what}: {default}"
+        )
     return parser.parse_args()
 
 
-def _tell_statistics(name: str, path: str, max_length: int) -> None:
-    dataset = LocalTokenizedDataset(open_local(path, name), max_length)
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if (number := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return number
+
+    parse.__name__ = "whole number"  # as argparse calls it where the text is none
+    return parse
+
+
+def _tell_statistics(name: str, path: str, max_length: int, dtype: str | None) -> None:
+    dataset = LocalTokenizedDataset(open_local(path, name, dtype), max_length)
     tokens = dataset.tokens
     lowest = highest = tokens[0]
     for first in range(0, len(tokens), PIECE):
@@ -86,7 +105,10 @@ def _tell_statistics(name: str, path: str, max_length: int) -> None:
 
 def _tell_speed(name: str, loader: DataLoader[Batch], batches: int) -> None:
     read = iter(loader)
-    first = next(read)  # which waits for the workers to start
+    first = next(read, None)  # which waits for the workers to start
+    if first is None:
+        print(f"{name}: no batch, because there are fewer sequences than ranks")
+        return
     started, tokens = time.perf_counter(), 0
     for inputs, _ in islice(read, batches - 1):
         tokens += inputs.numel()

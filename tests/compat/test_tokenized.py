@@ -102,6 +102,13 @@ def test_a_shard_cut_short_is_refused(folder: Path) -> None:
         draw(TokenizedDataset(folder, block_size=LENGTH), 1_000)
 
 
+def test_hidden_files_are_no_shards(tmp_path: Path) -> None:
+    for name in (".x.bin", "edu_fineweb_train_000001.bin"):
+        write_shard(tmp_path / name, np.arange(99))
+    with pytest.raises(DatasetError, match=r"Need at least 2 shards.* has 1"):
+        TokenizedDataset(tmp_path)
+
+
 def test_only_train_and_val_are_splits(folder: Path) -> None:
     with pytest.raises(UsageError, match="split is 'test'"):
         TokenizedDataset(folder, "test")  # type: ignore[arg-type]

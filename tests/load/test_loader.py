@@ -132,6 +132,17 @@ def test_limits():
         len(Loader(tokens, batch_size=10, seq_len=16))
     with pytest.raises(IndexError, match="from 0 to 24"):
         loader.batch_at(3)
+    whole = Loader(tokens, batch_size=10, seq_len=16, limit_rows=25, drop_last=True)
+    assert len(whole.batch_at(len(whole) - 1).inputs) == 10
+    with pytest.raises(IndexError, match="from 0 to 15"):
+        whole.batch_at(len(whole))
+    with pytest.raises(IndexError, match="it has none"):
+        Loader(tokens, batch_size=10, seq_len=16, limit_rows=9, drop_last=True).batch_at(0)
+    endless = Loader(tokens, batch_size=10, seq_len=16)
+    assert endless.batch_from(2**62 - 1).row == 2**62 - 1
+    for row in (-1, 2**62, 2**63, 2**70):
+        with pytest.raises(IndexError, match="no batch of the run begins with row"):
+            endless.batch_from(row)
 
 
 def test_a_dropped_last_step_stays_dropped_when_the_batch_size_changes():
@@ -337,6 +348,16 @@ def test_a_state_of_other_data_or_another_mixture_is_refused(mixture):
     mixture.phases = mixture.phases[:1]
     with pytest.raises(StateError, match="weights"):
         Loader(mixture, batch_size=3, seq_len=16).load_state_dict(state)
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1)])
+def test_a_state_knows_whose_weights_are_which(weights):
+    web, code = Tokens.of(np.arange(3_000)), Tokens.of(np.arange(10_000, 11_000))
+    mixed = Mixture({"web": (web, weights[0]), "code": (code, weights[1])})
+    state = Loader(mixed, batch_size=3, seq_len=16).state_dict()
+    swapped = Mixture({"code": (code, weights[0]), "web": (web, weights[1])})
+    with pytest.raises(StateError, match=r"names is \['web', 'code'\] in the state and \['code"):
+        Loader(swapped, batch_size=3, seq_len=16).load_state_dict(json.loads(json.dumps(state)))
 
 
 def test_the_same_tokens_in_any_number_of_files_give_the_same_batches(tmp_path):

@@ -102,6 +102,11 @@ def test_a_dataset_in_place_of_a_split_is_refused():
         Loader(IDS, batch_size=4, seq_len=16)
 
 
+def test_the_name_of_a_source_is_a_string():  # as it is in JSON, and so in a state
+    with pytest.raises(UsageError, match="the name of a source is 1"):
+        Mixture({1: (Tokens.of(IDS), 1)})
+
+
 @pytest.mark.parametrize("source", [Tokens.of(IDS), IDS, (IDS, 1), (Tokens.of(IDS),)])
 def test_a_source_that_is_no_pair_of_tokens_and_weight_is_refused(source):
     with pytest.raises(UsageError, match="pair of tokens and weight"):

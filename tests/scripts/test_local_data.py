@@ -51,8 +51,42 @@ def test_missing_and_damaged_files_are_all_named_with_status_1(folder: Path) -> 
     assert cut.startswith("owt_valid_tokens.npy has 16,130 bytes")
 
 
-def test_settings_that_cannot_be_have_status_2(folder: Path) -> None:
-    told = run(folder, "--max_length", "0")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "max_length 0",
+        "batch_size -1",
+        "num_workers -1",
+        "prefetch_factor 0",
+        "batches 0",
+        "dtype x",
+    ],
+)
+def test_settings_that_cannot_be_have_status_2(folder: Path, setting: str) -> None:
+    name, value = setting.split()
+    told = run(folder, f"--{name}", value)
     assert told.returncode == 2
-    assert "seq_len is 0" in told.stderr
+    assert name in told.stderr
+    assert value in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_ids_without_a_header_are_read_if_their_dtype_is_told(folder: Path) -> None:
+    np.arange(5_000, dtype="<i4").tofile(folder / "raw.npy")
+    paths = "--train_data_path", "raw.npy", "--val_data_path", "raw.npy"
+    told = run(folder, *paths, "--num_workers", "0", "--max_length", "100")
+    assert told.returncode == 1
+    assert "--dtype" in told.stderr
+    told = run(folder, *paths, "--num_workers", "0", "--max_length", "100", "--dtype", "int32")
+    assert told.returncode == 0, told.stderr
+    assert "ids from 0 to 4,999" in told.stdout
+
+
+def test_more_ranks_than_sequences_have_no_batches(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "40")
+    told = run(folder, "--num_workers", "0", "--max_length", "2000")
+    assert told.returncode == 0, told.stderr
+    assert "Training: no batch, because there are fewer sequences than ranks" in told.stdout

@@ -179,6 +179,32 @@ except DatasetError as error:
 """
 
 
+CLOSED = """
+import os, sys, tokenmill
+from tokenmill.errors import DatasetError
+tokenmill.verify(sys.argv[1])
+os.chmod(sys.argv[1], 0)
+if os.geteuid() == 0:
+    os.setuid(65534)
+for use in (tokenmill.verify, tokenmill.open):
+    try:
+        use(sys.argv[1])
+    except DatasetError as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_of():
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        (Path(place) / "train.bin").write_bytes(bytes(18))
+        done = subprocess.run(
+            [sys.executable, "-c", CLOSED, place], capture_output=True, text=True, check=True
+        )
+    told = f"{place} cannot be read: Permission denied. Let this user read it"
+    assert done.stdout.count(told) == 2
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

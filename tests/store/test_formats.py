@@ -98,6 +98,13 @@ def test_npy_files_of_every_integer_dtype_open(tmp_path, dtype):
     assert tokens.find_edges(np.array([2]), 9).tolist() == [6]
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_npy_headers_of_every_version_are_read(tmp_path, version):
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array(file, IDS, version=version)
+    assert np.array_equal(tokenmill.open(tmp_path / "x.npy")["train"][:], IDS)
+
+
 def test_the_first_nine_tenths_are_the_guides_training_part(tmp_path):
     np.save(tmp_path / "x.npy", IDS)
     dataset = tokenmill.open(tmp_path / "x.npy", val_fraction=0.1)
@@ -303,6 +310,41 @@ def test_a_nanogpt_folder_opens_and_its_pickle_is_never_loaded(tmp_path):
     dataset = tokenmill.open(tmp_path, tokenizer="gpt2")
     assert (dataset.vocab_size, dataset.eot_id) == (50257, 50256)
     assert pickle.loads(pickle.dumps(dataset)).tokenizer.name == "gpt2"
+
+
+def test_files_with_headers_are_never_read_as_ids_alone(tmp_path):
+    for folder, split in (("a", "train"), ("b", "val")):
+        write_raw(tmp_path / folder / "train.bin", IDS)
+        write_raw(tmp_path / folder / "val.bin", IDS)
+        with (tmp_path / folder / f"{split}.bin").open("wb") as file:
+            np.save(file, IDS.astype(np.uint16))
+        assert f"{split}.bin" in refused(tmp_path / folder, "a header of NumPy")
+    write_llmc(tmp_path / "a" / "train.bin", IDS)
+    write_raw(tmp_path / "a" / "aaa.bin", IDS)
+    assert "train.bin" in refused(tmp_path / "a", r"a header of llm\.c")
+    assert len(tokenmill.open(tmp_path / "a", format="nanogpt")["train"]) == 512 + len(IDS)
+    for number in range(4):
+        write_raw(tmp_path / "c" / f"x_{number}.bin", IDS)
+    write_llmc(tmp_path / "c" / "x_2.bin", IDS)  # which is looked at when it is first mapped
+    tokens = tokenmill.open(tmp_path / "c", dtype="uint16")["train"]
+    assert np.array_equal(tokens[:2000], np.tile(IDS, 2))
+    with pytest.raises(DatasetError, match=r"x_2\.bin begins with a header of llm\.c"):
+        _ = tokens[2000]
+    assert len(tokenmill.open(tmp_path / "c", format="raw", dtype="uint16")["train"][:]) == 4512
+
+
+def test_names_tell_what_is_for_tests_and_evaluation(tmp_path):
+    for number, name in enumerate(("train", "eval_0", "test", "test_train_1", "latest_2")):
+        write_llmc(tmp_path / f"{name}.bin", [number])
+    dataset = tokenmill.open(tmp_path)
+    read = {split: dataset[split][:].tolist() for split in dataset.splits}
+    assert read == {"train": [4, 3, 0], "val": [1], "test": [2]}
+    (tmp_path / "eval_0.bin").unlink()
+    dataset = tokenmill.open(tmp_path)  # the last that is for training is held out
+    read = {split: dataset[split][:].tolist() for split in dataset.splits}
+    assert read == {"train": [4, 3], "val": [0], "test": [2]}
+    write_llmc_folder(tmp_path / "called", [[1], [2]], "test_{}.bin")
+    assert tokenmill.open(tmp_path / "called")["train"][:].tolist() == [1]
 
 
 def test_folders_of_raw_files_open_with_a_dtype(tmp_path):

@@ -48,7 +48,7 @@ class TokenizedDataset:
     ) -> None:
         if split not in ("train", "val"):
             raise UsageError(f"split is {split!r}; it must be train or val.")
-        shards = list(Path(data_dir).glob("*.bin"))
+        shards = [path for path in Path(data_dir).glob("*.bin") if path.name[0] != "."]
         if len(shards) < 2:
             raise DatasetError(
                 f"Need at least 2 shards to create train/val splits: {data_dir} has {len(shards)}. "

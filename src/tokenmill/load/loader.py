@@ -28,7 +28,7 @@ from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
 from tokenmill.load.ranks import find_rank
 from tokenmill.load.rows import Rows, check_whole
-from tokenmill.load.state import check_state
+from tokenmill.load.state import MOST_ROWS, check_state
 from tokenmill.order.rows import Kind
 from tokenmill.store.tokens import Tokens
 
@@ -219,9 +219,12 @@ class Loader:
 
     def batch_from(self, row: int) -> Batch:
         """This rank's batch of the step that begins with a row."""
-        if row < 0 or (self.limit is not None and row >= self.limit):
-            there = "from 0 on" if self.limit is None else f"from 0 to {self.limit - 1:,}"
-            raise IndexError(f"row {row:,} is not one of the run, whose rows go {there}")
+        end = MOST_ROWS if self.limit is None else self.limit
+        if self.maker.drop_last:
+            end = max(0, end - self.global_batch + 1)
+        if not 0 <= row < end:
+            there = f"they begin with rows from 0 to {end - 1:,}" if end else "it has none"
+            raise IndexError(f"no batch of the run begins with row {row:,}: {there}")
         return next(self.maker.finish(self.maker.read_one(row)))
 
     def ledger(self) -> dict[str, SourceLedger]:

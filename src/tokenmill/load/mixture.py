@@ -34,6 +34,8 @@ class Mixture:
         if not sources:
             raise UsageError("a mixture needs at least one source: {name: (tokens, weight)}.")
         for name, source in sources.items():
+            if not isinstance(name, str):
+                raise UsageError(f"the name of a source is {name!r}; it must be a string.")
             if not (
                 isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tokens)
             ):

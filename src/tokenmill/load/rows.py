@@ -205,6 +205,7 @@ class Rows:
             },
         }
         if self.mixture is not None:
+            identity["names"] = list(self.names)  # in their order, which is not that of `sources`
             identity["weights"] = [[row, list(weights)] for row, weights in self.mixture.phases]
             identity["block"] = self.mixture.block
         return identity

@@ -7,8 +7,9 @@ from typing import Any
 
 from tokenmill.errors import StateError
 
-__all__ = ["check_state"]
+__all__ = ["MOST_ROWS", "check_state"]
 
+MOST_ROWS = 1 << 62
 
 FORCE = "To go on at its row in spite of that, use force=True."
 
@@ -36,7 +37,7 @@ def check_state(
             f"{own['version']}. Use the version of tokenmill that saved it."
         )
     row = state.get("row")
-    if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < 1 << 62:
+    if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < MOST_ROWS:
         raise StateError(f"This state is damaged: its row is {row!r}.")
     ignored = {"version", "row"}
     wanted, there = (

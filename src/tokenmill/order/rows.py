@@ -79,7 +79,7 @@ class RowOrder:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise UsageError(
-                f"kind is {self.kind!r}; it must be one of {', '.join(get_args(Kind))}."
+                f"the order is {self.kind!r}; it must be one of {', '.join(get_args(Kind))}."
             )
         if self.seq_len < 1:
             raise UsageError(f"seq_len is {self.seq_len}; it must be at least 1.")
@@ -100,8 +100,8 @@ class RowOrder:
             )
         if self.shuffle_block is not None and self.kind != "shuffled":
             raise UsageError(
-                f"shuffle_block is {self.shuffle_block}, and kind is {self.kind!r}: only a shuffled "
-                "order has blocks. Leave it out, or use kind='shuffled'."
+                f"shuffle_block is {self.shuffle_block}, and the order is {self.kind!r}: only a "
+                "shuffled one has blocks. Leave it out, or shuffle."
             )
 
     @property

@@ -20,7 +20,7 @@ import orjson
 
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
 from tokenmill.hub.address import is_address
-from tokenmill.store.files import CURE, read_inside
+from tokenmill.store.files import CURE, find_cure, read_inside
 from tokenmill.store.formats import recognize
 from tokenmill.store.formats.protocol import Asked, Contents, parse_dtype
 from tokenmill.store.formats.starts import PartOfDocuments
@@ -194,7 +194,9 @@ def find(path: str | os.PathLike[str]) -> Path:
                 raise DatasetError(f"{found} is empty. Copy or download it again.")
     except (OSError, ValueError) as error:  # no permission, a name too long or with a NUL in it
         reason = getattr(error, "strerror", None) or error
-        raise DatasetError(f"{str(path)!r} cannot be read: {reason}.") from error
+        raise DatasetError(
+            f"{str(path)!r} cannot be read: {reason}. {find_cure(error, '')}".rstrip()
+        ) from error
     return found
 
 

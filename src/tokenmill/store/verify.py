@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,10 @@ def examine(
 ) -> Findings:
     """Check tokens on disk like `verify`, and tell what is there as well."""
     found = find(path)
-    if (found / MANIFEST_NAME).exists() and format in (None, prepared.NAME):
+    has_manifest = False
+    with suppress(OSError):  # of a folder that may not be looked into, opening tells
+        has_manifest = (found / MANIFEST_NAME).exists()
+    if has_manifest and format in (None, prepared.NAME):
         return _examine_prepared(found, progress)
     dataset = open(found, dtype=dtype, format=format, vocab_size=vocab_size, column=column)
     return examine_foreign(dataset, progress)

@@ -235,11 +235,11 @@ def refuse_other_run(state: State, own: State, cure: str) -> None:
 def _tell_mixture(loader: dict[str, Any]) -> str:
     """The sources and weights in a loader's state.
 
-    >>> _tell_mixture({"sources": {"web": {}, "code": {}}, "weights": [[0, [0.7, 0.3]]]})
+    >>> _tell_mixture({"names": ["web", "code"], "weights": [[0, [0.7, 0.3]]]})
     'web 0.7, code 0.3'
     """
     phases = loader.get("weights", [])
-    told = [zip(loader["sources"], weights, strict=True) for _, weights in phases]
+    told = [zip(loader["names"], weights, strict=True) for _, weights in phases]
     return (
         "; ".join(", ".join(f"{name} {weight:g}" for name, weight in one) for one in told) or "none"
     )

@@ -17,7 +17,10 @@ __all__ = ["are_numbered", "check_gaps", "list_shards", "split_by_name"]
 
 _NUMBERS = re.compile("([0-9]+)")
 _OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
-_VALIDATION = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?:[^a-z]|$)", re.IGNORECASE)
+_WORD = r"(?i)(?:^|[^a-z])(?:{})(?:[^a-z]|$)"
+_TRAINING = re.compile(_WORD.format("train(?:ing)?"))
+_VALIDATION = re.compile(_WORD.format("val(?:id|idation)?|eval(?:uation)?"))
+_TEST = re.compile(_WORD.format("test(?:ing)?"))
 _MASK = bytes.maketrans(b"123456789", b"0" * 9)
 
 
@@ -54,17 +57,27 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
 
 
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """The shards for training, and those whose names say validation.
+    """The shards for training, and those whose names say validation or, without any word of
+    training, test.
 
-    >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin"])
-    {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin']}
+    >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin", "test.bin"])
+    {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin'], 'test': ['test.bin']}
     """
-    val = []
-    if "val" in "\0".join(names).lower():
-        val = [name for name in names if "val" in name.lower() and _VALIDATION.search(name)]
-    held = set(val)
-    train = [name for name in names if name not in held] if held else list(names)
-    return {"train": train, "val": val}
+    splits: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    together = "\0".join(names).lower()
+    if "val" not in together and "test" not in together:  # a quick look at very many
+        return {**splits, "train": list(names)}
+    for name in names:
+        splits[_find_split(name)].append(name)
+    if splits["test"] == list(names):  # it is what they are called
+        return {**splits, "train": list(names), "test": []}
+    return splits
+
+
+def _find_split(name: str) -> str:
+    if _VALIDATION.search(name):
+        return "val"
+    return "test" if _TEST.search(name) and not _TRAINING.search(name) else "train"
 
 
 def are_numbered(names: Sequence[str]) -> bool:

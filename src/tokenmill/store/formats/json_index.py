@@ -20,7 +20,7 @@ __all__ = ["INDEX", "Entry", "read_indexes"]
 
 INDEX = "index.json"
 _LONGEST = 1 << 28  # bytes of an index that is read
-_FOLDERS = {"train": "train", "val": "val", "validation": "val"}
+_FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,9 @@ def read(asked: Asked) -> Contents:
         splits = {split: some for split, some in split_by_name(names).items() if some}
         for some in splits.values():
             check_gaps(asked, some)
-    if asked.is_folder and "val" not in splits and len(names) > 1 and asked.val_fraction is None:
-        splits = {"train": names[:-1], "val": names[-1:]}
+    alone = asked.val_fraction is None and "val" not in splits
+    if asked.is_folder and alone and len(splits["train"]) > 1:
+        splits = {**splits, "train": splits["train"][:-1], "val": splits["train"][-1:]}
     contents = Contents(
         splits={split: _shards(asked, some, files, kind) for split, some in splits.items()},
         eot_id=kind.eot_id,
@@ -75,6 +76,12 @@ def read(asked: Asked) -> Contents:
         with open_foreign(asked.folder, name) as file:
             check_header(file, name, kind.version)
     return contents
+
+
+def begins_like_shard(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of a shard with a header."""
+    magic, version = struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
+    return magic in _KINDS and version == _KINDS[magic].version
 
 
 def _recognize(asked: Asked, name: str) -> _Kind:

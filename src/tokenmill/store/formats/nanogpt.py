@@ -1,4 +1,4 @@
-"""nanoGPT's folders: `train.bin` and `val.bin`, raw ids.
+"""nanoGPT's folders: `train.bin` and `val.bin`, and `test.bin` where there is one, raw ids.
 
 They are uint16 by nanoGPT's convention, unless the user or a `meta.json` says otherwise. `meta.pkl`
 is a pickle and is never loaded. What the ids mean is told nowhere; a text's end, where it is marked
@@ -11,7 +11,7 @@ import numpy as np
 
 from tokenmill.store.formats.folder import list_shards
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
-from tokenmill.store.formats.raw import make_shards, read_metadata
+from tokenmill.store.formats.raw import choose_check, make_shards, read_metadata
 
 NAME = "nanogpt"
 
@@ -27,8 +27,10 @@ def read(asked: Asked) -> Contents:
     dtype = asked.dtype or told.get("dtype") or np.dtype(np.uint16)
     return Contents(
         splits={
-            split: make_shards(asked.path, [f"{split}.bin"], asked.files, dtype)
-            for split in ("train", "val")
+            split: make_shards(
+                asked.path, [f"{split}.bin"], asked.files, dtype, choose_check(asked)
+            )
+            for split in ("train", "val", "test")
             if f"{split}.bin" in names
         },
         eot_id=told.get("eot_id"),

@@ -97,7 +97,7 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
+        elif version in ((2, 0), (3, 0)):  # which differ in the names of fields alone
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
         else:
             raise ValueError(f"version {version} is not one that integers are saved with")

@@ -25,7 +25,7 @@ from tokenmill.store.files import DamagedFileError, open_foreign
 from tokenmill.store.formats import npy
 from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
-from tokenmill.store.formats.raw import make_shards
+from tokenmill.store.formats.raw import choose_check, make_shards
 from tokenmill.store.formats.starts import FileDocuments, Starts
 
 __all__ = ["KEPT", "NAME", "read"]
@@ -62,7 +62,8 @@ def read(asked: Asked) -> Contents:
             check_gaps(asked, some)
     folder = asked.folder.absolute()
     shards = {
-        split: make_shards(folder, some, files, asked.dtype) for split, some in splits.items()
+        split: make_shards(folder, some, files, asked.dtype, choose_check(asked))
+        for split, some in splits.items()
     }
     documents = {
         split: FileDocuments(

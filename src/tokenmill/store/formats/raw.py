@@ -6,21 +6,22 @@ if known), or the manifest of the dataset that the file is a shard of. All that 
 that the size is a multiple of an id's.
 
 A folder of raw files needs the dtype from the user or from its `meta.json`. It is split by its names
-(`val`), or by its subfolders `train` and `val`.
+(`val`, `test`), or by its subfolders `train`, `val` and `test`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.files import FOREIGN_CURE, DamagedFileError
+from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, open_foreign
+from tokenmill.store.formats import llmc, npy
 from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat, parse_dtype
 from tokenmill.store.manifest import MANIFEST_NAME, Manifest, find_manifest, is_own
@@ -58,7 +59,8 @@ def read(asked: Asked) -> Contents:
         raise NotThisFormat("it has no .bin files for training, nor has its subfolder train")
     return Contents(
         splits={
-            split: make_shards(asked.path, list(some), some, dtype) for split, some in names.items()
+            split: make_shards(asked.path, list(some), some, dtype, choose_check(asked))
+            for split, some in names.items()
         },
         **told,
     )
@@ -72,7 +74,7 @@ def _list(asked: Asked) -> dict[str, dict[str, int]]:
             check_gaps(asked, some)
         return {split: {name: asked.files[name] for name in parts[split]} for split in parts}
     splits = {}
-    for split in ("train", "val"):
+    for split in ("train", "val", "test"):
         inner = replace(asked, path=asked.path / split)
         if inner.is_folder:
             names = list_shards(inner, ".bin")
@@ -82,9 +84,14 @@ def _list(asked: Asked) -> dict[str, dict[str, int]]:
 
 
 def make_shards(
-    folder: Path, names: list[str], files: Mapping[str, int], dtype: np.dtype[Any]
+    folder: Path,
+    names: list[str],
+    files: Mapping[str, int],
+    dtype: np.dtype[Any],
+    check: Callable[[BinaryIO, str], None] | None = None,
 ) -> FileShards:
-    """Shards of files that are ids and nothing else."""
+    """Shards of files that are ids and nothing else. `check` is as in `FileShards`; the first and
+    the last are checked at once."""
     dtype = dtype if dtype.byteorder == ">" else dtype.newbyteorder("<")
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     wrong = sizes % dtype.itemsize != 0
@@ -97,6 +104,10 @@ def make_shards(
         )
     if not sizes.any():
         raise DatasetError(f"{folder / names[0]} holds no tokens.")
+    if check is not None:
+        for name in {names[0], names[-1]}:
+            with open_foreign(folder, name) as file:
+                check(file, name)
     return FileShards(
         folder=folder.absolute(),
         names=names,
@@ -104,8 +115,29 @@ def make_shards(
         counts=sizes // dtype.itemsize,
         offsets=np.zeros_like(sizes),
         sizes=sizes,
+        check=check,
         foreign=True,
     )
+
+
+def choose_check(asked: Asked) -> Callable[[BinaryIO, str], None] | None:
+    """What looks for headers in files that were taken for raw, unless the user said that they are."""
+    return None if asked.format else refuse_header
+
+
+def refuse_header(file: BinaryIO, name: str) -> None:
+    """Refuse a file that begins with a header, and so is not ids alone."""
+    file.seek(0)
+    head = file.read(8)
+    whose = (
+        "NumPy" if head.startswith(npy.MAGIC) else "llm.c" if llmc.begins_like_shard(head) else None
+    )
+    if whose:
+        raise DamagedFileError(
+            name,
+            f"begins with a header of {whose}, and was taken for ids alone",
+            "Move it away from files without one; or, if it is ids alone, name the format.",
+        )
 
 
 def read_beside(path: Path) -> dict[str, Any]:
