@@ -105,7 +105,7 @@ def test_an_order_survives_pickling():
         ({"seq_len": 0}, "seq_len is 0"),
         ({"kind": "shuffle"}, "one of shuffled, sequential, random"),
         ({"shuffle_block": 0}, "shuffle_block is 0"),
-        ({"shuffle_block": 4, "kind": "random"}, "kind='shuffled'"),
+        ({"shuffle_block": 4, "kind": "random"}, "use the order 'shuffled'"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

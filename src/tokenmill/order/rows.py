@@ -101,7 +101,7 @@ class RowOrder:
         if self.shuffle_block is not None and self.kind != "shuffled":
             raise UsageError(
                 f"shuffle_block is {self.shuffle_block}, and the order is {self.kind!r}: only a "
-                "shuffled one has blocks. Leave it out, or shuffle."
+                "shuffled one has blocks. Leave it out, or use the order 'shuffled'."
             )
 
     @property
