@@ -7,7 +7,7 @@ import pytest
 
 import tokenmill
 from tokenmill import Loader, Mixture, Tokens
-from tokenmill.errors import DatasetError, StateError, UsageError
+from tokenmill.errors import DatasetError, UsageError
 
 IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
 
@@ -111,13 +111,3 @@ def test_the_name_of_a_source_is_a_string():  # as it is in JSON, and so in a st
 def test_a_source_that_is_no_pair_of_tokens_and_weight_is_refused(source):
     with pytest.raises(UsageError, match="pair of tokens and weight"):
         Mixture({"a": source})
-
-
-@pytest.mark.parametrize(
-    "state",
-    [{}, [], None, {"version": 2}, {"version": 1, "row": -1}, {"version": 1, "row": 1 << 63}],
-)
-def test_what_is_no_state_is_refused(state):
-    loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16)
-    with pytest.raises(StateError):
-        loader.load_state_dict(state)

@@ -193,20 +193,6 @@ def test_llmc_knows_its_vocabulary_and_where_documents_begin(tmp_path):
         _ = dataset.tokenizer
 
 
-def test_a_folder_of_shards_holds_out_the_last_or_those_named_val(tmp_path):
-    write_llmc_folder(tmp_path / "a", cut_into(IDS, [300, 300, 400]))
-    (tmp_path / "a" / "README.md").write_text("not a shard")
-    dataset = tokenmill.open(tmp_path / "a")
-    assert np.array_equal(dataset["train"][:], IDS[:600])
-    assert np.array_equal(dataset["val"][:], IDS[600:])
-    write_llmc(tmp_path / "a" / "edu_fineweb_val_000000.bin", [5, 6])
-    dataset = tokenmill.open(tmp_path / "a")
-    assert np.array_equal(dataset["train"][:], IDS)
-    assert dataset["val"][:].tolist() == [5, 6]
-    with pytest.raises(UsageError, match="val_fraction"):
-        tokenmill.open(tmp_path / "a", val_fraction=0.1)
-
-
 def test_shards_are_in_the_order_of_their_numbers(tmp_path):
     write_llmc_folder(tmp_path, [[number] for number in range(1, 13)], "part_{}.bin")
     assert tokenmill.open(tmp_path)["train"][:].tolist() == list(range(1, 12))
@@ -331,20 +317,6 @@ def test_files_with_headers_are_never_read_as_ids_alone(tmp_path):
     with pytest.raises(DatasetError, match=r"x_2\.bin begins with a header of llm\.c"):
         _ = tokens[2000]
     assert len(tokenmill.open(tmp_path / "c", format="raw", dtype="uint16")["train"][:]) == 4512
-
-
-def test_names_tell_what_is_for_tests_and_evaluation(tmp_path):
-    for number, name in enumerate(("train", "eval_0", "test", "test_train_1", "latest_2")):
-        write_llmc(tmp_path / f"{name}.bin", [number])
-    dataset = tokenmill.open(tmp_path)
-    read = {split: dataset[split][:].tolist() for split in dataset.splits}
-    assert read == {"train": [4, 3, 0], "val": [1], "test": [2]}
-    (tmp_path / "eval_0.bin").unlink()
-    dataset = tokenmill.open(tmp_path)  # the last that is for training is held out
-    read = {split: dataset[split][:].tolist() for split in dataset.splits}
-    assert read == {"train": [4, 3], "val": [0], "test": [2]}
-    write_llmc_folder(tmp_path / "called", [[1], [2]], "test_{}.bin")
-    assert tokenmill.open(tmp_path / "called")["train"][:].tolist() == [1]
 
 
 def test_folders_of_raw_files_open_with_a_dtype(tmp_path):

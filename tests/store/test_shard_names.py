@@ -1,4 +1,4 @@
-"""The names of shards: their order, what is missing between them, and what is no file."""
+"""The names of shards: their order, their splits, what is missing between them, what is no file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.formats.folder import check_gaps, list_shards
 from tokenmill.store.formats.protocol import Asked
 
@@ -127,3 +127,34 @@ def test_what_is_named_like_a_shard_and_is_no_file_is_refused(tmp_path, says):
         with pytest.raises(DatasetError, match=says) as caught:
             tokenmill.open(opened, **options)
         assert Path(odd).name in str(caught.value)
+
+
+IDS = np.random.default_rng(0).integers(0, 50257, 1000)
+
+
+def test_a_folder_of_shards_holds_out_the_last_or_those_named_val(tmp_path):
+    write_llmc_folder(tmp_path / "a", np.split(IDS, [300, 600]))
+    (tmp_path / "a" / "README.md").write_text("not a shard")
+    dataset = tokenmill.open(tmp_path / "a")
+    assert np.array_equal(dataset["train"][:], IDS[:600])
+    assert np.array_equal(dataset["val"][:], IDS[600:])
+    write_llmc(tmp_path / "a" / "edu_fineweb_val_000000.bin", [5, 6])
+    dataset = tokenmill.open(tmp_path / "a")
+    assert np.array_equal(dataset["train"][:], IDS)
+    assert dataset["val"][:].tolist() == [5, 6]
+    with pytest.raises(UsageError, match="val_fraction"):
+        tokenmill.open(tmp_path / "a", val_fraction=0.1)
+
+
+def test_names_tell_what_is_for_tests_and_evaluation(tmp_path):
+    for number, name in enumerate(("train", "eval_0", "test", "test_train_1", "latest_2")):
+        write_llmc(tmp_path / f"{name}.bin", [number])
+    dataset = tokenmill.open(tmp_path)
+    read = {split: dataset[split][:].tolist() for split in dataset.splits}
+    assert read == {"train": [4, 3, 0], "val": [1], "test": [2]}
+    (tmp_path / "eval_0.bin").unlink()
+    dataset = tokenmill.open(tmp_path)  # the last that is for training is held out
+    read = {split: dataset[split][:].tolist() for split in dataset.splits}
+    assert read == {"train": [4, 3], "val": [0], "test": [2]}
+    write_llmc_folder(tmp_path / "called", [[1], [2]], "test_{}.bin")
+    assert tokenmill.open(tmp_path / "called")["train"][:].tolist() == [1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.errors import StateError
 
-__all__ = ["MOST_ROWS", "check_state"]
+__all__ = ["MOST_ROWS", "check_state", "find_names"]
 
 MOST_ROWS = 1 << 62
 
@@ -43,9 +43,21 @@ def check_state(
     wanted, there = (
         {key: value for key, value in one.items() if key not in ignored} for one in (own, state)
     )
+    if "names" in wanted:
+        there["names"] = find_names(there)
     if not force and (differences := list(_differ(there, wanted))):
         raise StateError(f"This state is of another run: {'; '.join(differences)}.\n{cure}")
     return row
+
+
+def find_names(state: Mapping[str, Any]) -> Any:
+    """The sources of a mixture in their order. States once had no names, but were written in it.
+
+    >>> find_names({"names": ["b", "a"]}), find_names({"sources": {"b": {}, "a": {}}})
+    (['b', 'a'], ['b', 'a'])
+    """
+    sources = state.get("sources")
+    return state.get("names", list(sources) if isinstance(sources, Mapping) else None)
 
 
 def _differ(there: Any, here: Any, name: str = "") -> Iterator[str]:

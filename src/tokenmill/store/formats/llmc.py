@@ -80,13 +80,17 @@ def read(asked: Asked) -> Contents:
 
 def begins_like_shard(head: bytes) -> bool:
     """Whether the first bytes of a file are those of a shard with a header."""
-    magic, version = struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
+    magic, version = _unpack(head)
     return magic in _KINDS and version == _KINDS[magic].version
 
 
+def _unpack(head: bytes) -> tuple[int, int]:
+    """The magic number and the version."""
+    return struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
+
+
 def _recognize(asked: Asked, name: str) -> _Kind:
-    head = asked.read_head(name)
-    magic, version = struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
+    magic, version = _unpack(asked.read_head(name))
     if magic not in _KINDS:
         raise NotThisFormat(f"{name} does not begin with its magic number")
     kind = _KINDS[magic]
