@@ -35,11 +35,11 @@ from corpus import make_corpus
 from results import record
 
 import tokenmill
-from tokenmill.train.backend import Rows
-from tokenmill.train.config import Config
-from tokenmill.train.model import count_parameters, first_values
-from tokenmill.train.run import make_shape
-from tokenmill.train.torch_backend import TorchBackend
+from tokenmill.trainer.backend import Rows
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.model import count_parameters, first_values
+from tokenmill.trainer.run import make_shape
+from tokenmill.trainer.torch_backend import TorchBackend
 
 PACKAGES = (
     "transformers huggingface_hub regex tqdm filelock packaging pyyaml safetensors tokenizers httpx"

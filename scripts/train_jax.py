@@ -26,8 +26,8 @@ from pathlib import Path
 from tokenmill.cli import main as tokenmill
 from tokenmill.compat.text_source import open_texts
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.train.config import Config
-from tokenmill.train.settings import RunFile, override, read_run_file
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.settings import RunFile, override, read_run_file
 
 
 def main() -> int:

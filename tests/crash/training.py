@@ -21,8 +21,8 @@ from typing import Any
 
 from runs import COMMAND, library_text, run, wait_until
 
-from tokenmill.train.checkpoints import Checkpoints
-from tokenmill.train.record import TIMES, read_metrics
+from tokenmill.trainer.checkpoints import Checkpoints
+from tokenmill.trainer.record import TIMES, read_metrics
 
 ONE_THREAD = {
     **os.environ,

@@ -15,7 +15,7 @@ import tokenmill
 from tokenmill.errors import DatasetError
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
-from tokenmill.train.reading import read_not_mapped
+from tokenmill.trainer.reading import read_not_mapped
 
 
 def save(folder: Path, dtype: str = "u2", shards: int = 3) -> Tokens:

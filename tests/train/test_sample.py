@@ -15,10 +15,10 @@ import pytest
 from tokenmill.cli import main
 from tokenmill.errors import StateError, TokenizerError, UsageError
 from tokenmill.tokenizers import load_tokenizer
-from tokenmill.train.config import Config
-from tokenmill.train.data import open_data
-from tokenmill.train.run import train
-from tokenmill.train.sample import generate, load_run_for_sampling
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.data import open_data
+from tokenmill.trainer.run import train
+from tokenmill.trainer.sample import generate, load_run_for_sampling
 
 LOGITS = np.array([0.5, 2.0, 1.0, -1.0, 9.0], np.float32)
 

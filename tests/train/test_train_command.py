@@ -13,8 +13,8 @@ import pytest
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.train.checkpoints import Checkpoints
-from tokenmill.train.record import read_metrics
+from tokenmill.trainer.checkpoints import Checkpoints
+from tokenmill.trainer.record import read_metrics
 
 torch = pytest.importorskip("torch")
 

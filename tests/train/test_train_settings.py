@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import InputError, UsageError
-from tokenmill.train.config import Config
-from tokenmill.train.model import count_parameters
-from tokenmill.train.run import make_shape
-from tokenmill.train.settings import override, read_config, read_run_file
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.model import count_parameters
+from tokenmill.trainer.run import make_shape
+from tokenmill.trainer.settings import override, read_config, read_run_file
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {"layers": 2, "heads": 2, "width": 32, "seq_len": 64, "batch_tokens": 640}
@@ -170,7 +170,7 @@ def test_yaml_is_not_needed_for_json(tmp_path: Path) -> None:
     code = """
 import sys
 sys.modules["yaml"] = None
-from tokenmill.train.settings import read_config
+from tokenmill.trainer.settings import read_config
 read_config(sys.argv[1])
 try:
     read_config(sys.argv[2])

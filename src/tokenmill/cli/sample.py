@@ -51,8 +51,8 @@ def sample(
     backend
         The framework, if not the one that trained it.
     """
-    from tokenmill.train.folder import find_folder
-    from tokenmill.train.sample import load_run_for_sampling
+    from tokenmill.trainer.folder import find_folder
+    from tokenmill.trainer.sample import load_run_for_sampling
 
     model = load_run_for_sampling(find_folder(runs, name), backend=backend, best=best, warn=_warn)
     # What was typed, to the byte, is the prompt.

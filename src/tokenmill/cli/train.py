@@ -16,7 +16,7 @@ from rich.text import Text
 from tokenmill.cli.console import count, duration, harmless, size, stderr, stdout, typed
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.errors import UsageError
-from tokenmill.train.config import Config
+from tokenmill.trainer.config import Config
 
 __all__ = ["train"]
 
@@ -107,10 +107,10 @@ def train(
         Log to Weights & Biases too.
     """
     from tokenmill.load.ranks import find_rank
-    from tokenmill.train.data import open_data
-    from tokenmill.train.folder import CHECKPOINTS_NAME, find_folder
-    from tokenmill.train.run import train as train_model
-    from tokenmill.train.settings import override, read_config
+    from tokenmill.trainer.data import open_data
+    from tokenmill.trainer.folder import CHECKPOINTS_NAME, find_folder
+    from tokenmill.trainer.run import train as train_model
+    from tokenmill.trainer.settings import override, read_config
 
     if not data and input_file is None:
         raise UsageError("Say what to train on: --data DIR, or --input-file FILE.")
@@ -222,8 +222,8 @@ def _show_end(report: Any, name: str, runs: Path) -> None:
 
 def _show_curves(path: Path) -> None:
     """The losses of a run as a drawing of characters, once there is something to be seen."""
-    from tokenmill.train.chart import Curve, draw_text
-    from tokenmill.train.record import points, read_metrics
+    from tokenmill.trainer.chart import Curve, draw_text
+    from tokenmill.trainer.record import points, read_metrics
 
     lines = read_metrics(path)
     curves = [

@@ -33,19 +33,19 @@ from jax.sharding import Mesh, NamedSharding
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load.ranks import find_rank
-from tokenmill.train.backend import Rows, StepReport
-from tokenmill.train.config import Config
-from tokenmill.train.devices import find_peak_flops, find_process_memory
-from tokenmill.train.jax_model import Parameters, Way, stack, unstack
-from tokenmill.train.jax_optimizer import OptimizerState, first_state
-from tokenmill.train.jax_programs import (
+from tokenmill.trainer.backend import Rows, StepReport
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.devices import find_peak_flops, find_process_memory
+from tokenmill.trainer.jax_model import Parameters, Way, stack, unstack
+from tokenmill.trainer.jax_optimizer import OptimizerState, first_state
+from tokenmill.trainer.jax_programs import (
     BY_ROW,
     EVERYWHERE,
     make_evaluation,
     make_next_logits,
     make_step,
 )
-from tokenmill.train.model import Arrays, Shape, check_values
+from tokenmill.trainer.model import Arrays, Shape, check_values
 
 __all__ = ["JaxBackend"]
 

@@ -22,11 +22,11 @@ from tokenmill.errors import StateError, TokenizerError, UsageError
 from tokenmill.store.dataset import load_saved_tokenizer
 from tokenmill.store.manifest import TOKENIZER_NAME
 from tokenmill.tokenizers.protocol import Tokenizer
-from tokenmill.train.backend import Backend, open_backend
-from tokenmill.train.checkpoints import Checkpoints, State
-from tokenmill.train.config import Config
-from tokenmill.train.folder import CHECKPOINTS_NAME
-from tokenmill.train.model import Shape
+from tokenmill.trainer.backend import Backend, open_backend
+from tokenmill.trainer.checkpoints import Checkpoints, State
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.folder import CHECKPOINTS_NAME
+from tokenmill.trainer.model import Shape
 
 __all__ = ["TrainedModel", "generate", "load_run_for_sampling"]
 

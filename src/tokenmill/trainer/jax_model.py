@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from tokenmill.train.model import (
+from tokenmill.trainer.model import (
     EPSILON,
     Arrays,
     Shape,
@@ -59,7 +59,7 @@ def in_block(name: str) -> bool:
 def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
     """Parameters, those of all blocks in one array, such as mlp.up (layers, 4 * width, width).
 
-    >>> from tokenmill.train.model import first_values
+    >>> from tokenmill.trainer.model import first_values
     >>> shape = Shape(vocab=64, layers=2, heads=2, kv_heads=1, width=8, seq_len=16)
     >>> stacked = stack(shape, first_values(shape, seed=1))
     >>> stacked["head"].shape, stacked["attention.key"].shape

@@ -19,8 +19,8 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 from optax.contrib import MuonDimensionNumbers, muon  # type: ignore[import-untyped]
 
-from tokenmill.train.config import Config
-from tokenmill.train.jax_model import Parameters, Way, in_block
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.jax_model import Parameters, Way, in_block
 
 __all__ = ["OptimizerState", "clip", "first_state", "update"]
 

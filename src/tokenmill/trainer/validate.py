@@ -14,10 +14,10 @@ import numpy as np
 
 from tokenmill.load.loader import Loader
 from tokenmill.store.tokens import Tokens
-from tokenmill.train.augment import check_ids
-from tokenmill.train.backend import Backend, Rows
-from tokenmill.train.config import Config
-from tokenmill.train.data import RunData, bytes_per_token
+from tokenmill.trainer.augment import check_ids
+from tokenmill.trainer.backend import Backend, Rows
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.data import RunData, bytes_per_token
 
 __all__ = ["Validation", "Validator"]
 

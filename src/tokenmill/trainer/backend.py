@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.train.config import Config
-from tokenmill.train.model import Arrays, Shape
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.model import Arrays, Shape
 
 __all__ = ["Backend", "Rows", "StepReport", "open_backend"]
 
@@ -95,11 +95,11 @@ def open_backend(name: str, config: Config, shape: Shape, values: Arrays) -> Bac
     """The backend torch or jax, with a model of these first values."""
     try:
         if name == "torch":
-            from tokenmill.train.torch_backend import TorchBackend
+            from tokenmill.trainer.torch_backend import TorchBackend
 
             return TorchBackend(config, shape, values)
         if name == "jax":
-            from tokenmill.train.jax_backend import JaxBackend
+            from tokenmill.trainer.jax_backend import JaxBackend
 
             return JaxBackend(config, shape, values)
     except ModuleNotFoundError as error:

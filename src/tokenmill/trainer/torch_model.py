@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tokenmill.train.model import Arrays, Shape, rotation
-from tokenmill.train.torch_functions import capped_losses, norm, rotate_and_norm, squared_relu
+from tokenmill.trainer.model import Arrays, Shape, rotation
+from tokenmill.trainer.torch_functions import capped_losses, norm, rotate_and_norm, squared_relu
 
 __all__ = ["Model", "document_mask"]
 

@@ -28,7 +28,7 @@ import xxhash
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load.state import find_names
 from tokenmill.store.manifest import sync_folder
-from tokenmill.train.model import Arrays
+from tokenmill.trainer.model import Arrays
 
 __all__ = ["Checkpoint", "Checkpoints", "State", "refuse_other_run"]
 

@@ -19,18 +19,18 @@ import numpy as np
 from tokenmill.errors import TokenmillError, UsageError, WorkError
 from tokenmill.load.loader import Loader
 from tokenmill.store.manifest import write_atomically
-from tokenmill.train.augment import augment
-from tokenmill.train.backend import Backend, Rows, StepReport
-from tokenmill.train.chart import Curve, draw_svg
-from tokenmill.train.checkpoints import Checkpoints, State
-from tokenmill.train.config import Config
-from tokenmill.train.data import RunData
-from tokenmill.train.folder import CHART_NAME, told_of_disk
-from tokenmill.train.interval import Clock, Stop
-from tokenmill.train.model import Shape, count_parameters
-from tokenmill.train.record import Record
-from tokenmill.train.sample import generate
-from tokenmill.train.validate import Validation, Validator
+from tokenmill.trainer.augment import augment
+from tokenmill.trainer.backend import Backend, Rows, StepReport
+from tokenmill.trainer.chart import Curve, draw_svg
+from tokenmill.trainer.checkpoints import Checkpoints, State
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.data import RunData
+from tokenmill.trainer.folder import CHART_NAME, told_of_disk
+from tokenmill.trainer.interval import Clock, Stop
+from tokenmill.trainer.model import Shape, count_parameters
+from tokenmill.trainer.record import Record
+from tokenmill.trainer.sample import generate
+from tokenmill.trainer.validate import Validation, Validator
 
 __all__ = ["Board", "Loop", "Watcher", "count_operations"]
 

@@ -27,24 +27,24 @@ from tokenmill.load.loader import Loader
 from tokenmill.load.ranks import find_rank
 from tokenmill.load.state import check_state
 from tokenmill.store.manifest import TOKENIZER_NAME, write_atomically
-from tokenmill.train.augment import padded_vocab
-from tokenmill.train.backend import Backend, open_backend
-from tokenmill.train.checkpoints import Checkpoint, Checkpoints, State, refuse_other_run
-from tokenmill.train.config import Config
-from tokenmill.train.data import RunData, open_data
-from tokenmill.train.folder import (
+from tokenmill.trainer.augment import padded_vocab
+from tokenmill.trainer.backend import Backend, open_backend
+from tokenmill.trainer.checkpoints import Checkpoint, Checkpoints, State, refuse_other_run
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.data import RunData, open_data
+from tokenmill.trainer.folder import (
     CHECKPOINTS_NAME,
     CONFIG_NAME,
     RunFolder,
     find_folder,
     told_of_disk,
 )
-from tokenmill.train.interval import Stop
-from tokenmill.train.loop import Board, Loop, Watcher
-from tokenmill.train.model import Shape, first_values
-from tokenmill.train.reading import read_not_mapped
-from tokenmill.train.record import Record, points, read_metrics
-from tokenmill.train.validate import Validator
+from tokenmill.trainer.interval import Stop
+from tokenmill.trainer.loop import Board, Loop, Watcher
+from tokenmill.trainer.model import Shape, first_values
+from tokenmill.trainer.reading import read_not_mapped
+from tokenmill.trainer.record import Record, points, read_metrics
+from tokenmill.trainer.validate import Validator
 
 __all__ = ["RunReport", "Watcher", "make_shape", "train"]
 
@@ -306,7 +306,7 @@ def _tell_beginning(
     checkpoint: Checkpoint | None,
     watcher: Watcher,
 ) -> None:
-    from tokenmill.train.model import count_parameters
+    from tokenmill.trainer.model import count_parameters
 
     for note in data.notes:
         watcher.warn(note)
@@ -324,7 +324,7 @@ def _tell_beginning(
 def _open_boards(
     names: Sequence[str], path: Path, step: int, config: Config, stack: ExitStack
 ) -> list[Board]:
-    from tokenmill.train.boards import open_board
+    from tokenmill.trainer.boards import open_board
 
     boards = [open_board(name, path, step=step, config=config) for name in names]
     for board in boards:

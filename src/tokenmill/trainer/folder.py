@@ -22,7 +22,7 @@ from types import TracebackType
 
 from tokenmill.errors import FolderError, UsageError, WorkError
 from tokenmill.store.manifest import TOKENIZER_NAME
-from tokenmill.train.record import LOSSES_NAME, METRICS_NAME
+from tokenmill.trainer.record import LOSSES_NAME, METRICS_NAME
 
 __all__ = [
     "BOARD_NAME",

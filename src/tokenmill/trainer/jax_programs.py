@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from tokenmill.train.config import Config
-from tokenmill.train.jax_model import Parameters, Way, find_logits, find_losses, find_states
-from tokenmill.train.jax_optimizer import OptimizerState, clip, update
-from tokenmill.train.model import Shape
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.jax_model import Parameters, Way, find_logits, find_losses, find_states
+from tokenmill.trainer.jax_optimizer import OptimizerState, clip, update
+from tokenmill.trainer.model import Shape
 
 __all__ = ["BY_ROW", "EVERYWHERE", "make_evaluation", "make_next_logits", "make_step"]
 

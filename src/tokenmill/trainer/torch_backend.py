@@ -34,12 +34,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.train.backend import Rows, StepReport
-from tokenmill.train.config import Config
-from tokenmill.train.devices import find_peak_flops, find_process_memory
-from tokenmill.train.model import Arrays, Shape, check_values, is_matrix
-from tokenmill.train.torch_model import Model, document_mask
-from tokenmill.train.torch_muon import Float32Muon
+from tokenmill.trainer.backend import Rows, StepReport
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.devices import find_peak_flops, find_process_memory
+from tokenmill.trainer.model import Arrays, Shape, check_values, is_matrix
+from tokenmill.trainer.torch_model import Model, document_mask
+from tokenmill.trainer.torch_muon import Float32Muon
 
 __all__ = ["TorchBackend"]
 

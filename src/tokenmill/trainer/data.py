@@ -29,7 +29,7 @@ from tokenmill.store.dataset import Dataset
 from tokenmill.store.dataset import open as open_dataset
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.protocol import Tokenizer
-from tokenmill.train.config import Config
+from tokenmill.trainer.config import Config
 
 __all__ = ["RunData", "bytes_per_token", "open_data"]
 

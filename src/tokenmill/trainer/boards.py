@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.train.config import Config
-from tokenmill.train.folder import BOARD_NAME
-from tokenmill.train.loop import Board
+from tokenmill.trainer.config import Config
+from tokenmill.trainer.folder import BOARD_NAME
+from tokenmill.trainer.loop import Board
 
 __all__ = ["open_board"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tokenmill.train.model import EPSILON
+from tokenmill.trainer.model import EPSILON
 
 __all__ = ["capped_losses", "norm", "rotate_and_norm", "squared_relu"]
 

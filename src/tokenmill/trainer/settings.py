@@ -22,7 +22,7 @@ from typing import Any, get_args, get_type_hints
 import orjson
 
 from tokenmill.errors import InputError, UsageError
-from tokenmill.train.config import Config
+from tokenmill.trainer.config import Config
 
 __all__ = ["RunFile", "override", "read_config", "read_run_file"]
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.order.permutation import derive_keys, make_key
-from tokenmill.train.config import Config
+from tokenmill.trainer.config import Config
 
 __all__ = ["MARKS", "augment", "check_ids", "padded_vocab"]
 
