@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
 
-from dataset_builder import build, edit_manifest
+from dataset_builder import build, edit_manifest, write_sources
 
 from tokenmill.cli import main
 from tokenmill.inspect.info import describe
@@ -58,9 +58,10 @@ def test_json_is_for_programs(folder, capsys):
 
 def test_many_sources_are_cut_and_strange_names_are_harmless(folder, capsys):
     def edit(body):
-        body["sources"] = [
+        sources = [
             {"path": f"a\x1b[2J\n[red]{n}", "bytes": 10**9, "unit": "row"} for n in range(25)
         ]
+        body["sources"] = write_sources(folder, sources)
         body["ledger"]["set_aside"] = [{"source": "bad.gz", "reason": "cut short"}]
 
     edit_manifest(folder, edit)

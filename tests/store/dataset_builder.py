@@ -47,6 +47,18 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(seal(body))
 
 
+def write_sources(folder: Path, sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write a table of sources; returns what the manifest says of it."""
+    path = folder / "sources.jsonl"
+    path.write_text("".join(json.dumps(source) + "\n" for source in sources))
+    return {
+        "path": path.name,
+        "count": len(sources),
+        "bytes": sum(source["bytes"] for source in sources),
+        "xxh3_128": xxhash.xxh3_128_hexdigest(path.read_bytes()),
+    }
+
+
 def reseal(folder: Path) -> None:
     """Bring all checksums in line with the files, so that only deeper checks can object."""
 
@@ -70,6 +82,7 @@ def build(
     shard_tokens: int = 10,
     eot: str = "after",
     dtype: str = "uint16",
+    version: int = 2,
 ) -> dict[str, np.ndarray]:
     """Write a dataset of byte tokens; returns each split's tokens as the oracle."""
     tokenizer = load_tokenizer("bytes")
@@ -115,7 +128,7 @@ def build(
     kept = sum(split["documents"] for split in splits.values())
     body = {
         "format": "tokenmill",
-        "version": 1,
+        "version": version,
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
@@ -138,8 +151,12 @@ def build(
             "set_aside": [],
             "tokens": sum(split["tokens"] for split in splits.values()),
         },
-        "sources": [{"path": "texts/a.txt", "bytes": offset + 30, "unit": "byte"}],
     }
+    sources = [{"path": "texts/a.txt", "bytes": offset + 30, "unit": "byte"}]
+    if version == 1:
+        body["sources"] = sources
+    else:
+        body["sources"] = write_sources(folder, sources)
     (folder / "tokenizer_state.json").write_text(json.dumps(tokenizer.state(), indent=1))
     (folder / "dataset_metadata.json").write_bytes(seal(body))
     return oracle

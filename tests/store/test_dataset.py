@@ -111,7 +111,10 @@ def test_a_hand_edited_manifest_is_refused(folder):
         ("splits", {"train": {"tokens": 1, "documents": 0, "shards": []}}),
         ("splits", []),
         ("sources", [{"path": "a"}]),
-        ("version", 2),
+        ("sources", {"path": "../sources.jsonl", "count": 1, "bytes": 1, "xxh3_128": ""}),
+        ("sources", {"path": "sources.jsonl", "count": -1, "bytes": 1, "xxh3_128": ""}),
+        ("version", 1),  # its sources would be a list
+        ("version", 3),
         ("format", "other"),
         ("ledger", None),
     ],

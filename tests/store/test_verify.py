@@ -71,7 +71,9 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("name", [BIN, TABLE, "tokenizer_state.json", "dataset_metadata.json"])
+@pytest.mark.parametrize(
+    "name", [BIN, TABLE, "sources.jsonl", "tokenizer_state.json", "dataset_metadata.json"]
+)
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_a_changed_cut_or_missing_file_is_named(folder, name, damage):
     damage(folder / name)

@@ -41,7 +41,8 @@ def info(
     found = describe(path, **opening.options)
     if json:
         # In ASCII, so that any terminal can show it and nothing in it can harm one.
-        print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
+        told = {**asdict(found), "sources": [asdict(one) for one in found.sources]}
+        print(json_format.dumps(told, indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
     here = typed(path) + typed_options(opening.options)
@@ -130,7 +131,7 @@ def _show_origin(found: Info) -> None:
         _table(f"Set aside ({count(len(found.set_aside))})", ("file", "reason"), shown)
         _more(len(found.set_aside))
     sources = [(one.path, size(one.bytes)) for one in found.sources[:SOURCES_SHOWN]]
-    whole = size(sum(one.bytes for one in found.sources))
+    whole = size(found.sources.bytes)
     _table(f"Sources ({count(len(found.sources))}): {whole}", ("file", "size"), sources)
     _more(len(found.sources))
 

@@ -154,7 +154,7 @@ def _check_ids(ids: npt.NDArray[Any], start: int, tokens: Tokens, vocab_size: in
 def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> None:
     """Finish: the tokenizer, the manifest, and the scaffolding away."""
     write_atomically(folder / TOKENIZER_NAME, tokenizer_state)
-    write_atomically(folder / MANIFEST_NAME, manifest.to_json())
+    manifest.write(folder)
     shutil.rmtree(folder / WORK_NAME)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import tokenmill.store.dataset
 from tokenmill.store.dataset import Dataset
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, SourceTable
 
 __all__ = ["Dropped", "Info", "SetAside", "SplitInfo", "describe"]
 
@@ -77,7 +77,7 @@ class Info:
     dropped: tuple[Dropped, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    sources: tuple[Source, ...] = ()
+    sources: SourceTable = field(default_factory=lambda: SourceTable.of(()))
 
 
 def describe(
@@ -160,7 +160,7 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
             if isinstance(entry, dict)
         ),
         settings=manifest.settings,
-        sources=manifest.sources,
+        sources=manifest.source_table,
     )
 
 

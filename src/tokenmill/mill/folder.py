@@ -23,7 +23,13 @@ from tokenmill.errors import FolderError
 from tokenmill.mill.plan import Plan, plan_record
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sift import SPLITS
-from tokenmill.store.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, write_atomically
+from tokenmill.store.manifest import (
+    MANIFEST_NAME,
+    SOURCES_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    write_atomically,
+)
 
 __all__ = ["REJECTED_NAME", "WORK_NAME", "OutputFolder"]
 
@@ -31,7 +37,7 @@ WORK_NAME = ".work"
 _LOCK_NAME = "lock"
 REJECTED_NAME = "rejected.jsonl"
 # The manifest first: without the rest, a folder with a manifest would pass for a dataset.
-_OURS = (MANIFEST_NAME, *SPLITS, TOKENIZER_NAME, REJECTED_NAME, WORK_NAME)
+_OURS = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, REJECTED_NAME, WORK_NAME)
 _CHOICE = (
     "Go back to how it was, choose another --out, or add --restart to discard what is done and "
     "begin again."
@@ -129,7 +135,7 @@ class OutputFolder:
         for folder in (self.work, self.segments, self.shards, *splits):
             for stale in folder.glob("*.tmp"):
                 stale.unlink(missing_ok=True)
-        for name in (MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME):
+        for name in (MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, REJECTED_NAME):
             for stale in self.path.glob(f"{name}.*tmp"):
                 stale.unlink(missing_ok=True)
 

@@ -26,7 +26,6 @@ from tokenmill.mill.sift import SPLITS, Sifted, sift
 from tokenmill.mill.sources import BadFileError
 from tokenmill.mill.worker import Check, Grind, Pack, Scan, Task
 from tokenmill.store.manifest import (
-    MANIFEST_NAME,
     TOKENIZER_NAME,
     Manifest,
     Shard,
@@ -358,7 +357,7 @@ class Stages:
             settings=self.settings.to_json(),
             ledger=sifted.ledger,
         )
-        write_atomically(root / MANIFEST_NAME, manifest.to_json())
+        manifest.write(root)
         return manifest
 
 

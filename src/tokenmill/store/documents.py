@@ -21,6 +21,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.store.files import DamagedFileError, Maps, check_size, map_file, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
 from tokenmill.store.shard_table import ShardTable
+from tokenmill.store.source_table import SourceTable
 
 __all__ = [
     "Document",
@@ -67,9 +68,7 @@ class DocumentTable(Protocol):
 class Documents:
     """The documents of a prepared split, in order: `documents[n]`, and `documents.at(token)`."""
 
-    def __init__(
-        self, folder: Path, shards: ShardTable, sources: tuple[Source, ...], split: str
-    ) -> None:
+    def __init__(self, folder: Path, shards: ShardTable, sources: SourceTable, split: str) -> None:
         self._folder, self._shards, self._sources, self._split = folder, shards, sources, split
         self._token_starts = sums(shards.tokens)
         # starts[n] is the number of the first document that starts in shard n, or after it.

@@ -2,9 +2,12 @@
 
 The manifest is written last, so a folder that has one is complete. It is read with suspicion,
 because datasets come from strangers: every number is checked to be one, counts must add up, and
-no path may lead out of the folder, nor a link in place of the manifest. Its last entry is the xxh3-128 checksum of every byte before
-that entry, so that a flipped bit in a count or a setting is refused like one in a shard. Reading
-costs one pass over a small JSON file.
+no path may lead out of the folder, nor a link in place of the manifest. Its last entry is the
+xxh3-128 checksum of every byte before that entry, so that a flipped bit in a count or a setting is
+refused like one in a shard. Reading costs one pass over a small JSON file.
+
+Version 2 keeps the table of sources in a file of its own; version 1, which had it inline, is read
+but no longer written.
 """
 
 from __future__ import annotations
@@ -22,14 +25,17 @@ import xxhash
 from tokenmill.errors import DatasetError
 from tokenmill.store.files import read_inside
 from tokenmill.store.shard_table import Shard, ShardTable
+from tokenmill.store.source_table import SOURCES_NAME, UNITS, Source, SourceTable
 
 __all__ = [
     "DOCUMENT_DTYPE",
     "MANIFEST_NAME",
+    "SOURCES_NAME",
     "TOKENIZER_NAME",
     "Manifest",
     "Shard",
     "Source",
+    "SourceTable",
     "Split",
     "find_manifest",
     "is_own",
@@ -39,7 +45,8 @@ __all__ = [
 MANIFEST_NAME = "dataset_metadata.json"
 TOKENIZER_NAME = "tokenizer_state.json"
 FORMAT = "tokenmill"
-VERSION = 1
+VERSION = 2
+VERSIONS = (1, 2)  # that can be read
 DTYPES = ("uint16", "uint32")
 SHARD_ENTRIES = {entry.name: int if entry.type == "int" else str for entry in fields(Shard)}
 EOT_PLACES = ("after", "before", "none")
@@ -85,15 +92,6 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """One input file, by the name it was given with. `unit` says what offsets in it count."""
-
-    path: str
-    bytes: int
-    unit: str  # "byte" or "row"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything that `dataset_metadata.json` says, checked."""
 
@@ -104,9 +102,18 @@ class Manifest:
     eot: str
     eot_id: int | None
     splits: Mapping[str, Split]
-    sources: tuple[Source, ...]
+    sources: Sequence[Source]
     settings: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", SourceTable.of(self.sources))
+
+    @property
+    def source_table(self) -> SourceTable:
+        """The sources as the table that they are."""
+        assert isinstance(self.sources, SourceTable)
+        return self.sources
 
     def to_json(self) -> bytes:
         """The manifest as it stands on disk: indented, with sorted splits and a final newline."""
@@ -128,10 +135,20 @@ class Manifest:
             "splits": splits,
             "settings": dict(self.settings),
             "ledger": dict(self.ledger),
-            "sources": [asdict(source) for source in self.sources],
+            "sources": {
+                "path": SOURCES_NAME,
+                "count": len(self.sources),
+                "bytes": self.source_table.bytes,
+                "xxh3_128": self.source_table.xxh3_128,
+            },
         }
         head = orjson.dumps(body, option=orjson.OPT_INDENT_2).removesuffix(b"\n}") + b",\n  "
         return head + _seal(head)
+
+    def write(self, folder: Path) -> None:
+        """Write the table of sources, then the manifest, which completes the dataset."""
+        write_atomically(folder / SOURCES_NAME, self.source_table.encode())
+        write_atomically(folder / MANIFEST_NAME, self.to_json())
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Manifest:
@@ -142,11 +159,11 @@ class Manifest:
                 f"{folder} is not a finished dataset: it has no {MANIFEST_NAME}.\n"
                 "If a run into it was interrupted, the same `tokenmill prepare` command goes on."
             )
-        return cls.from_json(data, name=str(Path(folder) / MANIFEST_NAME))
+        return cls.from_json(data, folder)
 
     @classmethod
-    def from_json(cls, data: bytes, *, name: str = MANIFEST_NAME) -> Manifest:
-        """Parse and check the bytes of a manifest; `name` is what errors call it.
+    def from_json(cls, data: bytes, folder: str | os.PathLike[str] = "") -> Manifest:
+        """Parse and check the bytes of the manifest of a folder.
 
         >>> Manifest.from_json(b'{"format": "other"}')
         Traceback (most recent call last):
@@ -158,8 +175,9 @@ format="raw" (--format raw).
         try:
             body = orjson.loads(data)
         except orjson.JSONDecodeError as error:
+            name = Path(folder) / MANIFEST_NAME
             raise DatasetError(f"{name} is damaged: it is not JSON ({error}).") from None
-        return _Reader(name).manifest(body, data)
+        return _Reader(Path(folder)).manifest(body, data)
 
 
 def find_manifest(folder: str | os.PathLike[str]) -> bytes | None:
@@ -193,8 +211,9 @@ def is_own(data: bytes) -> bool:
 class _Reader:
     """Takes a parsed manifest apart; every surprise is a DatasetError that names its place."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.name = str(folder / MANIFEST_NAME)
 
     def fail(self, what: str) -> DatasetError:
         return DatasetError(f"{self.name} is damaged: {what}.")
@@ -235,10 +254,10 @@ class _Reader:
                 f"{_brief(body.get('format'))}, not {FORMAT!r}; if its files are ids and nothing "
                 'else, open them with their dtype and format="raw" (--format raw).'
             )
-        if body.get("version") != VERSION:
+        if body.get("version") not in VERSIONS:
             raise DatasetError(
                 f"{self.name} has version {_brief(body.get('version'))}; this tokenmill reads "
-                f"version {VERSION}. Use the tokenmill that wrote it, or a newer one."
+                f"versions up to {VERSION}. Use the tokenmill that wrote it, or a newer one."
             )
         said = self.get(body, "xxh3_128", str)
         end = len(data) - len(_seal(b""))
@@ -271,16 +290,28 @@ class _Reader:
             eot=eot_place,
             eot_id=eot_id,
             splits=splits,
-            sources=tuple(
+            sources=self.sources(body),
+            settings=self.get(body, "settings", dict),
+            ledger=self.get(body, "ledger", dict),
+        )
+
+    def sources(self, body: Any) -> Sequence[Source]:
+        if body["version"] == 1:
+            return [
                 Source(
                     path=self.get(source, "path", str),
                     bytes=self.get(source, "bytes", int),
-                    unit=self.one_of(source, "unit", ("byte", "row")),
+                    unit=self.one_of(source, "unit", UNITS),
                 )
                 for source in self.get(body, "sources", list)
-            ),
-            settings=self.get(body, "settings", dict),
-            ledger=self.get(body, "ledger", dict),
+            ]
+        facts = self.get(body, "sources", dict)
+        return SourceTable(
+            self.get(facts, "count", int),
+            self.get(facts, "bytes", int),
+            self.get(facts, "xxh3_128", str),
+            path=self.path(facts, "path"),
+            where=self.folder,
         )
 
     def split(self, name: str, body: Any) -> Split:
@@ -329,7 +360,7 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Write a small file so that it is there whole, and on the disk, or not at all."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:

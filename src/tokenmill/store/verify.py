@@ -1,8 +1,8 @@
 """Check every byte of a dataset.
 
 Guarantees for a prepared dataset (`verify_foreign` tells those for others): when `verify` finds
-nothing, every file is the one that the manifest was written for (checksums), the ids are of its vocabulary, the documents tile the tokens with the end of text in
-its place, no document is in two splits, the counts add up, the tokenizer is the right one, and
+nothing, every file is the one that the manifest was written for (checksums), the ids are of its
+vocabulary, the documents tile the tokens with the end of text in its place, no document is in two splits, the counts add up, the tokenizer is the right one, and
 nothing in the folder leads out of it. It goes on after a problem and reports all, a few a file.
 `rejected.jsonl` is a report for people and has no checksum; it is left alone.
 
@@ -116,6 +116,7 @@ def _examine_prepared(folder: Path, progress: Progress | None) -> Findings:
     _check_names(manifest, problems)
     _check_ledger(manifest, problems)
     _check_tokenizer(folder, manifest, problems)
+    _check_sources(manifest, problems)
     for name in manifest.splits:
         check_split(folder, manifest, name, problems, advance)
     check_overlap(folder, manifest, problems)
@@ -146,7 +147,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _known(manifest: Manifest) -> set[str]:
     """The files that belong in the folder."""
-    known = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME}
+    known = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME, manifest.source_table.path}
     for split in manifest.splits.values():
         for shard in split.shards:
             known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
@@ -173,7 +174,7 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
     """Every file once, and every shard of a split but the last equally long."""
-    seen: set[str] = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME}
+    seen = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME, manifest.source_table.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):
             for path in (shard.path, shard.documents_path):
@@ -252,6 +253,13 @@ def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> No
     again = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     if again != orjson.dumps(saved, option=orjson.OPT_SORT_KEYS):
         problems.add(TOKENIZER_NAME, "is not what its tokenizer would save")
+
+
+def _check_sources(manifest: Manifest, problems: Problems) -> None:
+    try:
+        manifest.source_table.check()
+    except DamagedFileError as error:
+        problems.add_error(error)
 
 
 def _list_strangers(folder: Path, known: set[str]) -> list[str]:

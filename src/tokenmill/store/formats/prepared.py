@@ -38,7 +38,7 @@ def read(asked: Asked) -> Contents:
                 "The same `tokenmill prepare` command goes on where it stopped."
             )
         raise NotThisFormat(f"it is not a finished dataset, it has no {MANIFEST_NAME}")
-    manifest = Manifest.from_json(data, name=str(folder / MANIFEST_NAME))
+    manifest = Manifest.from_json(data, folder)
     for name, given, known in (
         ("dtype", asked.dtype and str(asked.dtype), manifest.dtype),
         ("eot_id", asked.eot_id, manifest.eot_id),
@@ -63,7 +63,7 @@ def contents(folder: Path, manifest: Manifest) -> Contents:
             offsets=np.zeros_like(table.tokens),
             sizes=table.tokens * dtype.itemsize,
         )
-        documents[name] = Documents(folder, table, manifest.sources, name)
+        documents[name] = Documents(folder, table, manifest.source_table, name)
     return Contents(
         splits=splits,
         documents=documents,

@@ -24,7 +24,7 @@ from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, open_foreign
 from tokenmill.store.formats import llmc, npy
 from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat, parse_dtype
-from tokenmill.store.manifest import MANIFEST_NAME, Manifest, find_manifest, is_own
+from tokenmill.store.manifest import Manifest, find_manifest, is_own
 from tokenmill.store.shards import FileShards
 
 NAME = "raw"
@@ -148,7 +148,7 @@ def read_beside(path: Path) -> dict[str, Any]:
     for root in path.absolute().parents[:2]:
         data = find_manifest(root)
         if data is not None and is_own(data):
-            manifest = Manifest.from_json(data, name=str(root / MANIFEST_NAME))
+            manifest = Manifest.from_json(data, root)
             place = path.absolute().relative_to(root).as_posix()
             if any(place in split.table.path for split in manifest.splits.values()):
                 return {

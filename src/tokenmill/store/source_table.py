@@ -1,0 +1,158 @@
+"""The input files of a dataset: `sources.jsonl`, one line per file, read on demand.
+
+The manifest holds only the number of lines, the total size and the checksum, so opening a dataset
+costs the same for one source as for a million. The first lookup maps the file, checks it and
+finds its lines, at about 1 s per GB and 8 bytes of memory per source; each later lookup parses
+one line. The file comes from strangers: every line is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from tokenmill.store.files import DamagedFileError, Maps, map_file, open_inside
+
+__all__ = ["SOURCES_NAME", "UNITS", "Source", "SourceTable"]
+
+SOURCES_NAME = "sources.jsonl"
+UNITS = ("byte", "row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One input file, by the name it was given with. `unit` says what offsets in it count."""
+
+    path: str
+    bytes: int
+    unit: str  # "byte" or "row"
+
+
+class _Lines(NamedTuple):
+    data: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]  # of each line, behind its newline
+
+
+class SourceTable(Sequence[Source]):
+    """Sources as a sequence. Two tables are equal if their files are, which their checksums show.
+
+    >>> table = SourceTable.of([Source(path="a.txt", bytes=5, unit="byte")])
+    >>> table[0].path, len(table), table.bytes
+    ('a.txt', 1, 5)
+    >>> SourceTable.of(list(table)) == table
+    True
+    """
+
+    def __init__(
+        self, count: int, bytes: int, xxh3_128: str, *, path: str, where: Path | bytes
+    ) -> None:
+        self._count, self.bytes, self.xxh3_128 = count, bytes, xxh3_128
+        self.path = path
+        self._where = where  # the dataset's folder, or the lines themselves
+        self._maps = Maps(
+            partial(_read, where, path, count, xxh3_128)
+        )  # no cycle: maps end with the table
+
+    @classmethod
+    def of(cls, sources: Iterable[Source]) -> SourceTable:
+        """A table in memory; a table is itself one."""
+        if isinstance(sources, cls):
+            return sources
+        some = list(sources)
+        data = b"".join(orjson.dumps(source, option=orjson.OPT_APPEND_NEWLINE) for source in some)
+        checksum = xxhash.xxh3_128_hexdigest(data)
+        total = sum(source.bytes for source in some)
+        return cls(len(some), total, checksum, path=SOURCES_NAME, where=data)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (self._count, self.bytes, self.xxh3_128, self.path, self._where)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceTable) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+    def __repr__(self) -> str:
+        return f"<SourceTable: {self._count:,} sources, {self.bytes:,} bytes>"
+
+    @property
+    def _facts(self) -> tuple[int, int, str]:
+        return self._count, self.bytes, self.xxh3_128
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Source: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Source, ...]: ...
+    def __getitem__(self, index: int | slice) -> Source | tuple[Source, ...]:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(self._count)))
+        number = index + self._count if index < 0 else index
+        if not 0 <= number < self._count:
+            raise IndexError(f"source {index} is out of range: there are {self._count:,}")
+        data, ends = self._lines
+        start = int(ends[number - 1]) if number else 0
+        return self._parse(data[start : ends[number]].tobytes(), number)
+
+    def __iter__(self) -> Iterator[Source]:
+        return (self[number] for number in range(self._count))
+
+    def encode(self) -> memoryview:
+        """The bytes of the file, checked."""
+        return self._lines.data.data
+
+    def check(self) -> None:
+        """Read the file and parse every line; raises DamagedFileError."""
+        if (total := sum(source.bytes for source in self)) != self.bytes:
+            raise DamagedFileError(
+                self.path,
+                f"has sources of {total:,} bytes in total, and the manifest says {self.bytes:,}",
+            )
+
+    @property
+    def _lines(self) -> _Lines:
+        return self._maps[0]
+
+    def _parse(self, line: bytes, number: int) -> Source:
+        try:
+            told = orjson.loads(line)
+            path, size, unit = told["path"], told["bytes"], told["unit"]
+        except (ValueError, TypeError, KeyError):
+            path = size = unit = None
+        if not isinstance(path, str) or type(size) is not int or size < 0 or unit not in UNITS:
+            raise DamagedFileError(
+                self.path, f"has a line {number + 1:,} that does not describe a source"
+            )
+        return Source(path=path, bytes=size, unit=unit)
+
+
+def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> _Lines:
+    if isinstance(where, bytes):
+        data = np.frombuffer(where, np.uint8)
+    else:
+        with open_inside(where, path) as file:
+            data = map_file(file, path, np.dtype(np.uint8), file.seek(0, os.SEEK_END), 0)
+    if (found := xxhash.xxh3_128_hexdigest(data.data)) != xxh3_128:
+        raise DamagedFileError(
+            path, f"does not match its checksum: it has {found}, the manifest says {xxh3_128!r}"
+        )
+    ends = np.flatnonzero(data == ord("\n")) + 1
+    if len(ends) != count or (len(data) and data[-1] != ord("\n")):
+        raise DamagedFileError(path, f"has {len(ends):,} lines, and the manifest says {count:,}")
+    return _Lines(data, ends)
+
+
+def _make(count: int, bytes: int, xxh3_128: str, path: str, where: Path | bytes) -> SourceTable:
+    return SourceTable(count, bytes, xxh3_128, path=path, where=where)

@@ -1,0 +1,136 @@
+"""The table of sources is a file of its own: read on demand, checked, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import time
+
+import pytest
+import xxhash
+from dataset_builder import build, edit_manifest, write_sources
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tokenmill
+from tokenmill.errors import DatasetError
+from tokenmill.store.manifest import Manifest, Source, SourceTable
+from tokenmill.store.verify import verify
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build(tmp_path / "data")
+    return tmp_path / "data"
+
+
+SOURCES = st.lists(
+    st.builds(
+        Source,
+        path=st.text(st.characters(exclude_categories=["Cs"])),
+        bytes=st.integers(0, 2**50),
+        unit=st.sampled_from(["byte", "row"]),
+    ),
+    max_size=8,
+)
+
+
+@given(sources=SOURCES)
+def test_a_table_is_the_list_it_was_made_of(sources):
+    table = SourceTable.of(sources)
+    assert list(table) == sources
+    assert [table[n] for n in range(-len(sources), len(sources))] == sources * 2
+    assert table[1:3] == tuple(sources[1:3])
+    assert (len(table), table.bytes) == (len(sources), sum(one.bytes for one in sources))
+    assert pickle.loads(pickle.dumps(table)) == table
+    lines = bytes(table.encode()).split(b"\n")[:-1]
+    assert [json.loads(line)["path"] for line in lines] == [one.path for one in sources]
+
+
+def test_opening_does_not_read_the_sources(folder):
+    count = 200_000
+    table = [{"path": f"corpus/{n:07}.txt", "bytes": n, "unit": "byte"} for n in range(count)]
+    edit_manifest(folder, lambda body: body.update(sources=write_sources(folder, table)))
+    started = time.perf_counter()
+    dataset = tokenmill.open(folder)
+    assert len(dataset.manifest.sources) == count
+    assert time.perf_counter() - started < 0.2  # as a list in the manifest, they took over a second
+    assert dataset.manifest.sources[123_456] == Source(**table[123_456])
+    assert dataset["train"].documents[0].source.path == "corpus/0000000.txt"
+
+
+def test_tokens_are_readable_without_the_sources_and_lookups_name_the_file(folder):
+    (folder / "sources.jsonl").unlink()
+    dataset = tokenmill.open(folder)
+    assert len(dataset["train"][:]) == 68
+    with pytest.raises(DatasetError, match=r"sources\.jsonl is missing from"):
+        _ = dataset["train"].documents[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"path": "a"}\n', "line 1 that does not describe a source"),
+        ('{"path": "a", "bytes": -1, "unit": "byte"}\n', "line 1 that does not describe"),
+        ('{"path": "a", "bytes": true, "unit": "byte"}\n', "line 1 that does not describe"),
+        ('{"path": "a", "bytes": 1, "unit": "page"}\n', "line 1 that does not describe"),
+        ("[\n", "line 1 that does not describe a source"),
+        ("", "has 0 lines, and the manifest says 1"),
+        ('{"path": "a", "bytes": 1, "unit": "byte"}', "has 0 lines"),
+        ('{"path": "a", "bytes": 1, "unit": "byte"}\n', "sources of 1 bytes in total"),
+    ],
+)
+def test_a_hostile_table_is_refused_by_name(folder, text, says):
+    facts = write_sources(folder, [{"path": "a", "bytes": 5, "unit": "byte"}])
+    (folder / "sources.jsonl").write_text(text)
+    facts["xxh3_128"] = xxhash.xxh3_128_hexdigest(text.encode())
+    edit_manifest(folder, lambda body: body.update(sources=facts))
+    (problem,) = verify(folder)
+    assert problem.file == "sources.jsonl"
+    assert says in problem.what
+
+
+def test_a_table_behind_a_link_out_of_the_folder_is_not_read(folder, tmp_path):
+    (folder / "sources.jsonl").rename(tmp_path / "elsewhere")
+    (folder / "sources.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatasetError, match="leads out of"):
+        _ = tokenmill.open(folder)["train"].documents[0]
+
+
+def test_version_1_with_sources_in_the_manifest_is_still_a_dataset(tmp_path):
+    build(tmp_path / "old", version=1)
+    build(tmp_path / "new")
+    old, new = tokenmill.open(tmp_path / "old"), tokenmill.open(tmp_path / "new")
+    assert verify(tmp_path / "old") == []
+    assert list(old["train"].documents) == list(new["train"].documents)
+    assert list(old.manifest.sources) == list(new.manifest.sources)
+    made = tokenmill.export(tmp_path / "old", "npy", tmp_path / "npy")
+    assert sum(made.tokens.values()) == 97
+    tokenmill.reshard(tmp_path / "old", tmp_path / "resharded", tokens_per_shard=7)
+    assert verify(tmp_path / "resharded") == []
+    assert list(Manifest.read(tmp_path / "resharded").sources) == list(old.manifest.sources)
+
+
+def test_a_finished_dataset_of_version_1_is_still_finished(tmp_path):
+    (tmp_path / "a.txt").write_text("To be, or not to be.")
+    options = {"tokenizer": "bytes", "val_fraction": 0}
+    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options)
+
+    def edit(body):
+        lines = (tmp_path / "out/sources.jsonl").read_text().splitlines()
+        body.update(version=1, sources=[json.loads(line) for line in lines])
+
+    edit_manifest(tmp_path / "out", edit)
+    (tmp_path / "out/sources.jsonl").unlink()
+    assert tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options).was_finished
+    edit_manifest(tmp_path / "out", lambda body: body.update(version=3))
+    with pytest.raises(DatasetError, match="a newer one"):
+        tokenmill.open(tmp_path / "out")
+
+
+def test_a_copied_dataset_reads_its_own_sources(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(folder)
+    source = tokenmill.open(tmp_path / "copy")["val"].documents[0].source
+    assert source == Source(path="texts/a.txt", bytes=127, unit="byte")
