@@ -97,10 +97,11 @@ def find_files(
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
     found: dict[str, SourceFile] = {}
+    folders: dict[str, str] = {}
     passed_over: list[PassedOver] = []
     paths = _expand([os.fspath(item) for item in inputs], leave_out, passed_over)
     for path, named in paths:
-        real = os.path.realpath(path)
+        real = _real_path(path, folders)
         if real in found:
             continue
         try:
@@ -110,7 +111,7 @@ def find_files(
             raise InputError(f"{path} cannot be read: {error.strerror}.") from error
         except UnicodeEncodeError:
             raise InputError(f"The name {os.fsencode(path)!r} is no UTF-8. Rename it.") from None
-        if _is_archive(path) and named:
+        if named and _is_archive(path):
             raise InputError(f"{path} is an archive. Unpack it and name the folder that it makes.")
         if not named and not _looks_like_text(source):
             reason = "an archive" if _is_archive(path) else "no text"
@@ -184,10 +185,11 @@ def _walk(
             for path in inside
             if path not in links and not _is_left_out(path, leave_out, passed_over)
         ]
+        # Strings, because a Path per file would take most of the time of a walk.
+        prefix = str(Path(here) / "x")[:-1]
         for name in sorted(files):
-            path = Path(here) / name
-            if not name.startswith(".") and path.is_file():
-                yield str(path), False
+            if not name.startswith(".") and os.path.isfile(prefix + name):  # noqa: PTH113
+                yield prefix + name, False
 
 
 def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedOver]) -> bool:
@@ -208,8 +210,18 @@ def _same(one: Path, other: Path) -> bool:
     return other.exists() and one.samefile(other)
 
 
+def _real_path(path: str, folders: dict[str, str]) -> str:
+    """`os.path.realpath`, which looks at all folders above a file, but once per folder."""
+    if os.path.islink(path):  # noqa: PTH114
+        return os.path.realpath(path)
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], name)  # noqa: PTH118
+
+
 def _look_at(path: str) -> SourceFile:
-    stat = Path(path).stat()
+    stat = os.stat(path)  # noqa: PTH116
     plain, suffix = os.path.splitext(path)
     compression = _COMPRESSIONS.get(suffix.lower())
     inner = os.path.splitext(plain if compression else path)[1].lower()

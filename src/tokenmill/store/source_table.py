@@ -58,9 +58,7 @@ class SourceTable(Sequence[Source]):
         self._count, self.bytes, self.xxh3_128 = count, bytes, xxh3_128
         self.path = path
         self._where = where  # the dataset's folder, or the lines themselves
-        self._maps = Maps(
-            partial(_read, where, path, count, xxh3_128)
-        )  # no cycle: maps end with the table
+        self._maps = Maps(partial(_read, where, path, count, xxh3_128))
 
     @classmethod
     def of(cls, sources: Iterable[Source]) -> SourceTable:
