@@ -206,6 +206,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "normalized",
     ),
+    "bytes without a pattern": ({"pre_tokenizer": byte_level(use_regex=False)}, "use_regex=false"),
+    "bytes without a pattern in a sequence": (
+        {
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [byte_level(use_regex=False, prefix_space=True)],
+            }
+        },
+        "use_regex=false",
+    ),
+    "added words inside a special token": (
+        {"added_tokens": [END_OF_TEXT, added(END + 1, "text|>", special=False)]},
+        "overlaps its special token",
+    ),
+    "added words beside a special token": (
+        {"added_tokens": [END_OF_TEXT, added(END + 1, "|> x", special=False)]},
+        "overlaps its special token",
+    ),
+    "added words with ids that the library changes": (
+        {"added_tokens": [END_OF_TEXT, added(END + 9, "<x>", special=False)]},
+        f"id {END + 9} there and {END + 1} in",
+    ),
+    "byte NUL without a token": (
+        {"model": {"vocab": without(WHOLE, "Ā"), "merges": []}},
+        "0x00",
+    ),
     "special with an ordinary id": ({"added_tokens": [added(64, "<x>")]}, "shares the id 64"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def make_sharp_document(**changes: Any) -> dict[str, Any]:
 
     So a word that goes on across a cut shows in the ids, whatever the letter before it.
     """
-    document = make_document(**changes)
+    document = deepcopy(make_document(**changes))
     model = document["model"]
     bytes_alone = [token for token in model["vocab"] if len(token) == 1]
     pairs = [(byte, space) for byte in bytes_alone for space in "ĠĊč" if byte not in "ĠĊč"]
@@ -49,6 +50,9 @@ def make_sharp_document(**changes: Any) -> dict[str, Any]:
     model["vocab"] = joined | model["vocab"]
     made = [merge for merge in model["merges"] if "".join(merge.split(" ")) not in joined]
     model["merges"] = [f"{left} {right}" for left, right in pairs] + made
+    new = [token for token in document["added_tokens"] if token["content"] not in model["vocab"]]
+    for number, token in enumerate(new, len(model["vocab"])):
+        token["id"] = number
     return document
 
 

@@ -24,7 +24,7 @@ from tokenmill.tokenizers.pieces import PieceTokenizer, PieceVocabulary, read_mo
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.tokenizers.ranks import RankVocabulary, read_rank_file
 from tokenmill.tokenizers.raw_bytes import ByteTokenizer
-from tokenmill.tokenizers.tokenizer_json import JsonVocabulary, parse_json
+from tokenmill.tokenizers.tokenizer_json import JsonVocabulary, check_numbers, parse_json
 
 __all__ = ["from_state", "load_tokenizer"]
 
@@ -166,7 +166,11 @@ def _load_from_hub(name: str, eot: str | int | None) -> Tokenizer:
 def _read_document(document: Mapping[str, Any], where: str) -> JsonVocabulary | PieceVocabulary:
     model = document.get("model")
     is_pieces = isinstance(model, Mapping) and bool(model.get("byte_fallback"))
-    return PieceVocabulary(document, where) if is_pieces else JsonVocabulary(document, where)
+    if is_pieces:
+        return PieceVocabulary(document, where)
+    vocabulary = JsonVocabulary(document, where)
+    check_numbers(document, where)
+    return vocabulary
 
 
 def _finish(
