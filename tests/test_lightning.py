@@ -229,6 +229,13 @@ def test_validation_is_the_same_rows_each_time(tmp_path: Path) -> None:
     assert model.validated == [expected[:4], *[expected] * 6]
 
 
+def test_an_empty_validation_split_is_no_validation(tmp_path: Path) -> None:
+    model = Model()
+    data = module(val=Tokens.of(VAL[:0], split="val"))
+    trainer(tmp_path, max_epochs=1, num_sanity_val_steps=1).fit(model, data)
+    assert len(model.seen) == 48
+
+
 def test_validating_with_a_checkpoint_does_not_move_the_run(tmp_path: Path) -> None:
     model, data = ValidatedModel(), module(val=VAL, val_rows=5)
     run = trainer(tmp_path, every(tmp_path, 5), max_steps=10)

@@ -90,6 +90,8 @@ class TokenDataModule(pl.LightningDataModule):
             raise UsageError(f"{min(unknown)!r} is no argument of tokenmill.Loader.")
         if epoch_steps is not None and epoch_steps < 1:
             raise UsageError(f"epoch_steps is {epoch_steps}; it must be at least 1.")
+        if val is not None and not len(val):  # as if there were none
+            val = None
         if settings.pop("in_memory", False):
             train, val = train.in_memory(), val.in_memory() if val is not None else None
         self._train, self._val = train, val

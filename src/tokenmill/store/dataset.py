@@ -9,6 +9,7 @@ read when first asked for.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -34,12 +35,27 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "find", "load_saved_tokenizer", "open"]
 
 
-class Dataset:
+class Dataset(Mapping[str, Tokens]):
     """Tokens on disk: `dataset["train"]` is the training tokens as one array.
 
-    `format` is the name of what it was recognised as. `vocab_size` and `eot_id` are None where
-    neither the format nor the user tells them; `manifest` is None but for a prepared dataset.
+    It is a mapping from the names of its splits to their tokens. A split without tokens is absent.
+    `format` is the name of the format it was recognised as. `vocab_size` and `eot_id` are None
+    where neither the format nor the user gives them; `manifest` is None except for a prepared
+    dataset.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> np.save(folder / "x.npy", np.arange(10))
+    >>> data = open(folder / "x.npy", val_fraction=0.2)
+    >>> for split, tokens in data.items():
+    ...     print(split, tokens)
+    train <Tokens 'train': 8 tokens (int64) in 1 shard>
+    val <Tokens 'val': 2 tokens (int64) in 1 shard>
     """
+
+    # Two datasets are equal only if they are one: comparing tokens would read all of them.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __init__(
         self, path: Path, format: str, contents: Contents, tokenizer: Tokenizer | None = None
@@ -63,7 +79,21 @@ class Dataset:
             f"{name} {int(shards.counts.sum()):,} tokens"
             for name, shards in self.contents.splits.items()
         )
-        return f"<Dataset {str(self.path)!r}: {sizes or 'no splits'}>"
+        kind = f"{self.format}, {self.dtype.name}"
+        return f"<Dataset {str(self.path)!r}: {sizes or 'no tokens'}; {kind}>"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.contents.splits)
+
+    def __len__(self) -> int:
+        return len(self.contents.splits)
+
+    def __contains__(self, split: object) -> bool:
+        return split in self.contents.splits
+
+    def get(self, split: str, default: Any = None) -> Any:
+        """The tokens of a split, or the default if it is absent."""
+        return self[split] if split in self.contents.splits else default
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -78,12 +108,13 @@ class Dataset:
         return next(iter(self.contents.splits.values())).dtype
 
     def __getitem__(self, split: str) -> Tokens:
-        if split not in self.contents.splits:
-            there = ", ".join(self.splits) or "none at all"
-            hint = " In Python, val_fraction= holds some out." if self.splits == ("train",) else ""
-            raise DatasetError(
-                f"{self.path} has no split {split!r}. The splits there are: {there}.{hint}"
-            )
+        if split not in self:
+            there = ", ".join(self) or "none"
+            lacks = f"has no split {split!r}"
+            if self.manifest is not None and split in self.manifest.splits:
+                lacks = f"has no tokens in its split {split!r}"
+            hint = " `val_fraction=0.01` holds out the end." if self.splits == ("train",) else ""
+            raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}.{hint}")
         if split not in self._tokens:
             self._tokens[split] = Tokens(
                 self.contents.splits[split],
@@ -151,6 +182,7 @@ tokenmill prepare TEXTS --out no/such/folder
         column=column,
     )
     name, contents = recognize(asked)
+    contents = _drop_empty(found, contents)
     if isinstance(tokenizer, str):
         from tokenmill.tokenizers import load_tokenizer
 
@@ -239,6 +271,15 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
         raise UsageError(f"vocab_size is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
         raise UsageError(f"eot_id is {eot_id}, which is no id of the vocabulary.")
+
+
+def _drop_empty(path: Path, contents: Contents) -> Contents:
+    """The splits that hold tokens. An empty one counts as absent, whatever the format."""
+    splits = {name: shards for name, shards in contents.splits.items() if shards.counts.any()}
+    if not splits and contents.manifest is None:
+        raise DatasetError(f"{path} holds no tokens.")
+    documents = {name: table for name, table in contents.documents.items() if name in splits}
+    return replace(contents, splits=splits, documents=documents)
 
 
 def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:

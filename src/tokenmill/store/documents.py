@@ -1,6 +1,6 @@
 """The documents of a split: where each is, where it came from, and which begin in a window.
 
-Finding a document costs two binary searches in its shard's table, which is mapped, not read; how
+A split's documents tile its tokens: each begins where the one before ends. Finding a document costs two binary searches in its shard's table, which is mapped, not read; how
 many stay mapped is bounded with the shards (`files.Maps`). Threads, forks and pickles may share a
 `Documents`.
 """
@@ -25,11 +25,13 @@ from tokenmill.store.source_table import SourceTable
 
 __all__ = [
     "Document",
+    "DocumentList",
     "DocumentTable",
     "Documents",
     "find_by_shard",
     "inside",
     "read_table_header",
+    "split_numbers",
     "sums",
 ]
 
@@ -58,14 +60,52 @@ class DocumentTable(Protocol):
 
     def __iter__(self) -> Iterator[Document]: ...
 
+    @property
+    def lengths(self) -> Integers:
+        """The tokens of each document, in order."""
+
     def at(self, token: int) -> Document:
         """The document that holds a token of the split."""
+
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+
+    def count_before(self, token: int) -> int:
+        """How many documents begin before a token of the split, or before its end."""
 
     def find_edges(self, starts: Integers, length: int) -> Integers:
         """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
 
 
-class Documents:
+class DocumentList:
+    """What every table of documents can do once it has `borders` and a length."""
+
+    _split: str
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, number: int) -> Document:
+        raise NotImplementedError
+
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        number = len(self)
+        return f"<Documents {self._split!r}: {number:,} document{'s' if number != 1 else ''}>"
+
+    @property
+    def lengths(self) -> Integers:
+        """The tokens of each document, in order: 8 bytes a document, of all of them."""
+        return np.diff(self.borders(0, len(self)))
+
+
+class Documents(DocumentList):
     """The documents of a prepared split, in order: `documents[n]`, and `documents.at(token)`."""
 
     def __init__(self, folder: Path, shards: ShardTable, sources: SourceTable, split: str) -> None:
@@ -80,9 +120,6 @@ class Documents:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    def __iter__(self) -> Iterator[Document]:
-        return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Document:
         number = inside(number, len(self), "document")
@@ -122,6 +159,29 @@ class Documents:
             if document.start <= token < document.start + document.length:
                 return document
         raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
+
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        found = np.empty(last - first + 1, np.int64)
+        for shard, low, high, place in split_numbers(self._starts, first, last + 1):
+            firsts = self._map(shard)["first"][low:high].astype(np.int64)
+            found[place : place + high - low] = firsts + self._token_starts[shard]
+            if (firsts < 0).any() or (firsts >= self._shards.tokens[shard]).any():
+                raise self._disorder(shard)
+        if last >= len(self):
+            found[-1] = self._token_starts[-1]
+        if (wrong := np.diff(found) < 0).any():
+            number = first + int(wrong.argmax())
+            raise self._disorder(int(np.searchsorted(self._starts, number, side="right")) - 1)
+        return found
+
+    def count_before(self, token: int) -> int:
+        """How many documents begin before a token of the split, or before its end."""
+        shard = int(np.searchsorted(self._token_starts, token, side="left")) - 1
+        if shard < 0 or not self._shards.documents[shard]:
+            return int(self._starts[max(shard, 0)])
+        place = np.uint64(token - int(self._token_starts[shard]))
+        return int(self._starts[shard]) + int(np.searchsorted(self._map(shard)["first"], place))
 
     def find_edges(self, starts: Integers, length: int) -> Integers:
         """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
@@ -218,6 +278,25 @@ def find_by_shard(
     if not fresh.all():  # an empty document begins nowhere
         found_at = found_at[np.append(True, fresh)]
     return found_at
+
+
+def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+    """The numbers `first` to before `last` by the part that each is in, as `starts` tells.
+
+    Each is the part, the first and the last number within it, and how many came before.
+
+    >>> list(split_numbers(np.array([0, 3, 3, 9]), 1, 5))
+    [(0, 1, 3, 0), (2, 0, 2, 2)]
+    """
+    part = int(np.searchsorted(starts, first, side="right")) - 1
+    number = first
+    while number < min(last, int(starts[-1])):
+        stop = min(last, int(starts[part + 1]))
+        if stop > number:
+            begin = int(starts[part])
+            yield part, number - begin, stop - begin, number - first
+            number = stop
+        part += 1
 
 
 def between(bounds: Integers) -> Integers:

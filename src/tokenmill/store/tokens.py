@@ -106,7 +106,7 @@ class Tokens:
         """Tokens over an array of integers in one dimension, which is not copied.
 
         >>> Tokens.of([5, 6, 7])
-        <Tokens 'train': 3 int64 in 1 shard>
+        <Tokens 'train': 3 tokens (int64) in 1 shard>
         """
         array = np.asarray(ids)
         if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -122,7 +122,8 @@ class Tokens:
 
     def __repr__(self) -> str:
         number = f"{self.shard_count:,} shard{'s' if self.shard_count != 1 else ''}"
-        return f"<Tokens {self.split!r}: {len(self):,} {self.dtype.name} in {number}>"
+        tokens = f"{len(self):,} token{'s' if len(self) != 1 else ''}"
+        return f"<Tokens {self.split!r}: {tokens} ({self.dtype.name}) in {number}>"
 
     def __len__(self) -> int:
         return self._length

@@ -137,7 +137,7 @@ def open_data(
     >>> _ = file.write_text("To be, or not to be: that is the question. " * 100)
     >>> found = open_data([], input_file=file, tokenizer="bytes", config=Config())
     >>> found.train, found.vocab
-    (<Tokens 'train': 3,870 uint16 in 1 shard>, 257)
+    (<Tokens 'train': 3,870 tokens (uint16) in 1 shard>, 257)
     >>> open_data(["no/such"], config=Config())
     Traceback (most recent call last):
     ...

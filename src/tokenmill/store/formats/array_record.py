@@ -97,8 +97,6 @@ def _list_pieces(
                 first, tokens = number, 0
         if number > first:
             pieces.append(_Piece(name=name, first=first, last=number, tokens=tokens))
-    if not any(piece.tokens for piece in pieces):
-        raise DatasetError(f"{folder / names[0]} holds no tokens.")
     return tuple(pieces), len(lengths) > 1
 
 

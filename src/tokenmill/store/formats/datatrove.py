@@ -2,7 +2,11 @@
 
 A folder is split by its names (`val`), and its files follow each other by name. How wide an id is
 follows from the metadata, or from the index and the size; where both are missing, the user says it.
-`x.ds.loss` is left alone.
+`x.ds.loss` is ignored.
+
+A task without documents leaves an empty `00001_unshuffled.ds` behind, with an empty index, also
+where its siblings are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and
+documents are left out.
 
 Checked at opening: every file's size against its index's last entry and the metadata's width and
 count. Checked when a file's documents are first looked at: that the index is in order.
@@ -10,6 +14,7 @@ count. Checked when a file's documents are first looked at: that the index is in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +31,7 @@ from tokenmill.store.files import (
     map_file,
     open_foreign,
 )
-from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_name
+from tokenmill.store.formats.folder import check_gaps, list_shards, sort_names, split_by_name
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
 from tokenmill.store.formats.raw import make_shards
 from tokenmill.store.formats.starts import FileDocuments, Starts
@@ -39,6 +44,7 @@ WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 # A name in a stranger's file is not looked up: it might be a path, or lead to the network.
 _TOKENIZERS = {"gpt2": "gpt2", "openai-community/gpt2": "gpt2"}
 _LONGEST = 1 << 16  # bytes of metadata that are read
+_UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
 
 Integers = npt.NDArray[np.int64]
 
@@ -66,10 +72,17 @@ def read(asked: Asked) -> Contents:
         files = _sizes(asked.path)
     splits = {"train": names}
     if asked.is_folder:
-        splits = {split: some for split, some in split_by_name(names).items() if some}
+        splits = split_by_name(names)
         for some in splits.values():
-            check_gaps(asked, some)
+            check_gaps(asked, sort_names([*some, *_stand_ins(some, files)]))
     told = {name: _look_beside(asked.folder, name, files) for name in names}
+    splits = {
+        split: [name for name in some if files[name] or told[name].documents]
+        for split, some in splits.items()
+    }
+    splits = {split: some for split, some in splits.items() if some}
+    if not splits:
+        raise DatasetError(f"{asked.path} holds no tokens.")
     dtype = _choose_dtype(asked, told)
     shards = {
         split: make_shards(asked.folder, some, files, dtype) for split, some in splits.items()
@@ -92,6 +105,23 @@ def read(asked: Asked) -> Contents:
     return Contents(splits=shards, documents=documents, tokenizer=_TOKENIZERS.get(tokenizer or ""))
 
 
+def _stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
+    """The names that tasks without documents would have given to their files.
+
+    >>> _stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
+    ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})
+    ['00001_00000_doc_shuffled.ds']
+    """
+    empty = [found for name in names if not files[name] and (found := _UNSHUFFLED.fullmatch(name))]
+    stand_ins = set()
+    for before, rank in (found.groups() for found in empty):
+        for name in names:
+            rest = name.removeprefix(before)
+            if name.startswith(before) and rest[: len(rank)].isdigit():
+                stand_ins.add(before + rank + rest[len(rank) :])
+    return sorted(stand_ins.difference(names))
+
+
 def _sizes(path: Path) -> Mapping[str, int]:
     beside = [path, *(path.with_name(path.name + end) for end in (".index", ".metadata"))]
     return {one.name: one.stat().st_size for one in beside if one.is_file()}
@@ -103,12 +133,14 @@ def _look_beside(folder: Path, name: str, files: Mapping[str, int]) -> _Told:
     if index not in files:
         return told
     size = files[index]
-    if not size or size % 8:
+    if size % 8:
         what = f"has {size:,} bytes, and an index has 8 for each document"
         raise DamagedFileError(index, what, FOREIGN_CURE)
-    with open_foreign(folder, index) as file:
-        file.seek(size - 8)
-        tokens = int.from_bytes(file.read(8), "little")
+    tokens = 0
+    if size:
+        with open_foreign(folder, index) as file:
+            file.seek(size - 8)
+            tokens = int.from_bytes(file.read(8), "little")
     width = next((width for width in WIDTHS if tokens * width == files[name]), None)
     if width is None:
         raise DamagedFileError(

@@ -13,7 +13,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.store.files import DamagedFileError
 from tokenmill.store.formats.protocol import Asked
 
-__all__ = ["are_numbered", "check_gaps", "list_shards", "split_by_name"]
+__all__ = ["are_numbered", "check_gaps", "list_shards", "sort_names", "split_by_name"]
 
 _NUMBERS = re.compile("([0-9]+)")
 _OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
@@ -49,11 +49,19 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
     names = []
     if ending in asked.names:
         names = [name for name in asked.files if name.endswith(ending) and name[0] != "."]
-    # Names with their digits at the same places are in order already: a shorter look at many.
-    if not _are_alike(names):
-        names.sort(key=_by_numbers)
-    asked.listed[ending] = names
+    asked.listed[ending] = names = sort_names(names)
     return list(names)
+
+
+def sort_names(names: list[str]) -> list[str]:
+    """Names in order, where all numbers count as numbers.
+
+    >>> sort_names(["a_10.bin", "a_9.bin"])
+    ['a_9.bin', 'a_10.bin']
+    """
+    # Sorted names with their digits at the same places are in order: a shorter look at many.
+    names = sorted(names)
+    return names if _are_alike(names) else sorted(names, key=_by_numbers)
 
 
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:

@@ -93,8 +93,6 @@ def _read_shards(asked: Asked, index: Entry) -> MdsShards:
         counts = [file.samples * layout.count for file in files]
     else:
         counts = [int(shards.look(number).borders[-1]) for number in range(len(files))]
-    if not any(counts):
-        raise DatasetError(f"{index.where} tells of no tokens.")
     object.__setattr__(shards, "counts", np.array(counts, np.int64))
     return shards
 

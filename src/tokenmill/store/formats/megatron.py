@@ -145,8 +145,6 @@ def _shards(
             what = f"has {files[name]:,} bytes, which is no whole number of {dtype.name}"
             raise DamagedFileError(name, what, FOREIGN_CURE)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
-    if not sizes.any():
-        raise DatasetError(f"{asked.folder / names[0]} holds no tokens.")
     return FileShards(
         folder=asked.folder.absolute(),
         names=names,

@@ -59,8 +59,6 @@ def _shards(asked: Asked, names: list[str]) -> FileShards:
         if other != dtype:
             raise DatasetError(f"{name} holds {other}, and the shards before it hold {dtype}.")
     counts, offsets, sizes = np.array([places for _, *places in found], np.int64).T.copy()
-    if not counts.any():
-        raise DatasetError(f"{asked.folder / names[0]} holds no tokens.")
     return FileShards(
         folder=asked.folder.absolute(),
         names=names,

@@ -119,7 +119,7 @@ class Contents:
 
     `eot` is the side of a document on which its end-of-text id stands, or "none". `tokenizer` is
     the name of the one that made the ids. `shard_of` is the prepared dataset that a single shard is
-    of.
+    of. A split may be empty here; opening leaves it out.
     """
 
     splits: Mapping[str, Shards]

@@ -102,8 +102,6 @@ def make_shards(
             f"has {sizes[number]:,} bytes, which is no whole number of {dtype.name}",
             f"{FOREIGN_CURE} Or give the dtype that it has.",
         )
-    if not sizes.any():
-        raise DatasetError(f"{folder / names[0]} holds no tokens.")
     if check is not None:
         for name in {names[0], names[-1]}:
             with open_foreign(folder, name) as file:

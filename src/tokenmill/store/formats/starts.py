@@ -11,7 +11,7 @@ begins nowhere in a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
@@ -21,10 +21,12 @@ import numpy.typing as npt
 
 from tokenmill.store.documents import (
     Document,
+    DocumentList,
     DocumentTable,
     between,
     find_by_shard,
     inside,
+    split_numbers,
     sums,
 )
 from tokenmill.store.files import FOREIGN_CURE, DamagedFileError, Maps
@@ -95,7 +97,7 @@ def check_tiling(name: str, starts: Starts, tokens: int) -> None:
             refuse(f"lets document {number:,} end before it begins")
 
 
-class FileDocuments:
+class FileDocuments(DocumentList):
     """The documents of a split in foreign files, in order.
 
     >>> class One:
@@ -130,9 +132,6 @@ class FileDocuments:
     def __len__(self) -> int:
         return int(self._numbers[-1])
 
-    def __iter__(self) -> Iterator[Document]:
-        return (self[number] for number in range(len(self)))
-
     def __getitem__(self, number: int) -> Document:
         number = inside(number, len(self), "document")
         file = int(np.searchsorted(self._numbers, number, side="right")) - 1
@@ -154,6 +153,26 @@ class FileDocuments:
             raise self._damaged(file)
         return self[int(self._numbers[file]) + number]
 
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        found = np.empty(last - first + 1, np.int64)
+        for file, low, high, place in split_numbers(self._numbers, first, last + 1):
+            starts = self._read(file).look(np.arange(low, high))
+            if (starts < 0).any() or (starts > self._tokens[file]).any():
+                raise self._damaged(file)
+            found[place : place + high - low] = starts + self._token_starts[file]
+        if last >= len(self):
+            found[-1] = self._token_starts[-1]
+        return found
+
+    def count_before(self, token: int) -> int:
+        """How many documents begin before a token of the split, or before its end."""
+        file = int(np.searchsorted(self._token_starts, token, side="left")) - 1
+        if file < 0:
+            return 0
+        place = np.array([token - int(self._token_starts[file])])
+        return int(self._numbers[file]) + int(self._read(file).search(place)[0])
+
     def find_edges(self, starts: Integers, length: int) -> Integers:
         """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
         return find_by_shard(self._token_starts, starts, length, self._find_in, self._damaged)
@@ -173,7 +192,7 @@ class FileDocuments:
         return DamagedFileError(self._indexes.name(file), what, FOREIGN_CURE)
 
 
-class PartOfDocuments:
+class PartOfDocuments(DocumentList):
     """The documents of the tokens `start` to `stop` of a split, cut where these begin and end."""
 
     def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
@@ -181,13 +200,35 @@ class PartOfDocuments:
 
     @cached_property
     def _first(self) -> int:
-        return self._whole.at(self._start).number
+        """The first document of the whole that has its start or some of its tokens in the part."""
+        number = self._whole.count_before(self._start)
+        begins_here = (
+            number < len(self._whole) and self._whole.borders(number, number)[0] == self._start
+        )
+        return number if begins_here or not number else number - 1
+
+    @cached_property
+    def _last(self) -> int:
+        """One more than the last; empty documents at the very end of the whole are in the part."""
+        number = self._whole.count_before(self._stop)
+        at_end = number < len(self._whole) and (
+            self._whole.borders(len(self._whole), len(self._whole))[0] == self._stop
+        )
+        return len(self._whole) if at_end else number
 
     def __len__(self) -> int:
-        return self._whole.at(self._stop - 1).number + 1 - self._first
+        return self._last - self._first
 
-    def __iter__(self) -> Iterator[Document]:
-        return (self[number] for number in range(len(self)))
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        found = self._whole.borders(first + self._first, last + self._first)
+        return np.clip(found - self._start, 0, self._stop - self._start)
+
+    def count_before(self, token: int) -> int:
+        """How many documents begin before a token of the part, or before its end."""
+        if token <= 0:
+            return 0
+        return self._whole.count_before(token + self._start) - self._first
 
     def __getitem__(self, number: int) -> Document:
         return self._cut(self._whole[inside(number, len(self), "document") + self._first])

@@ -1,0 +1,124 @@
+"""A dataset is a mapping of splits, and its documents are a list with lengths."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_builder import TEXTS, build
+from foreign import (
+    litdata_files,
+    mds_files,
+    write_datatrove,
+    write_files,
+    write_megatron,
+    write_olmo,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+
+
+def test_a_dataset_is_a_mapping_of_its_splits(tmp_path):
+    build(tmp_path)
+    data = tokenmill.open(tmp_path)
+    assert list(data) == list(data.keys()) == ["train", "val"]
+    assert len(data) == 2
+    assert "val" in data
+    assert "test" not in data
+    assert dict(data) == {"train": data["train"], "val": data["val"]}
+    assert [tokens.split for tokens in data.values()] == ["train", "val"]
+    assert data.get("test") is None
+    assert data.get("val") is data["val"]
+    assert data in {data}
+    assert data != tokenmill.open(tmp_path)
+
+
+def test_reprs_say_what_is_there(tmp_path):
+    oracle = build(tmp_path)
+    data = tokenmill.open(tmp_path)
+    train, val = (len(oracle[split]) for split in ("train", "val"))
+    told = f"<Dataset '{tmp_path}': train {train} tokens, val {val} tokens; tokenmill, uint16>"
+    assert repr(data) == told
+    assert repr(data["train"]) == f"<Tokens 'train': {train} tokens (uint16) in 7 shards>"
+    assert repr(data["train"].documents) == "<Documents 'train': 5 documents>"
+    write_megatron(tmp_path / "x", [[1]])
+    tokens = tokenmill.open(tmp_path / "x")["train"]
+    assert repr(tokens) == "<Tokens 'train': 1 token (uint16) in 1 shard>"
+    assert repr(tokens.documents) == "<Documents 'train': 1 document>"
+
+
+DOCUMENTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+WRITERS = {
+    "prepared": lambda folder: build(folder, {"train": ["abc", "", "de"]}, shard_tokens=2),
+    "megatron": lambda folder: write_megatron(folder / "x", DOCUMENTS),
+    "datatrove": lambda folder: write_datatrove(folder / "x.ds", DOCUMENTS),
+    "olmo": lambda folder: write_olmo(folder / "x.npy", DOCUMENTS),
+    "mds": lambda folder: write_files(folder, mds_files([DOCUMENTS[:2], DOCUMENTS[2:]])),
+    "litdata": lambda folder: write_files(folder, litdata_files([DOCUMENTS[:2], DOCUMENTS[2:]])),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_documents_have_a_length_can_be_walked_and_tell_all_lengths(tmp_path, kind):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    WRITERS[kind](folder)
+    wanted = [4, 1, 3] if kind == "prepared" else [len(one) for one in DOCUMENTS]
+    documents = tokenmill.open(folder, **({"dtype": "u2"} if kind == "olmo" else {}))[
+        "train"
+    ].documents
+    assert len(documents) == len(wanted)
+    assert isinstance(documents.lengths, np.ndarray)
+    assert documents.lengths.tolist() == wanted
+    assert [document.length for document in documents] == wanted
+    assert [document.number for document in documents] == list(range(len(wanted)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_borders_and_counts_equal_those_counted_by_hand(lengths, data):
+    with tempfile.TemporaryDirectory() as place:
+        for number, file in enumerate(lengths):
+            write_megatron(Path(place) / "m" / f"x_{number}", [[1] * length for length in file])
+        flat = [length for file in lengths for length in file]
+        if not sum(flat):
+            return
+        documents = tokenmill.open(Path(place) / "m")["train"].documents
+        starts = np.cumsum([0, *flat]).tolist()
+        first = data.draw(st.integers(0, len(flat)))
+        last = data.draw(st.integers(first, len(flat)))
+        assert documents.borders(first, last).tolist() == starts[first : last + 1]
+        token = data.draw(st.integers(0, sum(flat)))
+        assert documents.count_before(token) == sum(start < token for start in starts[:-1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    texts=st.lists(st.binary(max_size=9), min_size=1, max_size=9),
+    shard_tokens=st.integers(1, 20),
+    data=st.data(),
+)
+def test_borders_of_prepared_documents_equal_those_counted_by_hand(texts, shard_tokens, data):
+    with tempfile.TemporaryDirectory() as place:
+        build(Path(place), {"train": texts}, shard_tokens=shard_tokens)
+        documents = tokenmill.open(place)["train"].documents
+        starts = np.cumsum([0, *(len(text) + 1 for text in texts)]).tolist()
+        first = data.draw(st.integers(0, len(texts)))
+        last = data.draw(st.integers(first, len(texts)))
+        assert documents.borders(first, last).tolist() == starts[first : last + 1]
+        token = data.draw(st.integers(0, starts[-1]))
+        assert documents.count_before(token) == sum(start < token for start in starts[:-1])
+
+
+def test_the_texts_of_the_builder_are_the_documents(tmp_path):
+    build(tmp_path)
+    for split, tokens in tokenmill.open(tmp_path).items():
+        wanted = [len(text.encode()) + 1 for text in TEXTS[split]]
+        assert tokens.documents.lengths.tolist() == wanted
