@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenmill.compat
+from tokenmill.cli.flags import name_flags
 from tokenmill.errors import TokenmillError
 
 LOADERS = {"grain": "Grain, load_text_dataset", "tf": "tf.data, load_text_dataset_tf_fallback"}
@@ -42,7 +43,8 @@ def main() -> int:
                 told.dataset_name, "train", told.tokenizer_name, told.maxlen, cache_dir=folder
             )
         except TokenmillError as error:
-            print(error, file=sys.stderr)
+            flags = {name: f"--{name}" for name in vars(told)} | {"max_length": "--maxlen"}
+            print(name_flags(str(error), flags), file=sys.stderr)
             return error.exit_status
         seconds = time.perf_counter() - started
         print(f"{len(source):,} examples of {told.maxlen:,} tokens, ready in {seconds:.1f} s")

@@ -2,7 +2,8 @@
 
     python scripts/prepare_dataset.py --input_files wiki.txt books.txt --out_dir data/corpus
 
-It is the command `tokenmill prepare`, which can do more; see `tokenmill prepare --help`.
+It is the command `tokenmill prepare`, which can do more and takes any of its own flags here too; see
+`tokenmill prepare --help`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from tokenmill.cli import main as tokenmill
 def main() -> int:
     """Translate the guide's flags."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,  # unknown flags are for `tokenmill prepare`
     )
     parser.add_argument("--input_files", nargs="+", required=True, help="text files, in order")
     parser.add_argument("--out_dir", required=True, help="the dataset's folder")
@@ -24,13 +27,19 @@ def main() -> int:
     parser.add_argument("--tokens_per_shard", default="10000000", help="default: 10,000,000")
     parser.add_argument("--no_normalize", action="store_true", help="keep the text as it is")
     parser.add_argument("--no_dedup", action="store_true", help="keep repeated lines")
-    args = parser.parse_args()
+    args, rest = parser.parse_known_args()
     command = ["prepare", *args.input_files, "--out", args.out_dir]
     command += ["--tokenizer", args.tokenization, "--tokens-per-shard", args.tokens_per_shard]
     command += ["--val-fraction", "0.1", "--dedup", "none" if args.no_dedup else "lines"]
     if args.no_normalize:
         command.append("--no-normalize")
-    return tokenmill(command)
+    own = {
+        "inputs": "--input_files",
+        "out": "--out_dir",
+        "tokenizer": "--tokenization",
+        "tokens_per_shard": "--tokens_per_shard",
+    }
+    return tokenmill([*command, *rest], flags=own)
 
 
 if __name__ == "__main__":

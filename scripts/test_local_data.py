@@ -16,6 +16,7 @@ from itertools import islice
 
 from torch.utils.data import DataLoader
 
+from tokenmill.cli.flags import name_flags
 from tokenmill.compat.local import (
     TRAIN_PATH,
     VAL_PATH,
@@ -39,7 +40,7 @@ def main() -> int:
         try:
             _tell_statistics(name, path, told.max_length, told.dtype)
         except TokenmillError as error:
-            print(error, file=sys.stderr)
+            _complain(error, told)
             status = error.exit_status
     if status:
         return status
@@ -55,9 +56,13 @@ def main() -> int:
         for name, loader in zip(NAMES, loaders, strict=True):
             _tell_speed(name, loader, told.batches)
     except TokenmillError as error:
-        print(error, file=sys.stderr)
+        _complain(error, told)
         return error.exit_status
     return 0
+
+
+def _complain(error: TokenmillError, told: argparse.Namespace) -> None:
+    print(name_flags(str(error), {name: f"--{name}" for name in vars(told)}), file=sys.stderr)
 
 
 def _parse() -> argparse.Namespace:

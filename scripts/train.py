@@ -54,7 +54,14 @@ def main() -> int:
             command += [] if "--tokenizer" in rest else ["--tokenizer", "gpt2"]
     command += ["--config", told.config_file] if told.config_file else []
     command += ["--max-steps", told.max_iters] if told.max_iters else []
-    return tokenmill([*command, *rest])
+    own = {
+        "name": "--model_name",
+        "input_file": "--input_file",
+        "data": "--dataset_dir",
+        "config": "--config_file",
+        "max_steps": "--max_iters",
+    }
+    return tokenmill([*command, *rest], flags=own)
 
 
 if __name__ == "__main__":

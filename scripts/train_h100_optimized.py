@@ -65,7 +65,14 @@ def main() -> int:
         for name, value in flags.items()
         if value is not None and name not in typed
     ]
-    return tokenmill(["train", *kept, *rest])
+    own = {
+        "name": "--model_name",
+        "data": "--train_data_path",
+        "val": "--val_data_path",
+        "seq_len": "--max_length",
+        "micro_batch": "--batch_size",
+    }
+    return tokenmill(["train", *kept, *rest], flags=own)
 
 
 if __name__ == "__main__":

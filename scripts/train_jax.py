@@ -24,6 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from tokenmill.cli import main as tokenmill
+from tokenmill.cli.flags import find_flags, name_flags
 from tokenmill.compat.text_source import open_texts
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.trainer.config import Config
@@ -42,7 +43,7 @@ def main() -> int:
     try:
         flags = _translate(read_run_file(told.config), Path(told.config).stem)
     except TokenmillError as error:
-        print(error, file=sys.stderr)
+        print(name_flags(str(error), find_flags(["train"])), file=sys.stderr)
         return error.exit_status
     typed = {argument.partition("=")[0] for argument in rest}
     kept = [f"{name}={value}" for name, value in flags.items() if name not in typed]

@@ -111,7 +111,7 @@ class Loader:
     ) -> None:
         for name, reason in _DECIDED.items():
             if name in settings:
-                raise UsageError(f"{name} is not for this loader: {reason}.")
+                raise UsageError(f"`{name}` is not for this loader: {reason}.")
         if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
             raise UsageError(
                 f"JAX has no {np.dtype(dtype)} as it is set up. Use int32, or "
@@ -237,14 +237,14 @@ class _Placer:
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:
     if sharding is not None:
         if mesh is not None:
-            raise UsageError("give a sharding or a mesh, not both.")
+            raise UsageError("give `sharding` or `mesh`, not both.")
         return sharding
     if mesh is None:
         mesh, data_axis = Mesh(np.array(jax.devices()), ("data",)), "data"
     if data_axis not in mesh.axis_names:
         there = ", ".join(map(str, mesh.axis_names))
         raise UsageError(
-            f"the mesh has no axis {data_axis!r} to divide rows over; give data_axis, one of: {there}."
+            f"the mesh has no axis {data_axis!r} to divide rows over; give `data_axis`, one of: {there}."
         )
     return NamedSharding(mesh, PartitionSpec(data_axis))  # type: ignore[no-untyped-call]
 
@@ -254,7 +254,7 @@ def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
     need: the smallest one."""
     rows = shape[0]
     if rows < 1:
-        raise UsageError(f"batch_size is {rows}; it must be at least 1.")
+        raise UsageError(f"`batch_size` is {rows}; it must be at least 1.")
     try:
         indices = sharding.addressable_devices_indices_map(shape)
     except ValueError as error:

@@ -87,9 +87,9 @@ class TokenDataModule(pl.LightningDataModule):
                 f"{min(refused)} is the trainer's to say: see its devices, max_steps and max_epochs."
             )
         if unknown := settings.keys() - signature(arrays.Loader).parameters.keys():
-            raise UsageError(f"{min(unknown)!r} is no argument of tokenmill.Loader.")
+            raise UsageError(f"{min(unknown)!r} is not an argument of tokenmill.Loader.")
         if epoch_steps is not None and epoch_steps < 1:
-            raise UsageError(f"epoch_steps is {epoch_steps}; it must be at least 1.")
+            raise UsageError(f"`epoch_steps` is {epoch_steps}; it must be at least 1.")
         if val is not None and not len(val):  # as if there were none
             val = None
         if settings.pop("in_memory", False):

@@ -47,17 +47,17 @@ def make_dataset(
     [[441, 442, 443, 444], [525, 526, 527, 528]]
     """
     if "contiguous" in settings:
-        raise UsageError("contiguous is not for this dataset: tensors always are.")
+        raise UsageError("`contiguous` is not for this dataset: tensors always are.")
     loader = Loader(
         data, batch_size=batch_size, seq_len=seq_len, dtype=dtype, prefetch=0, **settings
     )
     first, rest = divmod(start, loader.global_batch)
     if start < 0 or rest:
         raise UsageError(
-            f"start is {start}; it must be a multiple of the {loader.global_batch} rows of a step."
+            f"`start` is {start}; it must be a multiple of the {loader.global_batch} rows of a step."
         )
     if prefetch < 0:
-        raise UsageError(f"prefetch is {prefetch}; it must be 0 or more.")
+        raise UsageError(f"`prefetch` is {prefetch}; it must be 0 or more.")
     steps = Steps(loader)
     kinds = [tf.as_dtype(dtype), *[tf.int32] * (2 * loader.maker.documents)]
     is_whole = loader.limit is None or len(loader) * loader.global_batch <= loader.limit

@@ -30,7 +30,7 @@ from tokenmill.store.tokens import Tokens
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader", "TokenBatches", "TokenRows"]
 
 
-_GO_ON = "To go on with other workers, ranks or batches, begin at the row reached: start=ROW."
+_GO_ON = "To go on with other workers, ranks or batches, begin at the row reached: `start=ROW`."
 
 
 class Batch(NamedTuple):
@@ -178,7 +178,7 @@ class TokenBatches(IterableDataset[Any]):
         settings = {"contiguous": True, **_as_numpy(settings)}
         self._loader = arrays.Loader(data, **settings, prefetch=0)
         if start < 0:
-            raise UsageError(f"start is {start}; rows count from 0.")
+            raise UsageError(f"`start` is {start}; rows count from 0.")
         self.start = start
         # Where the iteration began, and the batches that this copy has given in it.
         self._begun, self._given = start, 0
@@ -243,7 +243,9 @@ class TokenRows(Dataset[Batch]):
     ) -> None:
         self.rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
         if limit_rows is None and self.rows.mixture is not None:
-            raise UsageError("the sources of a mixture have epochs of their own; give limit_rows.")
+            raise UsageError(
+                "the sources of a mixture have epochs of their own; give `limit_rows`."
+            )
         self._length = self.rows.orders[0].windows
         if limit_rows is not None:
             self._length = check_whole("limit_rows", limit_rows, 0)

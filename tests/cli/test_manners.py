@@ -20,7 +20,7 @@ USAGE = {
     "too small": (["prepare", "x", "--out", "o", "--workers", "0"], "at least 1"),
     "out of range": (["prepare", "x", "--out", "o", "--val-fraction", "1"], "below 1"),
     "no size": (["prepare", "x", "--out", "o", "--memory", "lots"], "like 2GB"),
-    "too little memory": (["prepare", "x", "--out", "o", "--memory", "1MB"], "fewer workers"),
+    "too little memory": (["prepare", "x", "--out", "o", "--memory", "1MB"], "fewer --workers"),
     "no dataset given": (["info"], "requires an argument"),
     "no file given": (["pretokenize"], "requires an argument"),
     "one file for two texts": (["pretokenize", "a.txt", "a.md"], "a.npy"),

@@ -28,7 +28,7 @@ def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Pat
     assert f"passed over: {named} ({texts}/d)" in lines
     refused = [line for line in lines if line.startswith("cannot be used: ")]
     assert [Path(line.split(": ")[1]).name for line in refused] == ["e.jsonl", "f.txt"]
-    assert "it has id, body; say --text-field" in refused[0]
+    assert "it has id, body; name the field with --text-field NAME" in refused[0]
     assert "UTF-16" in refused[1]
     told = run("prepare", texts, "--dry-run", *QUICK, "--text-field", "body")
     assert "e.jsonl" not in told.stdout

@@ -178,7 +178,7 @@ def test_a_missing_file_is_named_with_the_cure(
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_of_no_rows_is_refused(path: Path, batch_size: int) -> None:
-    with pytest.raises(UsageError, match=f"batch_size is {batch_size}"):
+    with pytest.raises(UsageError, match=f"`batch_size` is {batch_size}"):
         create_dataloaders(path, path, batch_size=batch_size, max_length=LENGTH)
 
 

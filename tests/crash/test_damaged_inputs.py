@@ -70,7 +70,7 @@ def test_damaged_file_is_named_repaired_or_left_out(
     with pytest.raises(InputError, match="1 file could not be read") as failure:
         tokenmill.prepare(texts, out, **OPTIONS)
     assert str(bad) in str(failure.value)
-    assert "--skip-bad-files" in str(failure.value)
+    assert "`skip_bad_files=True`" in str(failure.value)
     assert not (out / "dataset_metadata.json").exists()
 
     aside = tokenmill.prepare(texts, tmp_path / "aside", skip_bad_files=True, **OPTIONS)

@@ -65,7 +65,7 @@ def test_parquet_is_judged_by_its_footer(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": [1], "body": ["a"]}), path)
     data = path.read_bytes()
-    assert "it has id, body; say --text-field body" in str(fault_of(path, data))
+    assert "it has id, body; use `text_field='body'`" in str(fault_of(path, data))
     assert fault_of(path, data, "body") is None
     assert "holds int64" in str(fault_of(path, data, "id"))
     assert "damaged" in str(fault_of(path, data[:-20], "body"))

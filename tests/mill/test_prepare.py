@@ -145,34 +145,34 @@ def test_nothing_kept_is_an_error_that_says_what_was_dropped(tmp_path: Path) -> 
         make(path, tmp_path / "out")
     assert "no field 'text': 2" in str(caught.value)
     assert "line 1" in str(caught.value)
-    assert "--text-field" in str(caught.value)
+    assert "`text_field=NAME`" in str(caught.value)
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
     assert make(path, tmp_path / "other", text_field="body").manifest.splits["train"].documents == 2
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "blank.txt").write_bytes(b" \n\n ")
     with pytest.raises(InputError, match="empty: 2") as caught:
         make([tmp_path / "empty.txt", tmp_path / "blank.txt"], tmp_path / "out3")
-    assert "--text-field" not in str(caught.value)
+    assert "text_field" not in str(caught.value)
 
 
 def test_wrong_calls_say_what_is_wrong_before_any_work(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "out"
     for options, told in [
-        ({"workers": 0}, "workers is 0"),
-        ({"memory": 1000}, "memory is 1,000 bytes"),
+        ({"workers": 0}, "`workers` is 0"),
+        ({"memory": 1000}, "`memory` is 1,000 bytes"),
         ({"tokens_per_shards": 5}, "unknown setting: tokens_per_shards"),
-        ({"tokens_per_shard": 1e6}, "tokens_per_shard is 1000000.0"),
-        ({"tokens_per_shard": "100"}, "tokens_per_shard is '100'"),
-        ({"tokens_per_shard": 0}, "tokens_per_shard is 0"),
-        ({"min_line": 2.5}, "min_line is 2.5"),
-        ({"val_fraction": "0.1"}, "val_fraction is '0.1'"),
-        ({"val_fraction": 1}, "val_fraction is 1"),
-        ({"val_fraction": float("nan")}, "val_fraction is nan"),
-        ({"normalize": "no"}, "normalize is 'no'"),
-        ({"documents": None}, "documents is None"),
-        ({"documents": ""}, "documents is empty"),
-        ({"dedup": True}, "dedup is True"),
-        ({"eot": "sometimes"}, "eot is 'sometimes'"),
+        ({"tokens_per_shard": 1e6}, "`tokens_per_shard` is 1000000.0"),
+        ({"tokens_per_shard": "100"}, "`tokens_per_shard` is '100'"),
+        ({"tokens_per_shard": 0}, "`tokens_per_shard` is 0"),
+        ({"min_line": 2.5}, "`min_line` is 2.5"),
+        ({"val_fraction": "0.1"}, "`val_fraction` is '0.1'"),
+        ({"val_fraction": 1}, "`val_fraction` is 1"),
+        ({"val_fraction": float("nan")}, "`val_fraction` is nan"),
+        ({"normalize": "no"}, "`normalize` is 'no'"),
+        ({"documents": None}, "`documents` is None"),
+        ({"documents": ""}, "`documents` is empty"),
+        ({"dedup": True}, "`dedup` is True"),
+        ({"eot": "sometimes"}, "`eot` is 'sometimes'"),
     ]:
         with pytest.raises(UsageError, match=told):
             make(text, out, **options)

@@ -84,7 +84,7 @@ def test_another_dataset_is_refused_by_what_differs(
             file.write("more")
     with pytest.raises(FolderError, match=named) as caught:
         make(source, out, **change)
-    assert "--restart" in str(caught.value)
+    assert "`restart=True`" in str(caught.value)
     assert snapshot(out) == before
     if finished:
         assert not (out / ".work").exists()

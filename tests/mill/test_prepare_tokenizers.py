@@ -73,7 +73,7 @@ def test_a_tokenizer_of_ones_own_works_in_the_workers(tmp_path: Path, text: Path
 
 def test_a_tokenizer_without_end_of_text_needs_to_be_told(tmp_path: Path, text: Path) -> None:
     for eot in ("after", "before"):
-        with pytest.raises(UsageError, match="--eot none"):
+        with pytest.raises(UsageError, match="`eot='none'`"):
             make(text, tmp_path / "out", tokenizer=WordTokenizer(None), eot=eot)
     assert not (tmp_path / "out").exists()
     make(text, tmp_path / "out", tokenizer=WordTokenizer(None), eot="none")

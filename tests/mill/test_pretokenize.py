@@ -101,7 +101,7 @@ def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Token
     path.write_bytes(TEXT)
     run(path, gpt2)
     sound = target.read_bytes()
-    with pytest.raises(FolderError, match=r"holds uint16, not int32.*--restart"):
+    with pytest.raises(FolderError, match=r"holds uint16, not int32.*`restart=True`"):
         run(path, gpt2, dtype="int32")
     with pytest.raises(FolderError, match=r"does not hold the ids of .* by tokenizer bytes"):
         run(path, "bytes")
@@ -131,7 +131,7 @@ def test_wrong_calls_say_what_is_wrong(tmp_path: Path, gpt2: Tokenizer) -> None:
         run(tmp_path / "gone.txt", gpt2)
     path = tmp_path / "x.txt"
     path.write_bytes(TEXT)
-    with pytest.raises(UsageError, match="dtype is 'float32'"):
+    with pytest.raises(UsageError, match="`dtype` is 'float32'"):
         run(path, gpt2, dtype="float32")
     np.save(tmp_path / "y.npy", np.zeros(3))
     with pytest.raises(InputError, match=r"is a \.npy file already"):

@@ -154,7 +154,7 @@ def test_shares_are_exact_to_less_than_a_slot(weights, slots):
         ({"phases": ((0, (1, 1)), (9, (1, 1)), (9, (1, 2)))}, "after the one before it"),
         ({"names": ("a", "a")}, "all different"),
         ({"names": ()}, "one or more"),
-        ({"block": 0}, "block is 0"),
+        ({"block": 0}, "`block` is 0"),
         ({"block": 2**20 + 1}, "from 1 to 1,048,576"),
     ],
 )

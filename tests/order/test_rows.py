@@ -98,14 +98,14 @@ def test_an_order_survives_pickling():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": 10}, "source 'web' has 10 tokens, too few for one row of seq_len + 1 = 11"),
-        ({"tokens": 10}, "seq_len of at most 9"),
+        ({"tokens": 10}, "source 'web' has 10 tokens, too few for one row of `seq_len` + 1 = 11"),
+        ({"tokens": 10}, "`seq_len` of at most 9"),
         ({"tokens": 0}, "has 0 tokens"),
         ({"tokens": 2**62 + 1}, "at most 2**62"),
-        ({"seq_len": 0}, "seq_len is 0"),
+        ({"seq_len": 0}, "`seq_len` is 0"),
         ({"kind": "shuffle"}, "one of shuffled, sequential, random"),
-        ({"shuffle_block": 0}, "shuffle_block is 0"),
-        ({"shuffle_block": 4, "kind": "random"}, "use the order 'shuffled'"),
+        ({"shuffle_block": 0}, "`shuffle_block` is 0"),
+        ({"shuffle_block": 4, "kind": "random"}, "use `order='shuffled'`"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

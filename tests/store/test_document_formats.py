@@ -239,10 +239,10 @@ def test_datatrove_tells_its_width_by_metadata_or_index_or_user(tmp_path):
                 assert (dataset.format, dataset.dtype) == ("datatrove", np.dtype(dtype))
                 assert dataset["train"][:].tolist() == IDS
                 assert (dataset["train"].documents is not None) == ("index" in beside)
-            with pytest.raises(UsageError, match="Leave dtype away"):
+            with pytest.raises(UsageError, match="Omit `dtype`"):
                 tokenmill.open(folder, dtype="int64")
     write_datatrove(tmp_path / "x.ds", DOCUMENTS, beside=())
-    refused(tmp_path / "x.ds", "tells its dtype; give it")
+    refused(tmp_path / "x.ds", "says its dtype; give it")
     assert tokenmill.open(tmp_path / "x.ds", dtype="uint16")["train"][:].tolist() == IDS
 
 

@@ -130,10 +130,10 @@ def test_the_spelling_of_end_of_text_is_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "reason"),
     [
-        ({"vocab_size": 256}, UsageError, "256 ids cannot be"),
-        ({"vocab_size": -1}, UsageError, "-1 ids cannot be"),
-        ({"vocab_size": 10**9}, UsageError, "ids cannot be"),
-        ({"out": "tokenizer.bin"}, UsageError, "written to a .json file"),
+        ({"vocab_size": 256}, UsageError, "`vocab_size` is 256"),
+        ({"vocab_size": -1}, UsageError, "`vocab_size` is -1"),
+        ({"vocab_size": 10**9}, UsageError, "it must be from 257"),
+        ({"out": "tokenizer.bin"}, UsageError, "it must end with .json"),
         ({"inputs": []}, UsageError, "name at least one text file"),
         ({"inputs": ["nothing/*.txt"]}, InputError, "Nothing matches 'nothing/"),
         ({"inputs": ["empty"]}, InputError, "No text was found in empty"),
@@ -187,7 +187,7 @@ def test_the_command_takes_the_field_of_the_text_and_hands_it_on(
     Path("a.jsonl").write_text('{"the body": "words and words"}')
     arguments = ["tokenizer", "train", "a.jsonl", "--vocab-size", "260"]
     assert main(arguments) == 1
-    assert "it has the body; say --text-field" in capfd.readouterr().err
+    assert "it has the body; name the field with --text-field NAME" in capfd.readouterr().err
     assert main([*arguments, "--text-field", "the body"]) == 0
     assert "prepare a.jsonl --text-field 'the body' --tokenizer" in capfd.readouterr().out
 

@@ -146,7 +146,7 @@ def test_none_that_is_sound_is_an_error_and_none_at_all_is_not(tmp_path: Path) -
     assert Checkpoints(tmp_path / "no").newest() is None
     write(tmp_path, 100)
     (tmp_path / "step_0000100" / "model.safetensors").unlink()
-    with pytest.raises(StateError, match=r"None of the 1 checkpoints .* --restart"):
+    with pytest.raises(StateError, match=r"None of the 1 checkpoints .* `restart=True`"):
         Checkpoints(tmp_path).newest()
 
 

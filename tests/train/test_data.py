@@ -98,7 +98,7 @@ def test_data_that_cannot_be_are_named(folder: Path, data: list[str], told: str)
 
 def test_ids_without_a_vocabulary_need_one(folder: Path) -> None:
     path = str(folder / "ids.npy")
-    with pytest.raises(UsageError, match="--vocab-size"):
+    with pytest.raises(UsageError, match="`vocab_size=50257`"):
         open_data([path], config=SMALL)
     found = open_data([path], config=SMALL, vocab_size=300, eot_id=299)
     assert (found.vocab, found.eot_id, found.tokenizer, found.val) == (300, 299, None, None)

@@ -257,7 +257,7 @@ def test_a_mixture_is_trained_on_and_its_weights_are_part_of_the_run(
     other = replace(data, train=Mixture({"a": (data.train, 0.9), "b": (numbers, 0.1)}))
     with pytest.raises(StateError, match=r"the mixture: a 0\.5, b 0\.5 then, a 0\.9, b") as refused:
         train(other, name="a", config=CONFIG, runs=tmp_path)
-    assert "--restart" in str(refused.value)
+    assert "`restart=True`" in str(refused.value)
     assert "the data of" not in str(refused.value)
     assert train(mixed, name="a", config=CONFIG, runs=tmp_path).step == 20
 
@@ -278,7 +278,7 @@ def test_another_run_is_refused_by_name(data: RunData, tmp_path: Path) -> None:
         with pytest.raises(StateError) as refused:
             train(other, name="a", config=config, runs=tmp_path)
         assert told in str(refused.value)
-        assert "--restart" in str(refused.value)
+        assert "`restart=True`" in str(refused.value)
     with pytest.raises(StateError, match="the backend: torch then, jax now"):
         train(data, name="a", config=longer, runs=tmp_path, backend="jax")
     assert train(data, name="a", config=longer, runs=tmp_path).step == 4
@@ -294,7 +294,9 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_a_checkpoint_has_it(
     with pytest.raises(WorkError, match=r"rows? \d+ .* in step \d+: training cannot") as stopped:
         train(data, name="a", config=wild, runs=tmp_path)
     assert "the checkpoint of step 8 is in" in str(stopped.value)
-    assert "--learning-rate 5e+29 --matrix-learning-rate 5e+29 will go on" in str(stopped.value)
+    assert "`learning_rate=5e+29` and `matrix_learning_rate=5e+29` to resume there" in str(
+        stopped.value
+    )
     newest = Checkpoints(tmp_path / "a" / "checkpoints").newest()
     assert newest is not None
     assert newest.state.step == 8

@@ -143,7 +143,7 @@ def test_a_run_that_is_not_there_or_has_another_tokenizer_is_refused(
     with pytest.raises(TokenizerError, match="not the tokenizer"):
         load_run_for_sampling(copy)
     state.unlink()
-    with pytest.raises(TokenizerError, match="--tokenizer"):
+    with pytest.raises(TokenizerError, match="Give the tokenizer when you train"):
         load_run_for_sampling(copy)
 
 

@@ -108,8 +108,8 @@ train_config:
         ("optimizer: sgd", "optimizer is 'sgd'; it must be one of muon, adamw"),
         ("mask_fraction: 1.5", "mask_fraction is 1.5; it must be from 0 to 1"),
         ("beta2: 1", "beta2 is 1"),
-        ("batch_tokens: 1000", "no multiple of seq_len 1,024; try 1,024"),
-        ("{fim_fraction: 0.5, within_documents: true}", "do not go together"),
+        ("batch_tokens: 1000", "not a multiple of seq_len, 1,024; try 1,024"),
+        ("{fim_fraction: 0.5, within_documents: true}", "exclude each other"),
         ("{batch_size: 8, batch_tokens: 8192}", "batch_size and batch_tokens"),
         ("{num_epochs: 1, max_steps: 10}", "leave one out"),
         ("{seq_len: 8, maxlen: 8}", "seq_len is there twice"),
@@ -147,7 +147,7 @@ def test_what_is_there_twice_in_a_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", [{"learning_rate": float("inf")}, {"val_tokens": 0}])
 def test_numbers_that_cannot_be_are_refused_by_name(setting: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(setting))} is .*; it must be"):
+    with pytest.raises(UsageError, match=f"`{next(iter(setting))}` is .*; it must be"):
         Config(**setting)
 
 
@@ -156,7 +156,7 @@ def test_flags_go_before_files_and_none_stays() -> None:
     assert asdict(config) == asdict(Config(**SMALL)) | {"max_steps": 7}
     with pytest.raises(UsageError, match="did you mean 'max_steps'"):
         override(config, max_step=7)
-    with pytest.raises(UsageError, match="no multiple"):
+    with pytest.raises(UsageError, match="not a multiple"):
         override(config, seq_len=63)
 
 

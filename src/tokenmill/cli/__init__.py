@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from cyclopts import App, CycloptsError
 
+from tokenmill.cli.flags import name_flags, set_command
 from tokenmill.errors import TokenmillError
 
 __all__ = ["app", "main"]
@@ -66,12 +67,15 @@ app.command("tokenmill.cli.sample:sample", name="sample", help="Let a trained mo
 app.command("tokenmill.cli.tokenizer:app", name="tokenizer", help="Train a tokenizer.")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:
     """Run the command line; returns the exit status.
+
+    `flags` are what a script calls the arguments that it passes on, for errors to name.
 
     >>> main(["info", "no/such/folder"])
     1
     """
+    set_command(sys.argv[1:] if arguments is None else arguments, flags or {})
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is no reason to fail
             stream.reconfigure(errors="backslashreplace")
@@ -82,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             return int(returned or 0)
     except TokenmillError as error:
-        _complain(str(error))
+        _complain(name_flags(str(error)))
         return error.exit_status
     except CycloptsError as error:
         command = " ".join(["tokenmill", *(error.command_chain or ())])

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.console import count, counted, harmless, size, stdout, typed
+from tokenmill.cli.flags import find_flags, name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
 from tokenmill.inspect.info import Info, describe
 
@@ -127,7 +128,10 @@ def _show_origin(found: Info) -> None:
         if found.duplicate_lines:
             _line(f"{count(found.duplicate_lines)} repeated lines were left out.")
     if found.set_aside:
-        shown = [(one.source, one.reason) for one in found.set_aside[:SOURCES_SHOWN]]
+        flags = find_flags(["prepare"])
+        shown = [
+            (one.source, name_flags(one.reason, flags)) for one in found.set_aside[:SOURCES_SHOWN]
+        ]
         _table(f"Set aside ({count(len(found.set_aside))})", ("file", "reason"), shown)
         _more(len(found.set_aside))
     sources = [(one.path, size(one.bytes)) for one in found.sources[:SOURCES_SHOWN]]

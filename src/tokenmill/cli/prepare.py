@@ -22,6 +22,7 @@ from tokenmill.cli.console import (
     stdout,
     typed,
 )
+from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.mill.find import tell_passed_over
@@ -138,7 +139,7 @@ def show_report(report: Report, seconds: float) -> None:
     if ledger["repaired_documents"]:
         _line(f"Repaired: {counted(ledger['repaired_documents'], 'document')} had invalid UTF-8.")
     for entry in ledger["set_aside"]:
-        _line(f"Set aside: {entry['source']}: {entry['reason']}.")
+        _line(f"Set aside: {entry['source']}: {name_flags(entry['reason'])}.")
     if (report.path / REJECTED_NAME).exists():
         _line(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])
@@ -187,7 +188,7 @@ def _show_estimate(mill: Mill) -> None:
     if told.passed_over:
         _line(f"passed over: {tell_passed_over(told.passed_over)}")
     for fault in told.faults[:_FAULTS]:
-        _line(f"cannot be used: {fault}")
+        _line(f"cannot be used: {name_flags(fault)}")
     if len(told.faults) > _FAULTS:
         _line(f"… and {count(len(told.faults) - _FAULTS)} more that cannot be used")
     _line(f"\nMeasured on {size(told.sampled)} of it. Leave out --dry-run to begin.")

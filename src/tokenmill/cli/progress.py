@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.console import count, counted, duration, harmless, size, stderr
+from tokenmill.cli.flags import name_flags
 
 __all__ = ["Display", "tell_stopped"]
 
@@ -65,7 +66,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
-        stderr.print(Text(harmless(text)))
+        stderr.print(Text(harmless(name_flags(text))))
 
     def _show(self) -> None:
         if self._live.is_started:

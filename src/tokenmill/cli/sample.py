@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.console import harmless, stderr, stdout
+from tokenmill.cli.flags import name_flags
 
 __all__ = ["sample"]
 
@@ -64,4 +65,4 @@ def sample(
 
 
 def _warn(text: str) -> None:
-    stderr.print(Text(f"tokenmill: {harmless(text)}"))
+    stderr.print(Text(f"tokenmill: {harmless(name_flags(text))}"))

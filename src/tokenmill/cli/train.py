@@ -14,8 +14,9 @@ from cyclopts import Group, Parameter
 from rich.text import Text
 
 from tokenmill.cli.console import count, duration, harmless, size, stderr, stdout, typed
+from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import tell_stopped
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.trainer.config import Config
 
 __all__ = ["train"]
@@ -107,7 +108,6 @@ def train(
         Log to Weights & Biases too.
     """
     from tokenmill.load.ranks import find_rank
-    from tokenmill.trainer.data import open_data
     from tokenmill.trainer.folder import CHECKPOINTS_NAME, find_folder
     from tokenmill.trainer.run import train as train_model
     from tokenmill.trainer.settings import override, read_config
@@ -121,7 +121,7 @@ def train(
     folder = find_folder(runs, name)
     try:
         report = train_model(
-            open_data(
+            _open_data(
                 data or [],
                 input_file=input_file,
                 tokenizer=tokenizer,
@@ -156,6 +156,17 @@ def train(
     return 0
 
 
+def _open_data(data: list[str], **options: Any) -> Any:
+    from tokenmill.trainer.data import open_data
+
+    try:
+        return open_data(data, **options)
+    except TokenmillError as error:
+        # To open tokens takes their dtype; --dtype is that of the model.
+        error.args = (str(error).replace("`dtype", "`data_dtype"),)
+        raise
+
+
 class Display:
     """One tidy line for each line of metrics; a `Watcher` for training."""
 
@@ -164,11 +175,11 @@ class Display:
 
     def note(self, text: str) -> None:
         """Something about the run."""
-        _line(text)
+        _line(name_flags(text))
 
     def warn(self, text: str) -> None:
         """Something that the user should look at."""
-        stderr.print(Text(f"tokenmill: {harmless(text)}"))
+        stderr.print(Text(f"tokenmill: {harmless(name_flags(text))}"))
 
     def line(self, line: dict[str, Any], seconds_left: float) -> None:
         """A line of metrics."""

@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.text import Text
 
 from tokenmill.cli.console import count, harmless, size, stderr, stdout
+from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.store.verify import Findings, examine
 
@@ -55,7 +56,7 @@ def verify(
         )
         return 0
     for problem in findings.problems[:PROBLEMS_SHOWN]:
-        _line(f"{problem.file} {problem.what}.\n    {problem.cure}")
+        _line(f"{problem.file} {problem.what}.\n    {name_flags(problem.cure)}")
     if len(findings.problems) > PROBLEMS_SHOWN:
         _line(f"… and {count(len(findings.problems) - PROBLEMS_SHOWN)} more problems")
     files = len({problem.file for problem in findings.problems})

@@ -63,7 +63,7 @@ class StreamingDataset(TokenRows):
         verbose: bool = True,
     ) -> None:
         if split not in ("train", "val"):
-            raise UsageError(f"split is {split!r}; it must be train or val.")
+            raise UsageError(f"`split` is {split!r}; it must be train or val.")
         text = Path(path_to_txt)
         total, place = self._open(text, tokenizer, split, verbose)
         start, stop = (0, place) if split == "train" else (place, total)

@@ -81,13 +81,13 @@ class TextDataSource:
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if max_length < 1:
-            raise UsageError(f"max_length is {max_length}; it must be at least 1.")
+            raise UsageError(f"`max_length` is {max_length}; it must be at least 1.")
         data = open_texts(Path(dataset_name), tokenizer_name, cache_dir)
         self.tokens = data[_SPLITS.get(split, split)]
         self.max_length = max_length
         pad = data.eot_id if pad_token_id is None else pad_token_id
         if pad is None:
-            raise UsageError(f"{tokenizer_name} has no end-of-text id; give pad_token_id.")
+            raise UsageError(f"{tokenizer_name} has no end-of-text id; give `pad_token_id`.")
         self.pad_token_id = pad
         self._starts, self._lengths = _cut(self.tokens, max_length)
         self._kept: Tokens | None = None
@@ -146,7 +146,7 @@ class TextBatches:
 
     def __init__(self, source: TextDataSource, *, batch_size: int, epochs: int, seed: int) -> None:
         if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}; it must be at least 1.")
+            raise UsageError(f"`batch_size` is {batch_size}; it must be at least 1.")
         self.source, self.batch_size = source, batch_size
         self._length = len(source) * epochs // batch_size
         # One more token than examples makes as many rows of one token.

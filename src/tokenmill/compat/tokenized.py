@@ -47,7 +47,7 @@ class TokenizedDataset:
         seed: int = 0,
     ) -> None:
         if split not in ("train", "val"):
-            raise UsageError(f"split is {split!r}; it must be train or val.")
+            raise UsageError(f"`split` is {split!r}; it must be train or val.")
         shards = [path for path in Path(data_dir).glob("*.bin") if path.name[0] != "."]
         if len(shards) < 2:
             raise DatasetError(

@@ -70,15 +70,15 @@ def export(
     [3, 2]
     """
     if to not in TARGETS:
-        raise UsageError(f"{to!r} is no format to export to; those are {', '.join(TARGETS)}.")
+        raise UsageError(f"`to` is {to!r}; it must be one of {', '.join(TARGETS)}.")
     if tokens_per_shard < 1:
-        raise UsageError(f"tokens_per_shard is {tokens_per_shard}; it must be positive.")
+        raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
     dataset = source if isinstance(source, Dataset) else open(source, **options)
     splits = [split for split in dataset.splits if len(dataset[split])]
     if not splits:
         raise DatasetError(f"{dataset.path} holds no tokens to export.")
     if Path(out).resolve() == dataset.path.resolve():
-        raise UsageError(f"{out} is what is to be exported. Choose another folder for --out.")
+        raise UsageError(f"{out} is the dataset to export. Choose another folder for `out`.")
     about = {
         "to": to,
         "tokens_per_shard": tokens_per_shard,

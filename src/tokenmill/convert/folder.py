@@ -49,7 +49,7 @@ is 'mds'. Choose another --out, or delete that folder.
 
     def __enter__(self) -> OutputFolder:
         if self.path.is_file():
-            raise FolderError(f"{self.path} is a file; --out must be a folder.")
+            raise FolderError(f"{self.path} is a file; `out` must be a folder.")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
@@ -69,14 +69,14 @@ is 'mds'. Choose another --out, or delete that folder.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FolderError(
-                f"Another run is working in {self.path}. Wait for it, or choose another --out."
+                f"Another run is working in {self.path}. Wait for it, or choose another `out`."
             ) from None
         if not self._record.exists():
             if others := sorted(_list_strangers(self.path, self._record.parent)):
                 shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
                 raise FolderError(
                     f"{self.path} holds other things ({shown}). "
-                    "Choose a new or empty folder for --out."
+                    "Choose a new or empty folder for `out`."
                 )
             self._record.parent.mkdir(exist_ok=True)
             write_atomically(self._record, orjson.dumps(self._about))
@@ -95,8 +95,8 @@ is 'mds'. Choose another --out, or delete that folder.
                 if before.get(name) != now.get(name)
             )
             raise FolderError(
-                f"{self.path} holds something else that was begun before: {told}. "
-                "Choose another --out, or delete that folder."
+                f"{self.path} holds an unfinished run with other settings: {told}. "
+                "Choose another `out`, or delete that folder."
             )
 
 

@@ -66,7 +66,7 @@ def import_dataset(
     (2, 'Hi')
     """
     if tokens_per_shard < 1:
-        raise UsageError(f"tokens_per_shard is {tokens_per_shard}; it must be positive.")
+        raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
     dataset = open(source, **options)
     if dataset.manifest is not None:
         raise UsageError(

@@ -171,6 +171,5 @@ def read_finished(folder: Path) -> Manifest | None:
 def another_dataset(folder: Path) -> FolderError:
     """What to say if the finished dataset is not the one asked for."""
     return FolderError(
-        f"{folder} holds a finished dataset that is another one. Choose another --out, or delete "
-        "that folder."
+        f"{folder} holds another finished dataset. Choose another `out`, or delete that folder."
     )

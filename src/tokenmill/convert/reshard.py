@@ -61,7 +61,7 @@ def reshard(
     [10, 10, 1]
     """
     if tokens_per_shard < 1:
-        raise UsageError(f"tokens_per_shard is {tokens_per_shard}; it must be positive.")
+        raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
     dataset = open(source)
     manifest = dataset.manifest
     if manifest is None:

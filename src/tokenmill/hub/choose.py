@@ -58,7 +58,7 @@ def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first or last - first >= 1_000_000:
-            raise UsageError(f"{text!r} are no shards; write their numbers like 1-3 or 1,4,7-9.")
+            raise UsageError(f"`shards` is {text!r}; write their numbers like 1-3 or 1,4,7-9.")
         numbers.update(range(first, last + 1))
     return frozenset(numbers)
 
@@ -88,7 +88,7 @@ def choose(
     `where` names the repository in errors; `path` is a file, a folder or a glob in it.
     """
     if max_files is not None and max_files < 1:
-        raise UsageError(f"max_files is {max_files}; it must be at least 1.")
+        raise UsageError(f"`max_files` is {max_files}; it must be at least 1.")
     found, kind = _of_one_kind(_below(files, path, where), path, where)
     if shards is not None:
         found = _with_numbers(found, shards, where)
@@ -97,7 +97,7 @@ def choose(
     found = sorted(found, key=lambda file: _by_number(file.path))
     if max_files is not None and kind == "prepared":
         raise UsageError(
-            f"{where} is a prepared dataset, which is whole or none. Leave max_files away."
+            f"{where} is a prepared dataset, which is fetched whole or not at all. Omit `max_files`."
         )
     found = found[:max_files]
     if kind == "tokens":
@@ -157,11 +157,11 @@ def _with_numbers(files: list[HubFile], shards: Collection[int], where: str) -> 
     there = {number for file in files if (number := shard_number(file.path)) is not None}
     if not there:
         raise UsageError(
-            f"{where} has no numbered token files, so that shards do not apply. Choose with "
-            "max_files or split, or name a file behind the name of the repository."
+            f"{where} has no numbered token files, so `shards` does not apply. Choose with "
+            "`max_files` or `split`, or name a file behind the name of the repository."
         )
     if not shards:
-        raise UsageError("No shards were asked for. Write their numbers like 1-3.")
+        raise UsageError("`shards` is empty. Write their numbers like 1-3.")
     missing = sorted(set(shards) - there)
     if missing:
         told = ", ".join(map(str, missing[:_GAP_SHOWN])) + (
@@ -181,7 +181,7 @@ def _in_split(files: list[HubFile], split: str, where: str) -> list[HubFile]:
     if not found:
         raise InputError(
             f"No file of {where} has the split {split!r} in its name. Its files are such as "
-            f"{files[0].path}; leave the split away to take them all."
+            f"{files[0].path}; omit `split` to take them all."
         )
     return found
 

@@ -56,9 +56,9 @@ def peek(
     `shard` and `shard_token` are where the first token shown is stored.
     """
     if document is not None and token is not None:
-        raise UsageError("give a document or a token to look at, not both.")
+        raise UsageError("give `document` or `token`, not both.")
     if length < 1:
-        raise UsageError(f"the number of tokens to show is {length}; it must be 1 or more.")
+        raise UsageError(f"`length` is {length}; it must be 1 or more.")
     tokens = dataset[split]
     found, start, end = _choose(dataset, tokens, document, token, length)
     ids = tokens[start:end]
@@ -92,9 +92,7 @@ def _choose(
     documents, split = tokens.documents, tokens.split
     if documents is None:
         if document is not None:
-            raise UsageError(
-                f"{dataset.path} has no table of documents. Give a token to look at instead."
-            )
+            raise UsageError(f"{dataset.path} has no table of documents. Give `token` instead.")
         place = _count(token or 0, len(tokens), "token", split)
         return None, place, min(place + length, len(tokens))
     if not len(documents):

@@ -119,7 +119,7 @@ class Loader:
             prefetch = check_whole("prefetch", prefetch, 0)
         if np.dtype(dtype).kind not in "iu":
             raise UsageError(
-                f"dtype is {np.dtype(dtype)}; ids are integers, such as int64 or int32."
+                f"`dtype` is {np.dtype(dtype)}; ids are integers, such as int64 or int32."
             )
         self.rank, self.world_size = find_rank(rank, world_size)
         self.batch_size = batch_size
@@ -177,7 +177,7 @@ class Loader:
     def count_steps(self, row: int) -> int:
         """The batches from a row to the limit."""
         if self.limit is None:
-            raise TypeError("a loader without a limit has no length; see limit_epochs")
+            raise TypeError("a loader without a limit has no length; see `limit_epochs`")
         left = max(0, self.limit - row)
         return left // self.global_batch if self.maker.drop_last else -(-left // self.global_batch)
 
@@ -279,7 +279,7 @@ def _limit(
     """Where a run ends, in rows."""
     given = [limit for limit in (limit_rows, limit_tokens, limit_epochs) if limit is not None]
     if len(given) > 1:
-        raise UsageError("give one of limit_rows, limit_tokens and limit_epochs.")
+        raise UsageError("give only one of `limit_rows`, `limit_tokens` and `limit_epochs`.")
     if limit_rows is not None:
         return check_whole("limit_rows", limit_rows, 0)
     if limit_tokens is not None:
@@ -287,9 +287,9 @@ def _limit(
     if limit_epochs is None:
         return None
     if not 0 <= limit_epochs < math.inf:
-        raise UsageError(f"limit_epochs is {limit_epochs}; it must be 0 or a positive number.")
+        raise UsageError(f"`limit_epochs` is {limit_epochs}; it must be 0 or a positive number.")
     if rows.mixture is not None:
         raise UsageError(
-            "the sources of a mixture have epochs of their own; use limit_rows or limit_tokens."
+            "the sources of a mixture have epochs of their own; use `limit_rows` or `limit_tokens`."
         )
     return round(limit_epochs * rows.orders[0].windows)

@@ -29,7 +29,7 @@ def find_rank(
     (3, 8)
     """
     if (rank is None) != (world_size is None):
-        raise UsageError("give rank and world_size together, or neither.")
+        raise UsageError("give `rank` and `world_size` together, or neither.")
     if rank is None or world_size is None:
         rank, world_size = _told(os.environ if environment is None else environment)
     if not 0 <= rank < world_size:
@@ -60,6 +60,6 @@ def _told(environment: Mapping[str, str]) -> tuple[int, int]:
             except ValueError:
                 raise UsageError(
                     f"{names[0]}={told[0]!r} and {names[1]}={told[1]!r} in the environment are no "
-                    "rank and world size. Give rank= and world_size= yourself."
+                    "rank and world size. Give `rank` and `world_size` yourself."
                 ) from None
     return 0, 1

@@ -237,7 +237,7 @@ def check_whole(name: str, value: Any, least: int | None = None) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise UsageError(f"{name} is {value!r}; it must be a whole number.") from None
+        raise UsageError(f"`{name}` is {value!r}; it must be a whole number.") from None
     if least is not None and number < least:
-        raise UsageError(f"{name} is {number}; it must be {least} or more.")
+        raise UsageError(f"`{name}` is {number}; it must be {least} or more.")
     return number

@@ -11,7 +11,7 @@ __all__ = ["MOST_ROWS", "check_state", "find_names"]
 
 MOST_ROWS = 1 << 62
 
-FORCE = "To go on at its row in spite of that, use force=True."
+FORCE = "To go on at its row in spite of that, use `force=True`."
 
 
 def check_state(
@@ -27,7 +27,7 @@ def check_state(
     Traceback (most recent call last):
     ...
     tokenmill.errors.StateError: This state is of another run: seed is 1 in the state and 2 here.
-    To go on at its row in spite of that, use force=True.
+    To go on at its row in spite of that, use `force=True`.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError("This is no state of a loader: it must be what state_dict() returned.")

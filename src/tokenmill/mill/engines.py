@@ -127,7 +127,7 @@ class LocalEngine:
         if status == -9:
             return WorkError(
                 "A worker was killed (signal 9), most likely because memory ran out.\n"
-                "Run the same command again with fewer --workers; it goes on where it stopped."
+                "Run it again with fewer `workers`; it resumes where it stopped."
             )
         return WorkError(
             f"A worker ended unexpectedly (status {status}).\n"

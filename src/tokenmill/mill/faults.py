@@ -24,7 +24,7 @@ def find_fault(origin: Origin, text_field: str) -> str | None:
     >>> _ = path.write_text('{"id": 1, "body": "words"}')
     >>> ((source,), _) = find_files([path])
     >>> find_fault(source, "text")
-    "line 1: no field 'text'; it has id, body; say --text-field and the one with the text"
+    "line 1: no field 'text'; it has id, body; name the field with `text_field=NAME`"
     >>> find_fault(source, "body")
     """
     if origin.kind == "array":
@@ -54,5 +54,5 @@ def _judge_records(head: bytes, text_field: str) -> str | None:
         return None
     line, reason = refused[0].line, refused[0].reason
     assert line is not None
-    cure = "; say --text-field and the one with the text" if "no field" in reason else ""
+    cure = "; name the field with `text_field=NAME`" if "no field" in reason else ""
     return f"line {line + 1}: {reason}{cure}"

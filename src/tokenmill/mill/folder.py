@@ -39,8 +39,8 @@ REJECTED_NAME = "rejected.jsonl"
 # The manifest first: without the rest, a folder with a manifest would pass for a dataset.
 _OURS = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, REJECTED_NAME, WORK_NAME)
 _CHOICE = (
-    "Go back to how it was, choose another --out, or add --restart to discard what is done and "
-    "begin again."
+    "Go back to what it was, choose another `out`, or add `restart=True` to discard what is done "
+    "and start over."
 )
 
 
@@ -66,14 +66,14 @@ class OutputFolder:
 
     def _refuse_if_foreign(self) -> None:
         if self.path.is_file():
-            raise FolderError(f"{self.path} is a file; --out must be a folder.")
+            raise FolderError(f"{self.path} is a file; `out` must be a folder.")
         if not self.path.exists():
             return
         names = sorted(os.listdir(self.path))
         if names and MANIFEST_NAME not in names and WORK_NAME not in names:
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise FolderError(
-                f"{self.path} holds other things ({shown}). Choose a new or empty folder for --out."
+                f"{self.path} holds other things ({shown}). Choose a new or empty folder for `out`."
             )
 
     def _take_lock(self) -> int:
@@ -93,7 +93,7 @@ class OutputFolder:
             os.close(handle)
             told = f" (process {owner})" if owner.isdigit() else ""
             raise FolderError(
-                f"Another run is working in {self.path}{told}. Wait for it, or choose another --out."
+                f"Another run is working in {self.path}{told}. Wait for it, or choose another `out`."
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -157,7 +157,7 @@ class OutputFolder:
             raise FolderError(
                 f"{self.path} holds a finished dataset that was made differently:\n  "
                 + "\n  ".join(differences)
-                + "\nChoose another --out, or add --restart to discard that dataset and begin again."
+                + "\nChoose another `out`, or add `restart=True` to discard that dataset and start over."
             )
         width = {"uint16": 2, "uint32": 4}[manifest.dtype]
         for split in manifest.splits.values():
@@ -166,8 +166,8 @@ class OutputFolder:
                     self.clean_up()
                     raise FolderError(
                         f"{self.path} holds a dataset that was finished, but {shard.path} is missing "
-                        "or cut short.\nCopy it again from where it came, or add --restart to make "
-                        "it anew."
+                        "or cut short.\nCopy it again from where it came, or add `restart=True` to "
+                        "make it again."
                     )
         return manifest
 
@@ -181,7 +181,7 @@ class OutputFolder:
         if path.exists():
             before = _load(path)
             if not isinstance(before, dict) or before.keys() != record.keys():
-                raise FolderError(f"{path} is damaged. Add --restart to begin again.")
+                raise FolderError(f"{path} is damaged. Add `restart=True` to start over.")
             differences = _differences(
                 {**before["settings"], "tokenizer": before["tokenizer"]},
                 {**record["settings"], "tokenizer": fingerprint},
@@ -233,7 +233,7 @@ def _load(path: Path) -> Any:
         return orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise FolderError(
-            f"{path} cannot be read ({error}). Add --restart to begin again."
+            f"{path} cannot be read ({error}). Add `restart=True` to start over."
         ) from error
 
 

@@ -137,7 +137,7 @@ def pretokenize(
 
 def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
     if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+        raise UsageError(f"`dtype` is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
     if dtype == "auto":
         dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     kind = np.dtype(dtype)
@@ -148,7 +148,7 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
 
 def _found(source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer) -> Pretokenized:
     """What is there already, unless it cannot be what was asked for."""
-    again = "Add --restart to make it anew."
+    again = "Add `restart=True` to make it again."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
         raise FolderError(f"{target} is older than {source}. {again}")
     try:

@@ -93,14 +93,14 @@ class Mill:
     ) -> None:
         self.settings = _settings(settings)
         if workers is not None and workers < 1:
-            raise UsageError(f"workers is {workers}; it must be at least 1.")
+            raise UsageError(f"`workers` is {workers}; it must be at least 1.")
         self.workers = workers or available_cores()
         self.memory = memory or self.workers * MEMORY_A_WORKER
         if self.memory < self.workers * (128 << 20):
             need = "1 worker needs" if self.workers == 1 else f"{self.workers} workers need"
             raise UsageError(
-                f"memory is {self.memory:,} bytes; {need} at least {self.workers * (128 << 20):,}. "
-                "Give more, or use fewer workers."
+                f"`memory` is {self.memory:,} bytes; {need} at least {self.workers * (128 << 20):,}. "
+                "Give more, or use fewer `workers`."
             )
         if isinstance(inputs, (str, os.PathLike)):
             inputs = [inputs]
@@ -110,7 +110,7 @@ class Mill:
         self.dtype = _dtype(self.settings, self.tokenizer)
         if self.settings.eot != "none" and self.tokenizer.eot_id is None:
             raise UsageError(
-                f"tokenizer {self.tokenizer.name} has no end-of-text token; say --eot none."
+                f"tokenizer {self.tokenizer.name} has no end-of-text token; use `eot='none'`."
             )
         sources, passed_over = find_files(inputs, leave_out=Path(out))
         for source in sources:
@@ -170,7 +170,9 @@ def _settings(given: dict[str, Any]) -> Settings:
     except TypeError:
         known = Settings.__dataclass_fields__
         unknown = ", ".join(sorted(set(given) - set(known)))
-        raise UsageError(f"unknown setting: {unknown}. Known are {', '.join(known)}.") from None
+        raise UsageError(
+            f"unknown setting: {unknown}. The settings are {', '.join(known)}."
+        ) from None
 
 
 def _dtype(settings: Settings, tokenizer: Tokenizer) -> str:
@@ -178,7 +180,7 @@ def _dtype(settings: Settings, tokenizer: Tokenizer) -> str:
     if settings.dtype == "uint16" and not fits:
         raise UsageError(
             f"ids of tokenizer {tokenizer.name} go up to {tokenizer.vocab_size - 1}, beyond uint16. "
-            "Say --dtype uint32, or leave it out."
+            "Use `dtype='uint32'`, or omit it."
         )
     if settings.dtype == "auto":
         return "uint16" if fits else "uint32"

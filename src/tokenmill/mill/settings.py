@@ -24,7 +24,7 @@ class Settings:
     >>> Settings(val_fraction=2)
     Traceback (most recent call last):
     ...
-    tokenmill.errors.UsageError: val_fraction is 2; it must be at least 0 and below 1.
+    tokenmill.errors.UsageError: `val_fraction` is 2; it must be at least 0 and below 1.
 
     Parameters
     ----------
@@ -70,28 +70,32 @@ class Settings:
             allowed = get_args(kind)
             if allowed and getattr(self, name) not in allowed:
                 raise UsageError(
-                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}."
+                    f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}."
                 )
             accepted = (int, float) if kind is float else kind
             if not allowed and (
                 not isinstance(getattr(self, name), accepted)
                 or (kind is not bool and isinstance(getattr(self, name), bool))
             ):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be {_CALLED[kind]}.")
+                raise UsageError(
+                    f"`{name}` is {getattr(self, name)!r}; it must be {_CALLED[kind]}."
+                )
         if not 0 <= self.val_fraction < 1:
             raise UsageError(
-                f"val_fraction is {self.val_fraction}; it must be at least 0 and below 1."
+                f"`val_fraction` is {self.val_fraction}; it must be at least 0 and below 1."
             )
         if self.tokens_per_shard < 1:
-            raise UsageError(f"tokens_per_shard is {self.tokens_per_shard}; it must be positive.")
+            raise UsageError(f"`tokens_per_shard` is {self.tokens_per_shard}; it must be positive.")
         if self.min_line < 1:
-            raise UsageError(f"min_line is {self.min_line}; it must be at least 1.")
+            raise UsageError(f"`min_line` is {self.min_line}; it must be at least 1.")
         if not self.documents:
             raise UsageError(
-                "documents is empty; give auto, file, line, blank-line or a separator."
+                "`documents` is empty; give auto, file, line, blank-line or a separator."
             )
         if not self.text_field:
-            raise UsageError("text_field is empty; give the name of the field that holds the text.")
+            raise UsageError(
+                "`text_field` is empty; give the name of the field that holds the text."
+            )
 
     @property
     def separator(self) -> bytes | None:

@@ -228,7 +228,11 @@ def _read_parquet(
 def _text_column(schema: Any, text_field: str, origin: Origin, pa: Any) -> str:
     if text_field not in schema.names:
         texts = [column.name for column in schema if _is_text(column.type, pa)]
-        cure = f"; say --text-field {' or '.join(texts[:5])}" if texts else ", none with text"
+        cure = (
+            f"; use {' or '.join(f'`text_field={name!r}`' for name in texts[:5])}"
+            if texts
+            else ", none with text"
+        )
         reason = f"no column {text_field!r}; it has {list_names(schema.names)}{cure}"
         raise BadFileError(origin.path, reason)
     kind = schema.field(text_field).type

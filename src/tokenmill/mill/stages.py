@@ -235,9 +235,8 @@ class Stages:
                     f"{files} could not be read; everything else is done and kept:",
                     *shown,
                     *more,
-                    "Repair or replace them and run the same command again, which goes on from "
-                    "here;",
-                    "or add --skip-bad-files to leave them out.",
+                    "Repair or replace them and run this again, which resumes here;",
+                    "or add `skip_bad_files=True` to leave them out.",
                 ]
             )
         )
@@ -252,7 +251,7 @@ class Stages:
         if any(source.kind in ("jsonl", "parquet") for source in self.plan.sources):
             told.append(
                 f"If the text is in another field than {self.settings.text_field!r}, name it with "
-                "--text-field and add --restart."
+                "`text_field=NAME` and add `restart=True`."
             )
         return "\n".join([f"No document was kept out of {sifted.ledger['documents_in']:,}:", *told])
 

@@ -146,8 +146,8 @@ def _judge_bad_text(
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,
-                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); repair it, or see "
-                    "--on-bad-text",
+                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); repair it, or set "
+                    "`on_bad_text` to repair or drop",
                 ) from error
             texts[i] = text.decode("utf-8", "replace").encode()
             flags[i] = REPAIRED if settings.on_bad_text == "repair" else BAD_TEXT

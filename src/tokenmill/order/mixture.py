@@ -82,7 +82,7 @@ class MixtureOrder:
         if not self.names or len(set(self.names)) != len(self.names):
             raise UsageError(f"names is {self.names!r}; give one or more, all different.")
         if not 1 <= self.block <= LARGEST_BLOCK:
-            raise UsageError(f"block is {self.block:,}; it must be from 1 to {LARGEST_BLOCK:,}.")
+            raise UsageError(f"`block` is {self.block:,}; it must be from 1 to {LARGEST_BLOCK:,}.")
         firsts = [first for first, _ in self.phases]
         if not firsts or firsts[0] != 0 or sorted(set(firsts)) != firsts:
             raise UsageError(

@@ -79,29 +79,29 @@ class RowOrder:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise UsageError(
-                f"the order is {self.kind!r}; it must be one of {', '.join(get_args(Kind))}."
+                f"`order` is {self.kind!r}; it must be one of {', '.join(get_args(Kind))}."
             )
         if self.seq_len < 1:
-            raise UsageError(f"seq_len is {self.seq_len}; it must be at least 1.")
+            raise UsageError(f"`seq_len` is {self.seq_len}; it must be at least 1.")
         source = f"source {self.name!r}" if self.name else "the source"
         if self.tokens <= self.seq_len:
             raise UsageError(
-                f"{source} has {self.tokens:,} tokens, too few for one row of seq_len + 1 = "
+                f"{source} has {self.tokens:,} tokens, too few for one row of `seq_len` + 1 = "
                 f"{self.seq_len + 1:,}. Use "
-                + (f"a seq_len of at most {self.tokens - 1:,}, or " if self.tokens > 1 else "")
+                + (f"a `seq_len` of at most {self.tokens - 1:,}, or " if self.tokens > 1 else "")
                 + "more data."
             )
         if self.tokens > LARGEST_SIZE:
             raise UsageError(f"{source} has {self.tokens:,} tokens; at most 2**62 can be ordered.")
         if self.shuffle_block is not None and self.shuffle_block < 1:
             raise UsageError(
-                f"shuffle_block is {self.shuffle_block}; it must be at least 1, or None to shuffle "
+                f"`shuffle_block` is {self.shuffle_block}; it must be at least 1, or None to shuffle "
                 "all windows as one."
             )
         if self.shuffle_block is not None and self.kind != "shuffled":
             raise UsageError(
-                f"shuffle_block is {self.shuffle_block}, and the order is {self.kind!r}: only a "
-                "shuffled one has blocks. Leave it out, or use the order 'shuffled'."
+                f"`shuffle_block` is {self.shuffle_block}, and `order` is {self.kind!r}: only a "
+                "shuffled one has blocks. Omit it, or use `order='shuffled'`."
             )
 
     @property

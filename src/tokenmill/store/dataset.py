@@ -113,7 +113,11 @@ class Dataset(Mapping[str, Tokens]):
             lacks = f"has no split {split!r}"
             if self.manifest is not None and split in self.manifest.splits:
                 lacks = f"has no tokens in its split {split!r}"
-            hint = " `val_fraction=0.01` holds out the end." if self.splits == ("train",) else ""
+            hint = (
+                " tokenmill.open(path, val_fraction=0.01) holds out the end."
+                if self.splits == ("train",)
+                else ""
+            )
             raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}.{hint}")
         if split not in self._tokens:
             self._tokens[split] = Tokens(
@@ -136,8 +140,8 @@ class Dataset(Mapping[str, Tokens]):
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not tell which tokenizer made it. Give it, by name or by "
-                "its file: --tokenizer in a command, tokenizer= in Python."
+                f"{self.path} does not say which tokenizer made it. Give its name or its file: "
+                "`tokenizer=NAME`."
             )
         from tokenmill.tokenizers import load_tokenizer
 
@@ -266,11 +270,11 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
 
 def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: int | None) -> None:
     if val_fraction is not None and not 0 <= val_fraction < 1:
-        raise UsageError(f"val_fraction is {val_fraction}; it must be 0 or more, and below 1.")
+        raise UsageError(f"`val_fraction` is {val_fraction}; it must be 0 or more, and below 1.")
     if vocab_size is not None and vocab_size < 1:
-        raise UsageError(f"vocab_size is {vocab_size}; it must be 1 or more.")
+        raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
-        raise UsageError(f"eot_id is {eot_id}, which is no id of the vocabulary.")
+        raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:
@@ -288,14 +292,16 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
         return contents
     if tuple(contents.splits) != ("train",):
         raise UsageError(
-            f"{path} has the splits {', '.join(contents.splits)} already. Leave val_fraction away."
+            f"{path} has the splits {', '.join(contents.splits)} already. Omit `val_fraction`."
         )
     total = int(contents.splits["train"].counts.sum())
     place = int(total * (1 - val_fraction))
     if not val_fraction:
         return contents
     if not 0 < place < total:
-        raise UsageError(f"val_fraction {val_fraction} of {total:,} tokens leaves a split empty.")
+        raise UsageError(
+            f"`val_fraction` is {val_fraction}, which of {total:,} tokens leaves a split empty."
+        )
     train, val = cut(contents.splits["train"], place)
     documents = {
         split: PartOfDocuments(whole, start, stop, split)

@@ -169,8 +169,8 @@ class Manifest:
         Traceback (most recent call last):
         ...
         tokenmill.errors.DatasetError: dataset_metadata.json is not tokenmill's, or damaged: "format" is \
-'other', not 'tokenmill'; if its files are ids and nothing else, open them with their dtype and \
-format="raw" (--format raw).
+'other', not 'tokenmill'; if its files are ids and nothing else, open them with \
+their `dtype` and `format='raw'`.
         """
         try:
             body = orjson.loads(data)
@@ -252,7 +252,7 @@ class _Reader:
             raise DatasetError(
                 f'{self.name} is not tokenmill\'s, or damaged: "format" is '
                 f"{_brief(body.get('format'))}, not {FORMAT!r}; if its files are ids and nothing "
-                'else, open them with their dtype and format="raw" (--format raw).'
+                "else, open them with their `dtype` and `format='raw'`."
             )
         if body.get("version") not in VERSIONS:
             raise DatasetError(
@@ -264,7 +264,7 @@ class _Reader:
         if data[max(end, 0) :] != _seal(data[: max(end, 0)]):
             raise self.fail(
                 f"it does not match its own checksum ({_brief(said)}); "
-                "copy it again from where it came, or run the same prepare command with --restart"
+                "copy it again from where it came, or run the same tokenmill prepare command with --restart"
             )
         tokenizer = self.get(body, "tokenizer", dict)
         eot = self.get(body, "eot", dict)

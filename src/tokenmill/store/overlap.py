@@ -25,7 +25,7 @@ __all__ = ["check_overlap"]
 
 HELD = 2 << 20  # keys of 16 bytes: 32 MB, and about as much again twice while they are sorted
 RECORDS = 1 << 16  # read at once: 3 MB
-CURE = "Run the same prepare command with --restart: it puts equal texts into one split."
+CURE = "Run the same tokenmill prepare command with --restart, which puts equal texts in one split."
 
 Keys = npt.NDArray[np.uint64]  # two rows: the upper and the lower halves
 

@@ -365,8 +365,8 @@ class Tokens:
         if self.eot_id is None:
             raise DatasetError(
                 f"where documents begin in split {self.split!r} is not known: it has no table of "
-                "documents and no end-of-text id. Give the id, if the tokens have one: --eot-id in a "
-                "command, eot_id= in Python."
+                "documents and no end-of-text id. Give the id, if the tokens have one: "
+                "`eot_id=ID`."
             )
         if rows is None:
             rows = self.find_rows(starts, length)(0, len(starts))

@@ -59,7 +59,7 @@ def load_tokenizer(
     path = Path(text)
     if scheme is not None and path.suffix != ".tiktoken":
         raise TokenizerError(
-            f"a scheme ({scheme!r}) goes with a .tiktoken rank file only; {text!r} is none"
+            f"`scheme` ({scheme!r}) is for .tiktoken rank files, and {text!r} is not one"
         )
     if text == "bytes":
         return ByteTokenizer(eot=eot)

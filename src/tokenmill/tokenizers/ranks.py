@@ -66,16 +66,16 @@ def read_rank_file(
     >>> read_rank_file(lines, "mine.tiktoken", None, None)
     Traceback (most recent call last):
     ...
-    tokenmill.errors.TokenizerError: the name 'mine.tiktoken' does not tell how text is split \
-before merging; give the scheme, one of: gpt2, cl100k, o200k, qwen2, qwen35, olmo3, deepseek_v3, \
+    tokenmill.errors.TokenizerError: the name 'mine.tiktoken' does not say how text is split \
+before merging; give `scheme`, one of: gpt2, cl100k, o200k, qwen2, qwen35, olmo3, deepseek_v3, \
 nemotron, kimi
     """
     published = PUBLISHED.get(name.removesuffix(".tiktoken"))
     if scheme is None:
         if published is None:
             raise TokenizerError(
-                f"the name {name!r} does not tell how text is split before merging; "
-                f"give the scheme, one of: {', '.join(SCHEMES)}"
+                f"the name {name!r} does not say how text is split before merging; "
+                f"give `scheme`, one of: {', '.join(SCHEMES)}"
             )
         scheme = published[0]
     scheme = ALIASES.get(scheme, scheme)
@@ -98,7 +98,7 @@ class RankVocabulary:
         self, tokens: Sequence[bytes], scheme: str, special_ids: Mapping[str, int], where: str
     ) -> None:
         if scheme not in SCHEMES:
-            raise TokenizerError(f"no scheme {scheme!r}; it is one of: {', '.join(SCHEMES)}")
+            raise TokenizerError(f"`scheme` is {scheme!r}; it must be one of: {', '.join(SCHEMES)}")
         distinct = set(tokens)
         if len(distinct) != len(tokens) or b"" in distinct:
             raise TokenizerError(f"{where} is no rank file: a token is empty or has two ranks")

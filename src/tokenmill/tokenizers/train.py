@@ -61,12 +61,12 @@ def train_tokenizer(
     """
     if not SMALLEST <= vocab_size <= LARGEST:
         raise UsageError(
-            f"a vocabulary of {vocab_size} ids cannot be: it has from {SMALLEST} (every byte and "
+            f"`vocab_size` is {vocab_size}; it must be from {SMALLEST} (every byte and "
             f"{END_OF_TEXT}) to {LARGEST:,}"
         )
     target = Path(out)
     if target.suffix != ".json":
-        raise UsageError(f"a tokenizer is written to a .json file, not to {str(target)!r}")
+        raise UsageError(f"`out` is {str(target)!r}; it must end with .json")
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not given:
         raise UsageError("name at least one text file or folder to train a tokenizer on")

@@ -106,4 +106,4 @@ def open_backend(name: str, config: Config, shape: Shape, values: Arrays) -> Bac
         raise UsageError(
             f"The backend {name} needs the package {error.name}: pip install 'tokenmill[{name}]'."
         ) from error
-    raise UsageError(f"backend is {name!r}; it must be torch or jax.")
+    raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")

@@ -22,7 +22,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise UsageError("--tensorboard needs: pip install torch tensorboard") from error
+            raise UsageError("`tensorboard` needs: pip install torch tensorboard") from error
         writer: Any = SummaryWriter
         self._writer = writer(str(path / BOARD_NAME), purge_step=step + 1)
 
@@ -46,7 +46,7 @@ class WeightsAndBiases:
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
-            raise UsageError("--wandb needs: pip install wandb") from error
+            raise UsageError("`wandb` needs: pip install wandb") from error
         self._run = wandb.init(
             project="tokenmill",
             name=path.name,

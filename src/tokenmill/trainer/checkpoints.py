@@ -173,8 +173,8 @@ class Checkpoints:
                 warn(f"Checkpoint {self._path(step)} is passed over: {fault}.")
         if steps:
             raise StateError(
-                f"None of the {len(steps)} checkpoints in {self.folder} can be used. Copy one back "
-                "from where it is sound, or add --restart to begin again."
+                f"None of the {len(steps)} checkpoints in {self.folder} can be used. Restore one from "
+                "a backup, or add `restart=True` to start over."
             )
         return None
 

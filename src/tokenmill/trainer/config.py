@@ -109,26 +109,26 @@ class Config:
         for least, names in _AT_LEAST.items():
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not value >= least:
-                    raise UsageError(f"{name} is {value}; it must be at least {least}.")
+                    raise UsageError(f"`{name}` is {value}; it must be at least {least}.")
                 if value == math.inf:
-                    raise UsageError(f"{name} is {value}; it must be a number with an end.")
+                    raise UsageError(f"`{name}` is {value}; it must be finite.")
         for name in _FRACTIONS.split():
             if not 0 <= (value := getattr(self, name)) <= 1:
-                raise UsageError(f"{name} is {value}; it must be from 0 to 1.")
+                raise UsageError(f"`{name}` is {value}; it must be from 0 to 1.")
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
-                raise UsageError(f"{name} is 1; it must be below that, or nothing is learned.")
+                raise UsageError(f"`{name}` is 1; it must be below that, or nothing is learned.")
         if self.seed >= 1 << 64:
-            raise UsageError(f"seed is {self.seed}; it must be below 2**64.")
+            raise UsageError(f"`seed` is {self.seed}; it must be below 2**64.")
         if self.batch_tokens % self.seq_len:
             raise UsageError(
-                f"batch_tokens is {self.batch_tokens:,}, which is no multiple of seq_len "
+                f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len`, "
                 f"{self.seq_len:,}; try {-(-self.batch_tokens // self.seq_len) * self.seq_len:,}."
             )
         if self.within_documents and self.fim_fraction:
             raise UsageError(
-                "within_documents and fim_fraction do not go together: rearranged rows have their "
-                "documents elsewhere. Set fim_fraction to 0, or within_documents to false."
+                "`within_documents=True` and `fim_fraction` exclude each other: rearranging a row moves "
+                "its documents. Use `fim_fraction=0` or `within_documents=False`."
             )
 
     @property
@@ -154,7 +154,7 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             allowed = ", ".join(get_args(kind))
-            raise UsageError(f"{name} is {value!r}; it must be one of {allowed}.")
+            raise UsageError(f"`{name}` is {value!r}; it must be one of {allowed}.")
         return
     if get_origin(kind) is types.UnionType:  # a whole number or None
         if value is None:
@@ -162,4 +162,4 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
         kind = get_args(kind)[0]
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-        raise UsageError(f"{name} is {value!r}; it must be {_CALLED[kind]}.")
+        raise UsageError(f"`{name}` is {value!r}; it must be {_CALLED[kind]}.")

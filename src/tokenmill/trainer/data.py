@@ -94,8 +94,8 @@ class _Source:
         known += [self.tokenizer.vocab_size] if self.tokenizer is not None else []
         if not known:
             raise UsageError(
-                f"{self.path} does not tell its vocabulary. Give the tokenizer that made it "
-                "(--tokenizer gpt2) or the number of its ids (--vocab-size 50257)."
+                f"{self.path} does not say how large its vocabulary is. Give the tokenizer that made "
+                "it (`tokenizer='gpt2'`) or the number of its ids (`vocab_size=50257`)."
             )
         return max(known)
 
@@ -109,8 +109,8 @@ class _Source:
         if (ours and ours.fingerprint) != (theirs and theirs.fingerprint):
             raise TokenizerError(
                 f"{self.path} was made with {_called(ours)}, and {other.path} with "
-                f"{_called(theirs)}: their ids may mean different things. Give --tokenizer if one "
-                "of them does not tell; otherwise prepare them with the same one."
+                f"{_called(theirs)}: their ids may mean different things. Give `tokenizer=NAME` "
+                "if one of them does not say; otherwise prepare them with the same one."
             )
 
 
@@ -146,7 +146,7 @@ tokenmill prepare TEXTS --out no/such
     """
     if bool(data) == (input_file is not None):
         raise UsageError(
-            "give the data once: either datasets (--data DIR) or a text file (--input-file FILE)."
+            "give the data once: either datasets (`data`) or a text file (`input_file`)."
         )
     if isinstance(tokenizer, str):
         from tokenmill.tokenizers import load_tokenizer
@@ -198,14 +198,13 @@ def _measure(tokenizer: Tokenizer, number: int) -> int:
 
 
 def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
-    """The name, path and weight behind each --data."""
+    """The name, path and weight of each source, from NAME=PATH:WEIGHT."""
     parsed = [_parse_one(os.fspath(text)) for text in data]
     names = [name for name, _, _ in parsed]
     for name, path, _ in parsed:
         if len(parsed) > 1 and not name:
             raise UsageError(
-                f"{path!r} is one of several data; each needs a name and a weight: "
-                f"--data NAME={path}:0.5"
+                f"{path!r} is one of several data; each needs a name and a weight: NAME={path}:0.5"
             )
         if names.count(name) > 1:
             raise UsageError(f"two of the data are named {name!r}; give each its own name.")
@@ -222,7 +221,7 @@ def _parse_one(text: str) -> tuple[str, str, float]:
         weight = -1.0
     if not 0 <= weight < float("inf"):
         raise UsageError(
-            f"--data {text} gives the weight {named['weight']!r}; it must be a number, 0 or more, "
+            f"{text} in `data` has the weight {named['weight']!r}; it must be a number, 0 or more, "
             f"as in {named['name']}={named['path']}:0.5"
         )
     return named["name"], named["path"], weight
@@ -262,7 +261,7 @@ def _join(sources: Sequence[_Source], config: Config) -> RunData:
         eot_id=first.dataset.eot_id,
         describe="; ".join(told),
         notes=tuple(
-            f"{source.path} has no validation split; --val or --val-fraction gives one."
+            f"{source.path} has no validation split; use `val` or `val_fraction`."
             for source in sources
             if source.val is None
         ),
@@ -308,7 +307,7 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
     tokenizer = tokenizer or load_tokenizer("gpt2")
     fraction = IN_MEMORY_VAL if val_fraction is None else val_fraction
     if not 0 <= fraction < 1:
-        raise UsageError(f"val_fraction is {fraction}; it must be 0 or more, and below 1.")
+        raise UsageError(f"`val_fraction` is {fraction}; it must be 0 or more, and below 1.")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -328,8 +327,8 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         for part, split in ((ids[:place], "train"), (ids[place:], "val"))
     )
     large = (
-        f"{path} is tokenized in memory, at each start. For texts of this size, do it once: "
-        f"tokenmill prepare {path} --out data/corpus, and then --data data/corpus",
+        f"{path} is tokenized in memory, at each start. For texts of this size, do it once with "
+        f"tokenmill prepare {path} --out DIR, and give DIR as `data`.",
     )
     return RunData(
         train=train,

@@ -89,13 +89,13 @@ class RunFolder:
 
     def _refuse_if_foreign(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise FolderError(f"{self.path} is a file; choose another --name.")
+            raise FolderError(f"{self.path} is a file; choose another `name`.")
         names = set(os.listdir(self.path)) if self.path.exists() else set()
         strange = sorted(name for name in names if name.removesuffix(".tmp") not in _OURS)
         if strange and not names & {CHECKPOINTS_NAME, CONFIG_NAME, METRICS_NAME}:
             raise FolderError(
                 f"{self.path} holds other things ({', '.join(strange[:3])}) and no run. Choose "
-                "another --name, or --runs for another place."
+                "another `name`, or another folder with `runs`."
             )
 
     def _take_lock(self) -> int:
@@ -108,7 +108,7 @@ class RunFolder:
             told = f" (process {owner})" if owner.isdigit() else ""
             raise FolderError(
                 f"Another process is training in {self.path}{told}. Wait for it, or choose another "
-                "--name."
+                "`name`."
             ) from None
         with suppress(OSError):  # the number is a courtesy, and the disk may be full
             os.ftruncate(handle, 0)

@@ -193,11 +193,11 @@ class Loop:
         rates = {
             name: getattr(self.config, name) for name in ("learning_rate", "matrix_learning_rate")
         }
-        lower = " ".join(f"--{name.replace('_', '-')} {rate / 2:g}" for name, rate in rates.items())
-        begin = "go on from there" if self.saved else "begin again"
+        lower = " and ".join(f"`{name}={rate / 2:g}`" for name, rate in rates.items())
+        begin = "resume there" if self.saved else "start over"
         return (
-            f"training cannot go on from that; {self._kept()}.\n"
-            f"Learn more slowly: the same command with {lower} will {begin}."
+            f"training cannot continue from that; {self._kept()}.\n"
+            f"Learn more slowly: run it again with {lower} to {begin}."
         )
 
     def _tell(self) -> None:

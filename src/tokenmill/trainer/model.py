@@ -82,15 +82,15 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("vocab", "layers", "heads", "kv_heads", "width", "seq_len"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+                raise UsageError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
         if self.width % (2 * self.heads):
             raise UsageError(
-                f"width is {self.width} and heads is {self.heads}; width must be a multiple of twice "
+                f"`width` is {self.width} and `heads` is {self.heads}; `width` must be a multiple of twice "
                 "the heads, because positions turn pairs of numbers."
             )
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"heads is {self.heads} and kv_heads is {self.kv_heads}; heads must be a multiple of "
+                f"`heads` is {self.heads} and `kv_heads` is {self.kv_heads}; `heads` must be a multiple of "
                 "kv_heads, because every key and value serves the same number of queries."
             )
 

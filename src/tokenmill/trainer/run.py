@@ -50,9 +50,7 @@ __all__ = ["RunReport", "Watcher", "make_shape", "train"]
 
 AnyPath = str | os.PathLike[str]
 _AHEAD = 16  # steps whose rows are read ahead: to read a step's rows takes less time than the step
-_CURE = (
-    "Go back to that, choose another --name, or add --restart to discard the run and begin again."
-)
+_CURE = "Go back to that, choose another `name`, or add `restart=True` to discard the run and start over."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +210,8 @@ def make_shape(vocab: int, config: Config) -> Shape:
 def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> Loader:
     if config.batch_rows % world_size:
         raise UsageError(
-            f"a step has {config.batch_rows} rows (batch_tokens {config.batch_tokens:,} of seq_len "
-            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give batch_tokens "
+            f"a step has {config.batch_rows} rows (`batch_tokens` {config.batch_tokens:,} of `seq_len` "
+            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give `batch_tokens` "
             f"a multiple of {world_size * config.seq_len:,}."
         )
     return Loader(

@@ -59,11 +59,13 @@ def generate(
     [4, 5]
     """
     if not 0 <= temperature < float("inf"):
-        raise UsageError(f"temperature is {temperature}; it must be 0 or a positive number.")
+        raise UsageError(f"`temperature` is {temperature}; it must be 0 or a positive number.")
     if top_k is not None and top_k < 0:
-        raise UsageError(f"top_k is {top_k}; it must be 1 or more, or 0 for no limit.")
+        raise UsageError(f"`top_k` is {top_k}; it must be 1 or more, or 0 for no limit.")
     if not len(prompt_ids):
-        raise UsageError("the prompt has no tokens; give it at least one, such as the end of text.")
+        raise UsageError(
+            "the `prompt` has no tokens; give it at least one, such as the end of text."
+        )
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 1]))
     ids = np.asarray(prompt_ids, np.int64)
     made: list[int] = []
@@ -99,7 +101,7 @@ class TrainedModel:
         ids = self.tokenizer.encode_batch([prompt])[0].tolist()
         before = [] if self.eot_id is None else [self.eot_id]
         if not ids and not before:
-            raise UsageError("the tokenizer has no end-of-text id to begin with; give a prompt.")
+            raise UsageError("the tokenizer has no end-of-text id to begin with; give a `prompt`.")
         made = generate(
             self.backend.next_logits,
             before + ids,
@@ -159,8 +161,8 @@ def _load_tokenizer(path: Path, state: State) -> Tokenizer:
     """The tokenizer that the run was trained with."""
     if not (path / TOKENIZER_NAME).exists():
         raise TokenizerError(
-            f"{path} has no {TOKENIZER_NAME}: the tokens did not tell their tokenizer. Train with "
-            "--tokenizer, and the run keeps it."
+            f"{path} has no {TOKENIZER_NAME}: the tokens do not say which tokenizer made them. "
+            "Give the tokenizer when you train, and the run keeps it."
         )
     tokenizer = load_saved_tokenizer(path)
     if tokenizer.fingerprint != state.fingerprints.get("tokenizer"):

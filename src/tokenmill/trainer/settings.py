@@ -95,8 +95,8 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     named = [name for name in _DATA if getattr(found, name) is not None]
     if named:
         raise UsageError(
-            f"{os.fspath(path)} says what to train on ({', '.join(named)}), which is for flags "
-            "here: take it out, and see --data, --tokenizer and --name."
+            f"{os.fspath(path)} says what to train on ({', '.join(named)}). Remove that from the "
+            "file, and use `data`, `tokenizer` and `name`."
         )
     return found.config
 
@@ -107,7 +107,8 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     try:
         return _make(dict(_flatten(_parse(Path(path)))))
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        told = str(error).replace("`", "")  # in a file, a setting is not an argument
+        raise UsageError(f"{where}: {told}") from None
 
 
 def override(config: Config, **flags: Any) -> Config:

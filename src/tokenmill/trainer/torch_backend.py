@@ -283,8 +283,8 @@ def _start_ranks(device: torch.device, config: Config) -> bool:
 def _check_ranks(config: Config, world_size: int) -> None:
     if config.batch_rows % world_size:
         raise UsageError(
-            f"a step has {config.batch_rows} rows (batch_tokens {config.batch_tokens:,} of seq_len "
-            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give batch_tokens "
+            f"a step has {config.batch_rows} rows (`batch_tokens` {config.batch_tokens:,} of `seq_len` "
+            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give `batch_tokens` "
             f"a multiple of {world_size * config.seq_len:,}."
         )
 

@@ -41,7 +41,7 @@ class Llmc:
     def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
         if tokens_per_shard >= 1 << 31:
             raise UsageError(
-                f"tokens_per_shard is {tokens_per_shard:,}; llm.c's header counts below 2**31."
+                f"`tokens_per_shard` is {tokens_per_shard:,}; llm.c's header counts below 2**31."
             )
         dtype = choose_dtype(dataset)
         for split in splits:

@@ -46,7 +46,7 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
     chosen = [one for one in FORMATS if asked.format in (None, one.NAME)]
     if not chosen:
         known = ", ".join(one.NAME for one in FORMATS)
-        raise UsageError(f"{asked.format!r} is not a format; those known are {known}.")
+        raise UsageError(f"`format` is {asked.format!r}; it must be one of {known}.")
     reasons = []
     for one in chosen:
         try:
@@ -58,12 +58,9 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
             raise DatasetError(
                 f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
             ) from error
-    cure = (
-        "Say what it is; or, if it is ids and nothing else, their dtype. In a command: --format or "
-        "--dtype; in Python: format= or dtype=."
-    )
+    cure = "Give its `format`; or, if it is ids and nothing else, their `dtype`."
     if asked.format is not None:
-        cure = "Give what it lacks, or leave the format away to have it recognised."
+        cure = "Give what it lacks, or omit `format` to have it recognised."
     raise DatasetError(
         "\n".join([f"{asked.path} is no token data that was recognised.", *reasons, cure])
     )

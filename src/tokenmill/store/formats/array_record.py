@@ -66,7 +66,7 @@ def read(asked: Asked) -> Contents:
         what = "does not begin with the magic bytes of an ArrayRecord file"
         raise DamagedFileError(names[0], what, FOREIGN_CURE)
     if asked.dtype is None:
-        raise NotThisFormat("nothing in it tells the dtype of its tokens; give it")
+        raise NotThisFormat("nothing in it says the dtype of its tokens; give it as `dtype`")
     dtype = asked.dtype if asked.dtype.byteorder == ">" else asked.dtype.newbyteorder("<")
     shards, documents = {}, {}
     for split, some in splits.items():
@@ -106,7 +106,7 @@ def _length(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -> int:
         raise DamagedFileError(
             name,
             f"has {len(record):,} bytes in record {number:,}, which is no whole number of {dtype.name}",
-            "Give the dtype that it has; records that are messages, not tokens, cannot be read.",
+            "Give its `dtype`; records that are messages, not tokens, cannot be read.",
         )
     return length
 

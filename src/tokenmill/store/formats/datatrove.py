@@ -207,7 +207,7 @@ def _choose_dtype(asked: Asked, told: Mapping[str, _Told]) -> np.dtype[Any]:
         raise DatasetError(f"{asked.path} holds ids of several widths: {names}. Open them singly.")
     if not widths:
         if asked.dtype is None:
-            raise NotThisFormat("no .ds.index or .ds.metadata tells its dtype; give it")
+            raise NotThisFormat("no .ds.index or .ds.metadata says its dtype; give it as `dtype`")
         return asked.dtype
     width, name = widths.popitem()
     assert width is not None

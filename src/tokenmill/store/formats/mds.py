@@ -143,8 +143,8 @@ def _find_layout(asked: Asked, entry: Entry) -> Layout:
     if column not in names:
         there = ", ".join(map(str, names))[:200]
         raise DatasetError(
-            f"{asked.path} has the columns {there}, and none is surely that of the tokens. "
-            "Name it: --column in a command, column= in Python."
+            f"{asked.path} has the columns {there}, and which of them holds the tokens is not "
+            "clear. Name it: `column=NAME`."
         )
     place = names.index(column)
     return _parse_encoding(asked, entry, str(encodings[place]), tuple(sizes), place)
@@ -158,8 +158,8 @@ def _parse_encoding(
     if kind == "bytes" and not rest and sizes[place] is None:
         if asked.dtype is None:
             raise DatasetError(
-                f"{entry.where} tells of tokens as bytes, and not of which dtype. Give it, such as "
-                "int64: --dtype in a command, dtype= in Python."
+                f"{entry.where} says that tokens are bytes, but not their dtype. Give it: "
+                "`dtype='int64'` or another."
             )
         dtype = asked.dtype if asked.dtype.byteorder == ">" else asked.dtype.newbyteorder("<")
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)

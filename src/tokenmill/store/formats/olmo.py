@@ -54,7 +54,7 @@ def read(asked: Asked) -> Contents:
         if not (asked.folder / _table_name(name)).is_file():
             raise NotThisFormat(f"{name} has no {_table_name(name)} beside it")
     if asked.dtype is None:
-        raise NotThisFormat("nothing in it tells its dtype; give it, such as uint32")
+        raise NotThisFormat("nothing in it says its dtype; give it: `dtype='uint32'` or another")
     splits = {"train": names}
     if asked.is_folder:
         splits = {split: some for split, some in split_by_name(names).items() if some}

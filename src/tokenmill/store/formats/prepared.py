@@ -45,7 +45,7 @@ def read(asked: Asked) -> Contents:
         ("vocab_size", asked.vocab_size, manifest.vocab_size),
     ):
         if given is not None and given != known:
-            raise UsageError(f"{name} is {known} in {folder}, not {given}. Leave it away.")
+            raise UsageError(f"`{name}` is {given}, and {folder} has {known}. Omit it.")
     return contents(folder.absolute(), manifest)
 
 

@@ -108,9 +108,7 @@ class Asked:
     def agree(self, dtype: np.dtype[Any], name: str) -> None:
         """Refuse a dtype that the user gave and the file contradicts."""
         if self.dtype not in (None, dtype, dtype.newbyteorder("=")):
-            raise UsageError(
-                f"{name} holds {dtype} by its header, not {self.dtype}. Leave dtype away."
-            )
+            raise UsageError(f"{name} holds {dtype} by its header, not {self.dtype}. Omit `dtype`.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,4 +151,4 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
             return dtype
     except (TypeError, ValueError):
         pass
-    raise UsageError(f"the dtype {name!r} is not one of {', '.join(DTYPES)}.")
+    raise UsageError(f"`dtype` is {name!r}; it must be one of {', '.join(DTYPES)}.")

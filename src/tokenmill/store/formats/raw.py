@@ -38,7 +38,7 @@ def read(asked: Asked) -> Contents:
             {"dtype": asked.dtype} if asked.dtype is not None else read_beside(asked.path)
         )
         if not told:
-            raise NotThisFormat("nothing tells its dtype; give it, such as uint16")
+            raise NotThisFormat("nothing says its dtype; give it: `dtype='uint16'` or another")
         name = asked.path.name
         files = {name: asked.path.stat().st_size}
         return Contents(
@@ -51,7 +51,7 @@ def read(asked: Asked) -> Contents:
     )
     if not told:
         raise NotThisFormat(
-            "no meta.json tells the dtype of its files; give the dtype, such as uint16"
+            "no meta.json says the dtype of its files; give it: `dtype='uint16'` or another"
         )
     dtype = told.pop("dtype")
     names = {split: some for split, some in _list(asked).items() if some}
@@ -100,7 +100,7 @@ def make_shards(
         raise DamagedFileError(
             names[number],
             f"has {sizes[number]:,} bytes, which is no whole number of {dtype.name}",
-            f"{FOREIGN_CURE} Or give the dtype that it has.",
+            f"{FOREIGN_CURE} Or give its `dtype`.",
         )
     if check is not None:
         for name in {names[0], names[-1]}:
