@@ -49,7 +49,8 @@ def _modules() -> list[str]:
 
 @pytest.mark.parametrize("name", _modules())
 def test_every_module_says_what_it_is_for(name: str) -> None:
-    if any(part in name for part in ("torch", "jax", "grain", "lightning", "tensorflow", "ray")):
+    frameworks = ("torch", "jax", "grain", "lightning", "tensorflow", "huggingface", "ray")
+    if any(part in name for part in frameworks):
         pytest.skip("needs a framework")
     module = importlib.import_module(name)
     assert module.__doc__ or not Path(str(module.__file__)).read_text().strip()

@@ -200,6 +200,17 @@ class TokenBatches(IterableDataset[Any]):
             self._given += 1
             yield _as_tensors(batch)
 
+    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
+        """Refuse to be divided twice: Accelerate calls this, and divides what it reads among ranks."""
+        maker = self._loader.maker
+        if maker.world_size > 1:
+            raise UsageError(
+                f"this dataset gives rank {maker.rank} of {maker.world_size} its own share of the "
+                "rows, and Accelerate would divide that share again, so rows would be lost. Use "
+                "tokenmill.huggingface.TokenRows, or give `rank=0` and `world_size=1` and let "
+                "Accelerate divide the rows."
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Where this copy of the dataset is; in a worker, that worker's part of the run."""
         return {
@@ -221,10 +232,12 @@ class TokenBatches(IterableDataset[Any]):
 
 
 class TokenRows(Dataset[Batch]):
-    """The rows of a run by their numbers, up to a limit; an epoch, unless it is said otherwise.
+    """The rows of a run by number, up to `limit_rows`; by default one epoch.
 
-    A `DataLoader` asks for all rows of a batch at once, which are then read at once. Row n is row n
-    of the order, so no shuffling is called for.
+    A `DataLoader` asks for all rows of a batch at once, and they are read at once. Row n is row n of
+    the order, so do not shuffle them again. `set_epoch`, which Accelerate calls by itself, moves to
+    the rows that follow: index i is then row `epoch * len(rows) + i`. A sequential order gives the
+    same rows in every epoch, as validation needs.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
@@ -249,6 +262,13 @@ class TokenRows(Dataset[Batch]):
         self._length = self.rows.orders[0].windows
         if limit_rows is not None:
             self._length = check_whole("limit_rows", limit_rows, 0)
+        self._moves = order != "sequential"
+        # Shared, because persistent workers keep the copy of the dataset that they started with.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let index 0 be the first row of an epoch of `len(self)` rows, counted from 0."""
+        self._epoch.fill_(check_whole("epoch", epoch, 0))
 
     def __len__(self) -> int:
         return self._length
@@ -257,14 +277,23 @@ class TokenRows(Dataset[Batch]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
+        return [Batch(row[:-1], row[1:]) for row in self.read(rows)]
+
+    def read(self, rows: Sequence[int]) -> torch.Tensor:
+        """The tokens of some rows, int64, (rows, seq_len + 1).
+
+        >>> TokenRows(Tokens.of(range(100)), seq_len=4, order="sequential").read([2, 0])
+        tensor([[ 8,  9, 10, 11, 12],
+                [ 0,  1,  2,  3,  4]])
+        """
         numbers = np.array(rows, np.int64)
         numbers[numbers < 0] += self._length
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self._length:
             raise IndexError(f"rows go from 0 to {self._length - 1:,}")
-        places = self.rows.locate(numbers)
+        if self._moves:
+            numbers += int(self._epoch) * self._length
         out = np.empty((len(numbers), self.rows.seq_len + 1), np.int64)
-        tokens = torch.from_numpy(self.rows.read(places, out))
-        return [Batch(row[:-1], row[1:]) for row in tokens]
+        return torch.from_numpy(self.rows.read(self.rows.locate(numbers), out))
 
 
 def _as_numpy(settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-FRAMEWORKS = ("torch", "lightning", "jax", "grain", "tensorflow")
+FRAMEWORKS = ("torch", "lightning", "jax", "grain", "tensorflow", "transformers", "accelerate")
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ FRAMEWORKS = ("torch", "lightning", "jax", "grain", "tensorflow")
         ("tokenmill.load.steps", set()),
         ("tokenmill.jax", {"jax"}),
         ("tokenmill.grain", {"grain", "jax"}),
+        ("tokenmill.huggingface", {"torch"}),
     ],
 )
 def test_a_module_imports_no_other_framework(module, allowed):

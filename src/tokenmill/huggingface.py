@@ -1,0 +1,65 @@
+"""Rows for Hugging Face models, under `Trainer`, under Accelerate or by themselves.
+
+Guarantees: every row of an epoch once, in the order of the run, on any number of processes. A row
+has `input_ids` and `labels` that are the same tokens, because these models shift the labels
+themselves: with the targets of the other loaders they would learn the token after the next one.
+
+Costs: `Trainer` and Accelerate divide and skip row numbers, not data, so resuming reads nothing. A
+batch is one gather and one copy for the labels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+import tokenmill.torch
+from tokenmill.load.mixture import Mixture
+from tokenmill.store.tokens import Tokens
+
+__all__ = ["TokenRows"]
+
+
+class TokenRows(Dataset[dict[str, torch.Tensor]]):
+    """`tokenmill.torch.TokenRows` as `input_ids` and `labels`; `settings` are its arguments.
+
+    The rows are in the order of the run, so they must not be shuffled again: give `Trainer`
+    `train_sampling_strategy="sequential"`, and a `DataLoader` no `shuffle`.
+
+    >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
+    >>> rows[0]
+    {'input_ids': tensor([440, 441, 442, 443]), 'labels': tensor([440, 441, 442, 443])}
+    """
+
+    def __init__(self, data: Tokens | Mixture, *, seq_len: int, **settings: Any) -> None:
+        self._rows = tokenmill.torch.TokenRows(data, seq_len=seq_len, **settings)
+        self._has_warned = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the rows of an epoch; see `tokenmill.torch.TokenRows`."""
+        self._rows.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        if not self._has_warned and any(b > a + 1 for a, b in pairwise(rows)):
+            self._has_warned = True
+            warnings.warn(
+                "The rows of tokenmill are read out of order. They are shuffled already, and "
+                "Trainer's own shuffle does not resume exactly in later epochs: use "
+                'TrainingArguments(train_sampling_strategy="sequential"), or DataLoader without '
+                "shuffle=True.",
+                stacklevel=2,
+            )
+        ids = self._rows.read(rows)[:, :-1].contiguous()
+        labels = ids.clone()  # which a collator may mask
+        return [{"input_ids": one, "labels": other} for one, other in zip(ids, labels, strict=True)]

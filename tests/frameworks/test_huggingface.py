@@ -1,0 +1,133 @@
+"""`Trainer` and Accelerate, with real processes: every row once, resumed exactly, labels unshifted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from page_programs import (
+    CPU,
+    assert_same,
+    expected_rows,
+    make_corpus,
+    read_program,
+    run,
+    take_rows,
+)
+
+import tokenmill
+from tokenmill.huggingface import TokenRows
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("title", ["Trainer", "Accelerate"])
+def test_the_program_of_the_page_sees_every_row_once_though_it_crashes(tmp_path, title):
+    assert make_corpus(tmp_path) == 80  # in steps of 4 rows on each of 2 processes, 10 an epoch
+    program = read_program(title)
+    run(tmp_path, program, processes=2, crash_at=18)
+    crashed = [rows[:15] for rows in take_rows(tmp_path, 2)]  # to the last checkpoint
+    run(tmp_path, program, processes=2)
+    resumed = take_rows(tmp_path, 2)
+    taken = [before + after for before, after in zip(crashed, resumed, strict=True)]
+    assert_same(taken, expected_rows(tmp_path, 2, batch_size=4, steps=20))
+    for epoch in (slice(0, 10), slice(10, 20)):
+        seen = {row.tobytes() for rows in taken for batch in rows[epoch] for row in batch}
+        assert len(seen) == 80
+
+
+def launch(program, folder, processes=1):
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    told = subprocess.run(
+        [*command, HERE / program, folder],
+        env={**os.environ, **CPU},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What accelerate_program.py tells, of each of two ranks."""
+    folder = tmp_path_factory.mktemp("accelerate")
+    np.save(folder / "ids.npy", np.arange(64 * 4 + 1, dtype=np.uint16))
+    launch("accelerate_program.py", folder, processes=2)
+    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def run_order(rows):
+    """The windows of the first rows of the run, by the loader itself."""
+    tokens = tokenmill.Tokens.of(range(64 * 4 + 1))
+    loader = tokenmill.Loader(tokens, batch_size=1, seq_len=4, seed=3, prefetch=0)
+    return [int(loader.batch_at(row).inputs[0, 0]) // 4 for row in range(rows)]
+
+
+def interleave(ranks, name):
+    """The windows that two ranks had, in the order of their steps."""
+    pairs = zip(ranks[0][name], ranks[1][name], strict=True)
+    return [window for pair in pairs for batch in pair for window in batch]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("default", 64),
+        ("dispatched", 64),
+        ("split", 64),
+        ("three epochs", 192),
+        ("three epochs, persistent workers", 192),
+        ("uneven, dropped", 56),
+        ("uneven, not evened", 61),
+        ("stateful", 64),
+        ("registered", 64),
+        ("batches of all ranks", 64),
+    ],
+)
+def test_accelerate_gives_the_rows_of_the_run(ranks, name, rows):
+    assert interleave(ranks, name) == run_order(rows)
+
+
+def test_accelerate_fills_the_last_batch_with_the_first_rows(ranks):
+    order = run_order(61)
+    assert interleave(ranks, "uneven") == order + order[:3]
+
+
+def test_validation_has_the_same_rows_in_every_epoch(ranks):
+    assert interleave(ranks, "the same rows to validate") == [*range(16), *range(16)]
+
+
+def test_a_share_of_the_rows_is_not_divided_again(ranks):
+    for rank in (0, 1):
+        assert f"rank {rank} of 2" in ranks[rank]["batches"]
+        assert "tokenmill.huggingface.TokenRows" in ranks[rank]["batches"]
+
+
+def test_rows_that_are_shuffled_again_are_warned_of_once(ranks):
+    for taken, warned in (rank["warning"] for rank in ranks):
+        assert sorted(row for batch in taken for row in batch) == list(range(64))
+        assert len(warned) == 1
+        assert "train_sampling_strategy" in warned[0]
+
+
+def test_a_model_learns_to_count_and_resumes_exactly(tmp_path):
+    launch("counting_program.py", tmp_path)
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["predicted"] == list(range(5, 21))
+    tokens = tokenmill.Tokens.of(np.arange(16 * 32 + 1) % 29)
+    loader = tokenmill.Loader(tokens, batch_size=8, seq_len=16, seed=1, prefetch=0)
+    assert len(told["seen"]) == 40 * 4
+    for step, (input_ids, labels) in enumerate(told["seen"]):
+        assert input_ids == labels == loader.batch_at(step).inputs.tolist()
+
+
+def test_labels_are_not_the_same_memory_as_the_inputs():
+    row = TokenRows(tokenmill.Tokens.of(range(100)), seq_len=9)[3]
+    row["labels"][:] = -100
+    assert row["input_ids"].min() >= 0
