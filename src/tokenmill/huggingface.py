@@ -54,10 +54,10 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
         if not self._has_warned and any(b > a + 1 for a, b in pairwise(rows)):
             self._has_warned = True
             warnings.warn(
-                "The rows of tokenmill are read out of order. They are shuffled already, and "
-                "Trainer's own shuffle does not resume exactly in later epochs: use "
-                'TrainingArguments(train_sampling_strategy="sequential"), or DataLoader without '
-                "shuffle=True.",
+                "The rows of tokenmill are read out of order. They are shuffled already; shuffling "
+                "them again takes memory for a list of all row numbers, and step n no longer has "
+                'its own rows. Use TrainingArguments(train_sampling_strategy="sequential"), or '
+                "DataLoader without shuffle=True.",
                 stacklevel=2,
             )
         ids = self._rows.read(rows)[:, :-1].contiguous()
