@@ -200,3 +200,14 @@ for loader in loaders:
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize("module", ["tokenmill.jax", "tokenmill.torch", "tokenmill"])
+def test_a_short_script_ends_without_a_word(module):
+    code = f"""
+import numpy as np, tokenmill, {module}
+loader = {module}.Loader(tokenmill.Tokens.of(np.arange(100_000)), batch_size=8, seq_len=64)
+next(loader)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")

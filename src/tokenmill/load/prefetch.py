@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 __all__ = ["Prefetch"]
 
@@ -101,6 +101,8 @@ class Prefetch(Generic[T]):
         # The thread does not refer to this object, which therefore ends when nobody else does.
         self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
         _threads[self._thread] = self._work  # type: ignore[assignment]
+        # Not __del__: an object that outlives its module at exit would find no names there.
+        finalize(self, self._work.stop)
         self._thread.start()
 
     @property
@@ -140,9 +142,6 @@ class Prefetch(Generic[T]):
         self._work.stop()
         if self.is_of_this_process and self._thread.is_alive():  # Ctrl-C may have come before it
             self._thread.join(_LAST_WAIT)
-
-    def __del__(self) -> None:
-        self._work.stop()
 
 
 @atexit.register
