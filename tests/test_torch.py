@@ -188,6 +188,20 @@ def test_a_worker_state_of_another_run_is_refused(tokens):
         tt.TokenBatches(tokens, **SETTINGS).load_state_dict({**state, "given": "x"})
 
 
+def test_a_worker_state_knows_the_weights_of_the_rows_it_gave(tokens):
+    def make(changes):
+        data = Mixture({"a": (tokens, 1), "b": (tokens, 1)}, changes=changes, block=10)
+        return tt.TokenBatches(data, **SETTINGS)
+
+    batches = make({8: {"a": 3}})
+    for _, _ in zip(range(4), batches, strict=False):
+        pass
+    state = batches.state_dict()
+    make({8: {"a": 3}, 100: {"b": 2}}).load_state_dict(state)
+    with pytest.raises(StateError, match="weights"):
+        make({}).load_state_dict(state)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_by_number_are_the_rows_of_the_run(tokens, workers):
     rows = tt.TokenRows(tokens, seq_len=16, seed=3)

@@ -13,7 +13,7 @@ a reference to that memory, by which the loader knows that it is in use.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -191,8 +191,10 @@ class Loader:
         """Where the run is, and which run it is: small, fit for JSON, the same on all processes."""
         return {**self.arrays.state_dict(), "row": self._row}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Go on where a run was; see `tokenmill.Loader.load_state_dict`."""
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, force: bool | Collection[str] = False
+    ) -> None:
+        """Resume a run; see `tokenmill.Loader.load_state_dict`."""
         self.arrays.load_state_dict(state, force=force)
         self._placed.clear()
         self._row, self._at_end = self.arrays.row, False

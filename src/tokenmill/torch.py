@@ -12,7 +12,7 @@ copy is not waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +30,7 @@ from tokenmill.store.tokens import Tokens
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader", "TokenBatches", "TokenRows"]
 
 
-_GO_ON = "To go on with other workers, ranks or batches, begin at the row reached: `start=ROW`."
+_CURE = "To resume with other workers, ranks or batches, begin at the row reached: `start=ROW`."
 
 
 class Batch(NamedTuple):
@@ -127,8 +127,10 @@ class Loader:
         """Where the run is, and which run it is: small, and fit for JSON."""
         return self.arrays.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Go on where a run was; see `tokenmill.Loader.load_state_dict`."""
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, force: bool | Collection[str] = False
+    ) -> None:
+        """Resume a run; see `tokenmill.Loader.load_state_dict`."""
         self.arrays.load_state_dict(state, force=force)
 
     def close(self) -> None:
@@ -224,10 +226,12 @@ class TokenBatches(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from a state, in the same worker of as many."""
         own = self.state_dict()
-        row = check_state({**state, "given": own["given"]}, own, force=False, cure=_GO_ON)
         given = state.get("given")
         if not isinstance(given, int) or given < 0:
             raise StateError(f"This state is damaged: the batches given are {given!r}.")
+        # Other workers may be a batch ahead of this one.
+        rows = (given + 1) * own["workers"] * own["global_batch"]
+        row = check_state({**state, "given": own["given"]}, own, cure=_CURE, after=rows)
         self._begun, self._given, self._goes_on = row, given, True
 
 

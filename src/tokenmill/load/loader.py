@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Self
@@ -235,9 +235,12 @@ class Loader:
         """Where the run is, and which run it is: small, and fit for JSON."""
         return {"version": VERSION, "row": self._row, **self.rows.identity}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Go on where a run was. A state of other data, or of another order, is refused unless
-        forced; batch size, ranks and prefetch may be others."""
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, force: bool | Collection[str] = False
+    ) -> None:
+        """Resume a run. Batch size, ranks, prefetch and weights of later rows may differ. A state
+        with other rows so far is refused, unless `force` names all that differs, as in
+        `force=["seed"]`, or is True."""
         self._move(check_state(state, self.state_dict(), force=force))
 
     def close(self) -> None:

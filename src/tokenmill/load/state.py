@@ -1,36 +1,48 @@
-"""Whether a saved state belongs to the run that is to go on."""
+"""Whether a saved state belongs to the run that is to resume.
+
+A state belongs to a run if the rows before the state's row are the same in both. What concerns
+later rows alone may differ: weights that change at a later row, and sources without any weight so
+far.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from tokenmill.errors import StateError
+from tokenmill.errors import StateError, UsageError
 
-__all__ = ["MOST_ROWS", "check_state", "find_names"]
+__all__ = ["MOST_ROWS", "check_state", "find_differences", "find_names"]
 
 MOST_ROWS = 1 << 62
 
-FORCE = "To go on at its row in spite of that, use `force=True`."
-
 
 def check_state(
-    state: Mapping[str, Any], own: Mapping[str, Any], *, force: bool, cure: str = FORCE
+    state: Mapping[str, Any],
+    own: Mapping[str, Any],
+    *,
+    force: bool | Collection[str] = False,
+    cure: str | None = None,
+    after: int = 0,
 ) -> int:
-    """The row at which to go on.
+    """The row at which to resume.
 
-    `own` is what the loader would save itself. All that differs is named, and refused unless
-    forced.
+    `own` is what the loader would save itself. Differences are refused by name, unless `force` names
+    them or is True. `after` rows after the state's row must be the same too.
 
     >>> own = {"version": 1, "row": 0, "seed": 2}
-    >>> check_state({"version": 1, "row": 7, "seed": 1}, own, force=False)
+    >>> check_state({"version": 1, "row": 7, "seed": 1}, own)
     Traceback (most recent call last):
     ...
     tokenmill.errors.StateError: This state is of another run: seed is 1 in the state and 2 here.
-    To go on at its row in spite of that, use `force=True`.
+    To resume at row 7 anyway, use `force=['seed']`.
+    >>> check_state({"version": 1, "row": 7, "seed": 1}, own, force=["seed"])
+    7
     """
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError("This is no state of a loader: it must be what state_dict() returned.")
+        raise StateError(
+            "This is not the state of a loader: it must be what state_dict() returned."
+        )
     if state["version"] != own["version"]:
         raise StateError(
             f"This state has version {state['version']!r}, and this tokenmill reads version "
@@ -45,8 +57,26 @@ def check_state(
     )
     if "names" in wanted:
         there["names"] = find_names(there)
-    if not force and (differences := list(_differ(there, wanted))):
-        raise StateError(f"This state is of another run: {'; '.join(differences)}.\n{cure}")
+    accepted = _find_accepted(force, {**wanted, **there})
+    reached = row + after
+    found = [
+        (name, text)
+        for name, text in find_differences(
+            _forget_future(there, reached), _forget_future(wanted, reached)
+        )
+        if not any(name == one or name.startswith(f"{one}.") for one in accepted)
+    ]
+    if found:
+        names = list(dict.fromkeys(name.partition(".")[0] for name, _ in found))
+        if cure is None:
+            cure = f"To resume at row {row:,} anyway, use `force={names}`."
+            if "weights" in names:
+                cure = (
+                    "To change the weights of a run, keep the old ones and give the new ones to "
+                    f"Mixture as `changes={{ROW: {{NAME: WEIGHT}}}}`. {cure}"
+                )
+        told = "; ".join(text for _, text in found)
+        raise StateError(f"This state is of another run: {told}.\n{cure}")
     return row
 
 
@@ -60,13 +90,48 @@ def find_names(state: Mapping[str, Any]) -> Any:
     return state.get("names", list(sources) if isinstance(sources, Mapping) else None)
 
 
-def _differ(there: Any, here: Any, name: str = "") -> Iterator[str]:
+def find_differences(
+    there: Any, here: Any, name: str = "", where: tuple[str, str] = ("in the state", "here")
+) -> Iterator[tuple[str, str]]:
+    """The name of each setting that differs, and how it differs.
+
+    >>> list(find_differences({"seed": 1, "block": 8}, {"seed": 2, "block": 8}))
+    [('seed', 'seed is 1 in the state and 2 here')]
+    """
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         for key in [*here, *(key for key in there if key not in here)]:
             inner = f"{name}.{key}" if name and key else name or str(key)
-            yield from _differ(there.get(key), here.get(key), inner)
+            yield from find_differences(there.get(key), here.get(key), inner, where)
     elif _plain(there) != _plain(here):
-        yield f"{name} is {there!r} in the state and {here!r} here"
+        yield name, f"{name} is {there!r} {where[0]} and {here!r} {where[1]}"
+
+
+def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> Collection[str]:
+    if isinstance(force, bool):
+        return list(known) if force else ()
+    accepted = [force] if isinstance(force, str) else list(force)
+    for name in accepted:
+        if name.partition(".")[0] not in known:
+            raise UsageError(
+                f"`force` names {name!r}, which is not in a state; there are {', '.join(known)}."
+            )
+    return accepted
+
+
+def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:
+    """A state without what concerns only rows from `row` on; one that makes no sense as it is."""
+    try:
+        names, weights, sources = (state[key] for key in ("names", "weights", "sources"))
+        phases = [(first, list(each)) for first, each in weights if first < max(row, 1)]
+        used = [n for n in range(len(names)) if any(each[n] > 0 for _, each in phases)]
+        return {
+            **state,
+            "names": [names[n] for n in used],
+            "weights": [[first, [each[n] for n in used]] for first, each in phases],
+            "sources": {names[n]: sources[names[n]] for n in used},
+        }
+    except (TypeError, ValueError, LookupError):
+        return state
 
 
 def _plain(value: Any) -> Any:
