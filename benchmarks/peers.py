@@ -163,7 +163,7 @@ def try_peer(
     # Who reads rows leaves out what fills none at the end of each file.
     length = ONE if peer in ("datatrove", "litdata") else MANY
     exported = place / "exported"
-    tokenmill.export(place / "many", peer, exported, vocab_size=size, tokens_per_shard=length)
+    tokenmill.export(place / "many", exported, to=peer, vocab_size=size, tokens_per_shard=length)
     failed = run(python, "read", peer, exported, place / "found.npz")
     row["the peer reads tokenmill's"] = failed or compare(
         load(place / "found.npz"), documents, documents=told and peer != "litdata"
@@ -174,7 +174,7 @@ def try_peer(
         if dtype == "uint16" and told:
             source = place / "imported"
             tokenmill.import_dataset(place / "one", source, tokenizer="gpt2")
-        tokenmill.export(source, peer, place / "again", vocab_size=size, tokens_per_shard=ONE)
+        tokenmill.export(source, place / "again", to=peer, vocab_size=size, tokens_per_shard=ONE)
     row["out of, into the peer's"] = failed or compare_files(place / "again", place / "one")
     return row
 

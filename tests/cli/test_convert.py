@@ -27,7 +27,7 @@ def test_tokens_go_out_and_come_back(tmp_path, capsys, data):
     tokens = tokenmill.open(data)["train"]
     out = told(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
     assert "megatron, 2 files" in out
-    assert f"train: {len(tokens)} tokens, compared with the source" in out
+    assert f"train: {len(tokens)} tokens, 3 documents, compared with the source" in out
     again = told(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
     assert "2 files, 2 of them before" in again
     back = tmp_path / "back"

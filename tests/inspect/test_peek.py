@@ -67,7 +67,7 @@ def test_what_is_not_there_says_what_is(folder):
 
 def test_an_empty_split_says_so(tmp_path):
     build(tmp_path, {"train": []})
-    with pytest.raises(DatasetError, match="no documents"):
+    with pytest.raises(DatasetError, match="no tokens in its split 'train'"):
         peek(tokenmill.open(tmp_path))
 
 

@@ -91,7 +91,7 @@ def damaged(draw, data):
 def test_damaged_files_are_read_or_refused(content, data):
     ending = data.draw(st.sampled_from([".npy", ".bin", ""]))
     dtype = data.draw(st.sampled_from([None, "uint16", "uint32"]))
-    format = data.draw(st.sampled_from([None, "npy", "llm.c", "raw", "nanogpt", "tokenmill"]))
+    format = data.draw(st.sampled_from([None, "npy", "llmc", "raw", "nanogpt", "tokenmill"]))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"x{ending}"
         path.write_bytes(content)

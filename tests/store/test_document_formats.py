@@ -313,8 +313,8 @@ def test_an_olmo_table_that_lies_is_refused_and_the_ids_open_alone(tmp_path, tab
 def test_an_llmc_shard_beside_some_other_idx_is_one(tmp_path):
     write_llmc(tmp_path / "x.bin", IDS)
     (tmp_path / "x.idx").write_bytes(b"something else")
-    assert tokenmill.open(tmp_path / "x.bin").format == "llm.c"
-    assert tokenmill.open(tmp_path).format == "llm.c"
+    assert tokenmill.open(tmp_path / "x.bin").format == "llmc"
+    assert tokenmill.open(tmp_path).format == "llmc"
 
 
 def test_litdata_folders_may_hold_their_splits(tmp_path):

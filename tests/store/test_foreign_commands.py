@@ -32,7 +32,7 @@ def told(capsys, *arguments, status=0):
 def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
     write_llmc_folder(tmp_path / "shards", [hello, hello])
     out = told(capsys, "info", tmp_path / "shards")
-    for part in ("24 tokens\n", "llm.c", "gpt2, vocabulary of 50,257", "50256 before", "uint16"):
+    for part in ("24 tokens\n", "llmc", "gpt2, vocabulary of 50,257", "50256 before", "uint16"):
         assert part in out.replace(f"{2 * len(hello)} tokens", "24 tokens")
     assert "Sources" not in out
     body = json.loads(told(capsys, "info", tmp_path / "shards", "--json"))

@@ -47,8 +47,8 @@ def test_the_same_tokens_are_the_same_in_every_format(ids, count, data):
         for path, options, format in (
             ("one.npy", {}, "npy"),
             ("one.bin", {"dtype": "uint32"}, "raw"),
-            ("shard.bin", {}, "llm.c"),
-            ("shards", {"val_fraction": 0}, "llm.c"),
+            ("shard.bin", {}, "llmc"),
+            ("shards", {"val_fraction": 0}, "llmc"),
             ("nano", {}, "nanogpt"),
         ):
             dataset = tokenmill.open(folder / path, **options)
@@ -158,7 +158,7 @@ def test_a_dtype_that_the_header_contradicts_is_refused(tmp_path):
     for name in ("x.npy", "x.bin"):
         with pytest.raises(UsageError, match="uint32"):
             tokenmill.open(tmp_path / name, dtype="uint32")
-    assert tokenmill.open(tmp_path / "x.bin", dtype="uint16").format == "llm.c"
+    assert tokenmill.open(tmp_path / "x.bin", dtype="uint16").format == "llmc"
     raw = tokenmill.open(tmp_path / "x.bin", dtype="uint16", format="raw")["train"]
     assert len(raw) == 512 + len(IDS)  # whoever insists gets the header as well
 
@@ -203,7 +203,7 @@ def test_a_missing_shard_is_named_unless_the_format_is(tmp_path, missing):
     write_llmc_folder(tmp_path, [[number] for number in range(1, 6)])
     (tmp_path / f"edu_fineweb_train_{missing}.bin").unlink()
     refused(tmp_path, f"edu_fineweb_train_{missing}.bin is missing")
-    assert len(tokenmill.open(tmp_path, format="llm.c")["train"]) == 3
+    assert len(tokenmill.open(tmp_path, format="llmc")["train"]) == 3
 
 
 def test_many_shards_are_not_all_opened_and_a_bad_one_is_named_when_touched(tmp_path):
@@ -382,7 +382,7 @@ def test_links_are_followed_as_download_caches_need_it(tmp_path):
 def test_what_is_not_recognised_lists_all_that_was_tried(tmp_path):
     (tmp_path / "text.txt").write_text("just text")
     told = refused(tmp_path / "text.txt", "recognised")
-    for part in ("tokenmill:", "npy:", "llm.c:", "nanogpt:", "raw:", "`dtype`", "`format`"):
+    for part in ("tokenmill:", "npy:", "llmc:", "nanogpt:", "raw:", "`dtype`", "`format`"):
         assert part in told
     (tmp_path / "empty.bin").touch()
     refused(tmp_path / "empty.bin", "is empty")
@@ -390,7 +390,7 @@ def test_what_is_not_recognised_lists_all_that_was_tried(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "neither a file nor a folder")
     refused(tmp_path / "text.txt", "magic bytes", format="npy")
-    refused(tmp_path, "no .bin files", format="llm.c")
+    refused(tmp_path, "no .bin files", format="llmc")
     write_llmc(tmp_path / "x.bin", [1], version=2)
     refused(tmp_path / "x.bin", "version 2", dtype="uint16")
 

@@ -175,7 +175,7 @@ def test_mds_ids_have_the_order_of_bytes_that_is_given_for_bytes_alone(tmp_path)
     assert dataset["train"].gather(np.arange(3), 3).tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
     assert examine(tmp_path / "bytes", dtype=">u2", vocab_size=11).problems == []
     assert tokenmill.open(tmp_path / "bytes", dtype="<u2")["train"][:2].tolist() == [256, 512]
-    tokenmill.export(dataset, "npy", tmp_path / "out")
+    tokenmill.export(dataset, tmp_path / "out", to="npy")
     assert np.load(tmp_path / "out" / "train.npy").tolist() == IDS
     write_files(tmp_path / "array", mds_files([DOCUMENTS]))
     with pytest.raises(UsageError, match="holds uint16 by its header, not >u2"):

@@ -88,7 +88,7 @@ def _next_command(done: Downloaded) -> str:
     folder = Path(os.path.commonpath(folders))
     numbers = [number for path in done.files if (number := shard_number(path.name)) is not None]
     has_gap = numbers and max(numbers) - min(numbers) >= len(set(numbers))
-    return f"tokenmill info {typed(folder)}" + (" --format llm.c" if has_gap else "")
+    return f"tokenmill info {typed(folder)}" + (" --format llmc" if has_gap else "")
 
 
 def _line(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -22,7 +22,7 @@ def export(
     path: Annotated[Path, Parameter(name="PATH")],
     /,
     *,
-    to: Literal["llmc", "nanogpt", "npy", "megatron", "datatrove", "mds", "litdata"],
+    to: str,
     out: Path,
     tokens_per_shard: int = TOKENS_PER_SHARD,
     tokenizer: str | None = None,
@@ -32,14 +32,14 @@ def export(
 ) -> int:
     """Write tokens as another program's files, and compare them with the source.
 
-    The same command goes on after an interruption.
+    The same command resumes after an interruption.
 
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens of another make.
+        A dataset's folder, or a file, folder or 'glob' of tokens in another format.
     to
-        What to write.
+        The format to write: llmc, nanogpt, npy, megatron, datatrove, mds or litdata.
     out
         A new or empty folder.
     tokens_per_shard
@@ -55,8 +55,8 @@ def export(
         with show_bar("exporting") as progress:
             made = export_tokens(
                 path,
-                to,
                 out,
+                to=to,
                 tokens_per_shard=tokens_per_shard,
                 progress=progress,
                 tokenizer=tokenizer,
@@ -69,7 +69,11 @@ def export(
     before = f", {made.files_done_before:,} of them before" if made.files_done_before else ""
     _line(f"{made.path}: {made.format}, {counted(len(made.files), 'file')}{before}")
     for split, tokens in made.tokens.items():
-        _line(f"  {split}: {counted(tokens, 'token')}, compared with the source")
+        documents = made.documents[split]
+        told = "" if documents is None else f", {counted(documents, 'document')}"
+        _line(f"  {split}: {counted(tokens, 'token')}{told}, compared with the source")
+    for note in made.notes:
+        _line(f"note: {note}")
     return 0
 
 

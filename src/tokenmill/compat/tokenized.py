@@ -55,7 +55,7 @@ class TokenizedDataset:
                 "Fetch more, such as edu_fineweb_train_000001.bin and edu_fineweb_train_000002.bin."
             )
         self.block_size = block_size
-        self.tokens = open_tokens(data_dir, format="llm.c")[split]
+        self.tokens = open_tokens(data_dir, format="llmc")[split]
         self._windows = RandomWindows(self.tokens, block_size, seed)
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
-"""Where documents begin, from any tokens that tell it, some at a time.
+"""Where documents begin, some at a time.
 
-From the table of documents where there is one, else by the end-of-text id. Memory holds what
-begins in a window of `WINDOW` tokens. Empty documents begin nowhere.
+From the table of documents where there is one, else by the end-of-text id. Memory holds `BLOCK`
+documents, or what begins in a window of `WINDOW` tokens. An empty document, which only a table can
+tell, begins where the next one does; one at the very end begins where the tokens end.
 """
 
 from __future__ import annotations
@@ -16,9 +17,19 @@ import numpy.typing as npt
 
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["WINDOW", "SpilledStarts", "cut_between", "find_starts", "next_start"]
+__all__ = [
+    "WINDOW",
+    "SpilledStarts",
+    "count_empty",
+    "count_same",
+    "cut_between",
+    "find_starts",
+    "next_start",
+    "skip_empty",
+]
 
 WINDOW = 1 << 20
+BLOCK = 1 << 16
 
 Integers = npt.NDArray[np.int64]
 
@@ -26,20 +37,68 @@ Integers = npt.NDArray[np.int64]
 def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
     """The starts of the documents that begin from token `first` to before `stop`, in order.
 
+    With the end of the tokens as `stop`, empty documents there are among them.
+
     >>> tokens = Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0)
     >>> [starts.tolist() for starts in find_starts(tokens, 1, 6)]
     [[2, 5]]
     """
-    for low in range(first, stop, WINDOW):
-        high = min(low + WINDOW, stop)
-        if tokens.documents is None and tokens.eot_id is not None:
-            yield _find_by_eot(tokens, low, high)
-        else:
-            yield tokens.find_edges(np.array([low]), high - low) + low
+    documents = tokens.documents
+    if documents is None:
+        for low in range(first, stop, WINDOW):
+            yield _find_by_eot(tokens, low, min(low + WINDOW, stop))
+        return
+    last = len(documents) if stop == len(tokens) else documents.count_before(stop)
+    for number in range(documents.count_before(first), last, BLOCK):
+        yield documents.borders(number, min(number + BLOCK, last))[:-1]
+
+
+def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
+    """The starts of the documents that hold tokens, of `length` tokens in all.
+
+    >>> [some.tolist() for some in skip_empty(iter([np.array([0, 2, 2]), np.array([2, 5])]), 5)]
+    [[0, 2], []]
+    """
+    before = -1
+    for starts in blocks:
+        fresh = starts[np.diff(starts, prepend=before) > 0]
+        before = int(starts[-1]) if len(starts) else before
+        yield fresh[fresh < length]
+
+
+def count_empty(tokens: Tokens) -> int:
+    """How many documents hold no tokens."""
+    if tokens.documents is None:
+        return 0
+    blocks = skip_empty(find_starts(tokens, 0, len(tokens)), len(tokens))
+    return len(tokens.documents) - sum(len(starts) for starts in blocks)
+
+
+def count_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
+    """How many starts there are, if both have the same, in blocks of any size; else None.
+
+    >>> count_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
+    3
+    """
+    blocks = one, other
+    rest: list[Integers] = [np.empty(0, np.int64)] * 2
+    count = 0
+    while True:
+        for side, more in enumerate(blocks):
+            while not len(rest[side]) and (block := next(more, None)) is not None:
+                rest[side] = block
+        some = min(map(len, rest))
+        if not some:
+            return None if any(map(len, rest)) else count
+        if not np.array_equal(rest[0][:some], rest[1][:some]):
+            return None
+        rest, count = [starts[some:] for starts in rest], count + some
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
     """Like `Tokens.find_edges`, from a copy of the tokens: no shard stays mapped or in memory."""
+    if tokens.eot_id is None:
+        return tokens.find_edges(np.array([low]), high - low) + low  # which says what is missing
     after = tokens.eot != "before"
     first = max(low - after, 0)
     starts = np.flatnonzero(tokens.read(first, high - after) == tokens.eot_id) + (first + after)
@@ -49,6 +108,9 @@ def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
 
 def next_start(tokens: Tokens, place: int) -> int:
     """The first token from `place` on that a document begins with; the end if there is none."""
+    if tokens.documents is not None:
+        number = tokens.documents.count_before(place)
+        return int(tokens.documents.borders(number, number)[0])
     for starts in find_starts(tokens, place, len(tokens)):
         if len(starts):
             return int(starts[0])
@@ -71,21 +133,26 @@ def cut_between(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
 class SpilledStarts:
     """The starts of the documents in a range, on disk, to go through several times.
 
-    They are counted from the range's beginning, where a document must begin.
+    They are counted from the range's beginning, where a document must begin. Empty documents are
+    skipped unless `empty`.
 
     >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:
     ...     spilled.count, [block.tolist() for block in spilled.blocks()]
     (2, [[0, 3, 4]])
     """
 
-    def __init__(self, tokens: Tokens, first: int, stop: int, folder: Path) -> None:
+    def __init__(
+        self, tokens: Tokens, first: int, stop: int, folder: Path, *, empty: bool = True
+    ) -> None:
         self._tokens, self._first, self._stop, self._folder = tokens, first, stop, folder
+        self._empty = empty
         self.count = 0
 
     def __enter__(self) -> SpilledStarts:
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)
         try:
-            for starts in find_starts(self._tokens, self._first, self._stop):
+            found = find_starts(self._tokens, self._first, self._stop)
+            for starts in found if self._empty else skip_empty(found, self._stop):
                 self._file.write((starts - self._first).astype("<i8").data)
                 self.count += len(starts)
             self._file.write((self._stop - self._first).to_bytes(8, "little"))

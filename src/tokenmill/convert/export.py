@@ -1,31 +1,36 @@
 """`tokenmill.export`: tokens as another program's files.
 
-Guarantees: the ids are exactly those of the source, in its order, and so are the documents where
-the format has them; both are compared with the source by reading what was written back through
-`tokenmill.open`. A prepared source is refused if a checksum does not match. Killed at any moment,
-the same call goes on with the file that it was at.
+Guarantees: the ids are those of the source, in its order, and so are the documents. Both are compared
+with the source by reading what was written back through `tokenmill.open`. A format without a table
+of documents tells them by the end-of-text id alone, which is moved to the side of documents where
+its readers look for it. What of the documents is lost or moved is in `Exported.notes`. A prepared
+source is refused if a checksum does not match. Killed at any moment, the same call resumes with the
+file that it was writing.
 
-Costs: the source is read three times at most (checksums, copy, comparison), in blocks.
+Costs: the source is read four times at most (checksums, copy, comparison of ids and of documents),
+in blocks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenmill.convert.borders import find_starts
+from tokenmill.convert.borders import Integers, count_empty, count_same, find_starts, skip_empty
 from tokenmill.convert.checksums import check_checksums
+from tokenmill.convert.end_of_text import find_movable, move_eot
 from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
 from tokenmill.convert.targets import TARGETS
-from tokenmill.convert.targets.protocol import BLOCK
+from tokenmill.convert.targets.protocol import BLOCK, choose_dtype
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.mill.engines import disk_error
 from tokenmill.store.dataset import Dataset, open
+from tokenmill.store.formats import OTHER_NAMES, llmc
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["Exported", "export"]
@@ -36,77 +41,88 @@ TOKENS_PER_SHARD = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What `export` made: the tokens of each split, and the files; some were there before."""
+    """What `export` made: the tokens of each split, and the files; some were there before.
+
+    `documents` counts those that readers of the files find in each split: None where they find
+    none, or others than the source has. `notes` say what became of documents, where they are not
+    exactly as in the source.
+    """
 
     path: Path
     format: str
     tokens: dict[str, int]
     files: tuple[str, ...]
     files_done_before: int
+    documents: dict[str, int | None]
+    notes: tuple[str, ...] = ()
 
 
 def export(
     source: str | os.PathLike[str] | Dataset,
-    to: str,
     out: str | os.PathLike[str],
     *,
+    to: str,
     tokens_per_shard: int = TOKENS_PER_SHARD,
     progress: Progress = tell_nobody,
     **options: Any,
 ) -> Exported:
-    """Write tokens as another program's files, or go on writing them.
+    """Write tokens as another program's files, or resume writing them.
 
-    `source` is anything that `tokenmill.open` opens, with its `options`, or what it opened. `to` is
-    one of llmc, nanogpt, npy, megatron, datatrove, mds, litdata; docs/formats.md tells what each holds.
-    `tokens_per_shard` is for the formats that have several files.
+    `source` is anything that `tokenmill.open` opens, with its `options`, or what it opened. `out` is
+    a new or empty folder. `to` is one of llmc, nanogpt, npy, megatron, datatrove, mds, litdata;
+    docs/formats.md says what each holds. `tokens_per_shard` is for formats with several files.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> np.save(folder / "x.npy", np.array([5, 6, 0, 7, 0]))
-    >>> made = export(folder / "x.npy", "megatron", folder / "out", eot_id=0, vocab_size=8)
-    >>> made.files
-    ('train.bin', 'train.idx')
+    >>> made = export(folder / "x.npy", folder / "out", to="megatron", eot_id=0, vocab_size=8)
+    >>> made.files, made.documents
+    (('train.bin', 'train.idx'), {'train': 2})
     >>> [one.length for one in open(folder / "out" / "train")["train"].documents]
     [3, 2]
     """
+    to = OTHER_NAMES.get(to, to)
     if to not in TARGETS:
         raise UsageError(f"`to` is {to!r}; it must be one of {', '.join(TARGETS)}.")
     if tokens_per_shard < 1:
         raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
     dataset = source if isinstance(source, Dataset) else open(source, **options)
-    splits = [split for split in dataset.splits if len(dataset[split])]
-    if not splits:
+    if not dataset:
         raise DatasetError(f"{dataset.path} holds no tokens to export.")
     if Path(out).resolve() == dataset.path.resolve():
-        raise UsageError(f"{out} is the dataset to export. Choose another folder for `out`.")
+        raise UsageError(f"{out} is the source of the export. Choose another folder for `out`.")
+    job = _Export(dataset, to, Path(out), progress)
     about = {
         "to": to,
         "tokens_per_shard": tokens_per_shard,
-        "splits": {split: [len(dataset[split]), dataset[split].fingerprint] for split in splits},
+        "splits": {split: [len(tokens), tokens.fingerprint] for split, tokens in dataset.items()},
     }
+    if job.moved:
+        about["eot"] = job.target.eot
     try:
-        with OutputFolder(Path(out), about, record=RECORD) as folder:
-            return _Export(dataset, splits, to, folder.path, progress).run(tokens_per_shard)
+        with OutputFolder(Path(out), about, record=RECORD):
+            return job.run(tokens_per_shard)
     except OSError as error:
         raise disk_error(error) from error
 
 
 class _Export:
-    def __init__(
-        self, dataset: Dataset, splits: list[str], to: str, folder: Path, progress: Progress
-    ) -> None:
-        self.dataset, self.splits, self.folder = dataset, splits, folder
+    def __init__(self, source: Dataset, to: str, folder: Path, progress: Progress) -> None:
+        self.folder, self.progress = folder, progress
         self.to, self.target = to, TARGETS[to]
-        self.progress = progress
-        self.total = sum(len(dataset[split]) for split in splits)
+        self.source, self.dataset, self.moved = source, source, []
+        if self.target.eot is not None:
+            self.moved = find_movable(source, self.target.eot)
+            self.dataset = move_eot(source, self.target.eot)
+        self.total = sum(map(len, source.values()))
 
     def run(self, tokens_per_shard: int) -> Exported:
         if self.dataset.manifest is not None:
             check_checksums(self.dataset.path, self.dataset.manifest)
-        names, before = [], 0
+        names, before, splits = [], 0, list(self.dataset)
         # Writing is one half of the work, comparing the other.
         advance = _Steps(self.progress, 2 * self.total).advance
-        for job in self.target.plan(self.dataset, self.splits, tokens_per_shard):
+        for job in self.target.plan(self.dataset, splits, tokens_per_shard):
             path = self.folder / job.name
             names.append(job.name)
             if path.exists():
@@ -115,18 +131,84 @@ class _Export:
                 continue
             path.parent.mkdir(exist_ok=True)
             job.write(path, advance)
-        written = self.target.open(self.folder, self.splits)
-        for split in self.splits:
+        written = self.target.open(self.folder, splits, self.dataset.eot_id)
+        for split in splits:
             compare(self.dataset[split], written[split], advance)
-            if self.target.keeps_documents:
-                compare_documents(self.dataset[split], written[split])
+        documents = {split: self.count_documents(split, written[split]) for split in splits}
         return Exported(
             path=self.folder,
             format=self.to,
-            tokens={split: len(self.dataset[split]) for split in self.splits},
+            tokens={split: len(tokens) for split, tokens in self.dataset.items()},
             files=tuple(names),
             files_done_before=before,
+            documents=documents,
+            notes=tuple(describe_documents(self.source, self.to, self.moved, documents)),
         )
+
+    def count_documents(self, split: str, written: Tokens) -> int | None:
+        """How many documents readers find, if they are those of the source."""
+        if not self.target.keeps_documents and not has_eot(self.source):
+            return None
+        count = count_same(self.find_starts(split), find_starts(written, 0, len(written)))
+        if count is None and self.target.keeps_documents:
+            raise _differ(written, "has other documents")
+        return count
+
+    def find_starts(self, split: str) -> Iterator[Integers]:
+        """Where documents of the source begin for readers of the target."""
+        is_moved = split in self.moved
+        tokens = (self.dataset if is_moved else self.source)[split]
+        starts = find_starts(tokens, 0, len(tokens))
+        if not self.target.keeps_empty:
+            starts = skip_empty(starts, len(tokens))
+        if self.target.keeps_documents or is_moved:
+            return starts
+        # A split that was cut within a document lacks the id at that end, and none was moved. If
+        # ids stand on the other side than readers expect, each counts to the neighbouring document.
+        sides = {"before": 0, "after": 1}
+        shift = sides[self.target.eot or ""] - sides[self.source.contents.eot]
+        return (np.where(some > 0, some + shift, 0) for some in starts)
+
+
+def has_eot(source: Dataset) -> bool:
+    """Whether an end-of-text id stands between documents, and is known."""
+    return source.eot_id is not None and source.contents.eot != "none"
+
+
+def describe_documents(
+    source: Dataset, to: str, moved: Sequence[str], documents: Mapping[str, int | None]
+) -> Iterator[str]:
+    """What became of documents that are not exactly as in the source."""
+    target = TARGETS[to]
+    if moved:
+        yield (
+            f"the end-of-text id {source.eot_id} was moved from {source.contents.eot} each document "
+            f"to {target.eot} it, where readers of {to} look for it (split {' and '.join(moved)})."
+        )
+    kind = llmc.find_kind(choose_dtype(source)) if to == llmc.NAME else None
+    if kind is not None and has_eot(source) and source.eot_id != kind.eot_id:
+        yield (
+            f"readers of {to} take {kind.eot_id} for the end-of-text id unless they are given "
+            f"another, and here it is {source.eot_id}."
+        )
+    for split, tokens in source.items():
+        if empty := 0 if target.keeps_empty else count_empty(tokens):
+            number = f"{empty:,} empty document{'s' if empty > 1 else ''}"
+            yield f"{number} of split {split!r} cannot be stored in {to} and were left out."
+        if documents[split] is not None or (tokens.documents is None and not has_eot(source)):
+            continue
+        if has_eot(source):
+            yield (
+                f"the documents of split {split!r} cannot be told apart in {to}: it has no table of "
+                f"them, and the end-of-text id {source.eot_id} does not stand "
+                f"{source.contents.eot} each."
+            )
+        else:
+            yield (
+                f"the documents of split {split!r} cannot be told apart in {to}: it has no table of "
+                "them, and the source has no end-of-text id between them. To keep them, export to "
+                f"{', '.join(name for name, one in TARGETS.items() if one.keeps_documents)}."
+            )
 
 
 class _Steps:
@@ -149,13 +231,6 @@ def compare(one: Tokens, other: Tokens, advance: Callable[[int], None]) -> None:
             place = int((mine != theirs).argmax())
             raise _differ(other, f"holds the id {theirs[place]} at token {low + place:,}")
         advance(len(mine))
-
-
-def compare_documents(one: Tokens, other: Tokens) -> None:
-    """Refuse two splits whose documents differ."""
-    pairs = zip(find_starts(one, 0, len(one)), find_starts(other, 0, len(other)), strict=True)
-    if not all(np.array_equal(mine, theirs) for mine, theirs in pairs):
-        raise _differ(other, "has other documents")
 
 
 def _differ(other: Tokens, what: str) -> DatasetError:

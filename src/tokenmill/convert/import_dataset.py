@@ -2,7 +2,7 @@
 
 What is made has a manifest, checksums and tables of documents, like what `prepare` makes: it needs
 no dtype or tokenizer named again, and can be verified, resharded and exported. Ids are checked to be
-of the tokenizer's vocabulary. A document's key is the xxh3-128 of its ids as little-endian int64,
+of the tokenizer's vocabulary. Empty documents are dropped, and counted. A document's key is the xxh3-128 of its ids as little-endian int64,
 because there is no text; its source is the file that it starts in, and its offset the token there.
 
 The end of text is told to stand after (or before) documents if it does so for every one of them.
@@ -22,7 +22,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from tokenmill.convert.borders import find_starts, next_start
+from tokenmill.convert.borders import count_empty, find_starts, next_start, skip_empty
 from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
 from tokenmill.convert.prepared import (
     RECORD,
@@ -129,7 +129,11 @@ def _import(
         splits=made,
         sources=tuple(sources),
         settings=settings,
-        ledger=_ledger(made, sum(source.bytes for source in sources)),
+        ledger=_ledger(
+            made,
+            sum(source.bytes for source in sources),
+            sum(count_empty(tokens) for tokens, _ in splits.values()),
+        ),
     )
     state = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     write_manifest(folder, manifest, state + b"\n")
@@ -146,15 +150,15 @@ def _list_sources(dataset: Dataset, split: str) -> list[Source]:
     ]
 
 
-def _ledger(splits: dict[str, Split], size: int) -> dict[str, Any]:
-    """All that came was kept. Of the text nothing is known."""
+def _ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
+    """Only empty documents are dropped. Nothing is known about the text."""
     documents = sum(split.documents for split in splits.values())
     return {
-        "documents_in": documents,
+        "documents_in": documents + empty,
         "bytes_in": size,
         "documents_kept": documents,
         "bytes_kept": size,
-        "dropped": {},
+        "dropped": {"empty": {"documents": empty, "bytes": 0}} if empty else {},
         "text_bytes": 0,
         "characters": 0,
         "repaired_documents": 0,
@@ -184,7 +188,7 @@ class _Found:
         return told
 
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
-        for starts in find_starts(self.tokens, start, stop):
+        for starts in skip_empty(find_starts(self.tokens, start, stop), len(self.tokens)):
             if len(starts):
                 end = next_start(self.tokens, int(starts[-1]) + 1)
                 yield self._records(np.append(starts, end), start)

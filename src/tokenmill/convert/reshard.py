@@ -36,6 +36,7 @@ from tokenmill.store.manifest import (
     Manifest,
     Split,
 )
+from tokenmill.store.tokens import Tokens
 from tokenmill.store.writer import AtomicFile
 
 __all__ = ["reshard"]
@@ -82,11 +83,12 @@ def reshard(
     }
     try:
         with OutputFolder(target, about, record=RECORD) as folder:
+            nothing = Tokens.of(np.empty(0, dataset.dtype))  # of splits that are empty
             check_checksums(dataset.path, manifest)
             splits, _ = write_splits(
                 folder.path,
                 {
-                    name: (dataset[name], _Tables(dataset.path, split))
+                    name: (dataset.get(name, nothing), _Tables(dataset.path, split))
                     for name, split in manifest.splits.items()
                 },
                 dtype=dataset.dtype,

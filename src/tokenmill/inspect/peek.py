@@ -95,12 +95,6 @@ def _choose(
             raise UsageError(f"{dataset.path} has no table of documents. Give `token` instead.")
         place = _count(token or 0, len(tokens), "token", split)
         return None, place, min(place + length, len(tokens))
-    if not len(documents):
-        others = [other for other in dataset.splits if len(dataset[other])]
-        raise DatasetError(
-            f"split {split!r} of {dataset.path} has no documents."
-            + (f" There are some in split {others[0]!r}." if others else "")
-        )
     if token is not None:
         place = _count(token, len(tokens), "token", split)
         found = documents.at(place)

@@ -95,6 +95,10 @@ class Dataset(Mapping[str, Tokens]):
         """The tokens of a split, or the default if it is absent."""
         return self[split] if split in self.contents.splits else default
 
+    def with_contents(self, contents: Contents) -> Dataset:
+        """The same dataset with other contents."""
+        return Dataset(self.path, self.format, contents, self._given)
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits."""

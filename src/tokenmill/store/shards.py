@@ -188,7 +188,7 @@ class PartOfShards:
 
 @dataclass(frozen=True)
 class JoinedShards:
-    """Those of one after another, all of one dtype, none of them copies in memory."""
+    """The shards of one after another, all of one dtype."""
 
     parts: tuple[Shards, ...]
 
@@ -202,7 +202,7 @@ class JoinedShards:
 
     @property
     def kept(self) -> int | None:
-        return None
+        return min((part.kept for part in self.parts if part.kept is not None), default=None)
 
     @cached_property
     def _ends(self) -> list[int]:

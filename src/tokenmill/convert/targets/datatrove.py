@@ -22,6 +22,8 @@ class Datatrove:
     """Files of at least `tokens_per_shard` tokens, three names each."""
 
     keeps_documents = True
+    keeps_empty = True
+    eot = None
 
     def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
         dtype, tokenizer = choose_dtype(dataset), _tokenizer_name(dataset)
@@ -36,7 +38,9 @@ class Datatrove:
                 yield FileJob(name=f"{name}.index", tokens=0, write=partial(_write_index, part))
                 yield FileJob(name=name, tokens=len(part), write=part.write)
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+    def open(
+        self, folder: Path, splits: list[str], _eot_id: int | None = None
+    ) -> dict[str, Tokens]:
         opened = tokenmill.store.dataset.open(folder, format="datatrove")
         return {split: opened[split] for split in splits}
 
@@ -70,7 +74,7 @@ def _write_text(text: str, path: Path, _: Advance) -> None:
 def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
     """Where each document ends: the starts but the first, and the end."""
     with AtomicFile(path) as file:
-        for starts in find_starts(part.tokens, part.start + 1, part.stop):
-            file.write((starts - part.start).astype("<u8"))
+        for number, starts in enumerate(find_starts(part.tokens, part.start, part.stop)):
+            file.write((starts[not number :] - part.start).astype("<u8"))
         file.write(len(part).to_bytes(8, "little"))
         file.finish()

@@ -48,7 +48,9 @@ class IndexedFolders:
     wide: str
     write: Callable[[TokenRange, Path, Advance], None]
     index: Callable[[list[Written], np.dtype[Any], int], bytes]
+    keeps_empty: bool
     keeps_documents = True
+    eot = None
 
     def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
         dtype = choose_dtype(dataset)
@@ -64,7 +66,9 @@ class IndexedFolders:
             write = partial(self._write_index, names, dtype, tokens_per_shard)
             yield FileJob(name=f"{split}/{INDEX}", tokens=0, write=write)
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+    def open(
+        self, folder: Path, splits: list[str], _eot_id: int | None = None
+    ) -> dict[str, Tokens]:
         return {
             split: tokenmill.store.dataset.open(folder / split, format=self.format)["train"]
             for split in splits

@@ -70,4 +70,5 @@ LITDATA = IndexedFolders(
     wide="<i4",
     write=_write_chunk,
     index=_make_index,
+    keeps_empty=True,
 )

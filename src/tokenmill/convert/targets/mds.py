@@ -1,6 +1,6 @@
 """MosaicML Streaming's shards: a folder a split, with `index.json`; a sample a document.
 
-The column is `tokens`, of `ndarray:uint16` or `ndarray:uint32`. Shards are raw, not compressed, and
+Its encoding has no arrays without elements, so empty documents are left out. The column is `tokens`, of `ndarray:uint16` or `ndarray:uint32`. Shards are raw, not compressed, and
 byte for byte what its `MDSWriter` writes without a limit of size.
 """
 
@@ -43,7 +43,7 @@ def _write_shard(part: TokenRange, path: Path, advance: Advance) -> None:
     config = json.dumps(_config(part.dtype), sort_keys=True).encode()
     width = part.dtype.itemsize
     with (
-        SpilledStarts(part.tokens, part.start, part.stop, path.parent) as spilled,
+        SpilledStarts(part.tokens, part.start, part.stop, path.parent, empty=False) as spilled,
         AtomicFile(path) as file,
     ):
         place = 4 * (spilled.count + 2) + len(config)
@@ -118,4 +118,5 @@ MDS = IndexedFolders(
     wide="<u4",
     write=_write_shard,
     index=_make_index,
+    keeps_empty=False,
 )

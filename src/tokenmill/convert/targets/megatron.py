@@ -38,6 +38,8 @@ class Megatron:
     """A pair of files a split."""
 
     keeps_documents = True
+    keeps_empty = True
+    eot = None
 
     def plan(
         self, dataset: Dataset, splits: list[str], _tokens_per_shard: int
@@ -50,7 +52,9 @@ class Megatron:
             yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
             yield FileJob(name=f"{split}.idx", tokens=0, write=partial(_write_index, whole))
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+    def open(
+        self, folder: Path, splits: list[str], _eot_id: int | None = None
+    ) -> dict[str, Tokens]:
         return {
             split: tokenmill.store.dataset.open(folder / split, format="megatron")["train"]
             for split in splits

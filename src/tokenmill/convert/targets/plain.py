@@ -1,7 +1,6 @@
 """Targets that are ids in a row: llm.c, nanoGPT and NumPy.
 
-They have no table of documents: borders are told by the end-of-text id alone, which stands where it
-stood in the dataset.
+They have no table of documents. Readers find these by the end-of-text id, on the side `eot` of each.
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ class Llmc:
     """Shards with llm.c's header: magic number 20240520 for uint16, 20240801 for uint32."""
 
     keeps_documents = False
+    keeps_empty = False
+    eot = "before"
 
     def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
         if tokens_per_shard >= 1 << 31:
@@ -55,10 +56,12 @@ class Llmc:
                     write=partial(_write_llmc, part),
                 )
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+    def open(self, folder: Path, splits: list[str], eot_id: int | None = None) -> dict[str, Tokens]:
         # Where no file is for validation, the last would be held out.
         val_fraction = None if "val" in splits else 0
-        opened = tokenmill.store.dataset.open(folder, format="llm.c", val_fraction=val_fraction)
+        opened = tokenmill.store.dataset.open(
+            folder, format="llmc", val_fraction=val_fraction, eot_id=eot_id
+        )
         return {split: opened[split] for split in splits}
 
 
@@ -74,6 +77,8 @@ class NanoGPT:
     """`train.bin` and `val.bin`, with `meta.json` to tell the dtype, which nanoGPT does not read."""
 
     keeps_documents = False
+    keeps_empty = False
+    eot = "after"
 
     def plan(
         self, dataset: Dataset, splits: list[str], _tokens_per_shard: int
@@ -90,8 +95,8 @@ class NanoGPT:
             whole = take_all(dataset[split], dtype)
             yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
-        opened = tokenmill.store.dataset.open(folder, format="nanogpt")
+    def open(self, folder: Path, splits: list[str], eot_id: int | None = None) -> dict[str, Tokens]:
+        opened = tokenmill.store.dataset.open(folder, format="nanogpt", eot_id=eot_id)
         return {split: opened[split] for split in splits}
 
 
@@ -99,6 +104,8 @@ class Npy:
     """One NumPy file a split."""
 
     keeps_documents = False
+    keeps_empty = False
+    eot = "after"
 
     def plan(
         self, dataset: Dataset, splits: list[str], _tokens_per_shard: int
@@ -108,9 +115,11 @@ class Npy:
             whole = take_all(dataset[split], dtype)
             yield FileJob(name=f"{split}.npy", tokens=len(whole), write=partial(_write_npy, whole))
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
+    def open(self, folder: Path, splits: list[str], eot_id: int | None = None) -> dict[str, Tokens]:
         return {
-            split: tokenmill.store.dataset.open(folder / f"{split}.npy", format="npy")["train"]
+            split: tokenmill.store.dataset.open(
+                folder / f"{split}.npy", format="npy", eot_id=eot_id
+            )["train"]
             for split in splits
         }
 

@@ -35,17 +35,30 @@ class FileJob:
 
 
 class Target(Protocol):
-    """A format to export to."""
+    """A format to export to.
 
-    keeps_documents: bool
+    `keeps_documents` says whether it has a table of documents, and `keeps_empty` whether that holds
+    empty ones. Without a table, `eot` is the side on which readers look for the end-of-text id.
+    """
+
+    @property
+    def keeps_documents(self) -> bool: ...
+
+    @property
+    def keeps_empty(self) -> bool: ...
+
+    @property
+    def eot(self) -> str | None: ...
 
     def plan(
         self, dataset: Dataset, splits: list[str], tokens_per_shard: int, /
     ) -> Iterator[FileJob]:
         """The files of some splits, in the order in which they are to be made."""
 
-    def open(self, folder: Path, splits: list[str]) -> dict[str, Tokens]:
-        """The splits as `tokenmill.open` reads them back."""
+    def open(
+        self, folder: Path, splits: list[str], eot_id: int | None = None, /
+    ) -> dict[str, Tokens]:
+        """The splits as `tokenmill.open` reads them back, with `eot_id` if there is no table."""
 
 
 def choose_dtype(dataset: Dataset, most: int = 1 << 16) -> np.dtype[Any]:

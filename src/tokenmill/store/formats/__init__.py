@@ -24,7 +24,7 @@ from tokenmill.store.formats import (
 )
 from tokenmill.store.formats.protocol import Asked, Contents, Format, NotThisFormat
 
-__all__ = ["FORMATS", "recognize"]
+__all__ = ["FORMATS", "OTHER_NAMES", "recognize"]
 
 FORMATS: tuple[Format, ...] = (
     prepared,
@@ -40,10 +40,13 @@ FORMATS: tuple[Format, ...] = (
     raw,
 )
 
+OTHER_NAMES = {"llm.c": llmc.NAME}  # other spellings that are accepted
+
 
 def recognize(asked: Asked) -> tuple[str, Contents]:
     """The name of the format of a file or folder, and what is in it."""
-    chosen = [one for one in FORMATS if asked.format in (None, one.NAME)]
+    name = OTHER_NAMES.get(asked.format or "", asked.format)
+    chosen = [one for one in FORMATS if name in (None, one.NAME)]
     if not chosen:
         known = ", ".join(one.NAME for one in FORMATS)
         raise UsageError(f"`format` is {asked.format!r}; it must be one of {known}.")

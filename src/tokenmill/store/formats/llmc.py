@@ -26,12 +26,12 @@ from tokenmill.store.formats.folder import check_gaps, list_shards, split_by_nam
 from tokenmill.store.formats.protocol import Asked, Contents, NotThisFormat
 from tokenmill.store.shards import FileShards
 
-NAME = "llm.c"
+NAME = "llmc"
 HEADER = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kind:
+class Kind:
     version: int
     dtype: np.dtype[Any]
     vocab_size: int
@@ -40,10 +40,10 @@ class _Kind:
 
 
 _KINDS = {
-    20240520: _Kind(
+    20240520: Kind(
         version=1, dtype=np.dtype("<u2"), vocab_size=50257, eot_id=50256, tokenizer="gpt2"
     ),
-    20240801: _Kind(
+    20240801: Kind(
         version=7, dtype=np.dtype("<u4"), vocab_size=128256, eot_id=128000, tokenizer=None
     ),
 }
@@ -78,6 +78,11 @@ def read(asked: Asked) -> Contents:
     return contents
 
 
+def find_kind(dtype: np.dtype[Any]) -> Kind:
+    """What readers take a shard for whose ids are of this dtype."""
+    return next(kind for kind in _KINDS.values() if kind.dtype == dtype)
+
+
 def begins_like_shard(head: bytes) -> bool:
     """Whether the first bytes of a file are those of a shard with a header."""
     magic, version = _unpack(head)
@@ -89,7 +94,7 @@ def _unpack(head: bytes) -> tuple[int, int]:
     return struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
 
 
-def _recognize(asked: Asked, name: str) -> _Kind:
+def _recognize(asked: Asked, name: str) -> Kind:
     magic, version = _unpack(asked.read_head(name))
     if magic not in _KINDS:
         raise NotThisFormat(f"{name} does not begin with its magic number")
@@ -102,7 +107,7 @@ def _recognize(asked: Asked, name: str) -> _Kind:
     return kind
 
 
-def _shards(asked: Asked, names: list[str], files: Mapping[str, int], kind: _Kind) -> FileShards:
+def _shards(asked: Asked, names: list[str], files: Mapping[str, int], kind: Kind) -> FileShards:
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     counts, rest = np.divmod(sizes - HEADER, kind.dtype.itemsize)
     wrong = (counts < 1) | (rest != 0)
