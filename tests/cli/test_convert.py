@@ -48,5 +48,5 @@ def test_what_cannot_be_is_told_without_a_traceback(tmp_path, capsys, data):
     assert "out" in told(capsys, "export", data, "--to", "npy", status=2)
     assert "parquet" in told(capsys, "export", data, "--to", "parquet", "--out", "x", status=2)
     err = told(capsys, "export", tmp_path / "a.txt", "--to", "npy", "--out", "x", status=1)
-    assert "no token data" in err
+    assert "is text, not tokens. Tokenize it first: tokenmill prepare" in err
     assert "reshard" in told(capsys, "import", data, "--out", tmp_path / "x", status=2)

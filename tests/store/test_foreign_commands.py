@@ -44,8 +44,8 @@ def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
     assert "not known" in out
     assert main(["info", str(tmp_path / "x.bin")]) == 1
     complaint = capsys.readouterr().err
-    assert "--dtype" in complaint
-    assert "--format" in complaint
+    assert "dtype" in complaint
+    assert "format" in complaint
 
 
 def test_peek_decodes_and_leads_on(tmp_path, capsys, hello):

@@ -19,6 +19,7 @@ import orjson
 from tokenmill.errors import InputError
 from tokenmill.hub.address import is_address
 from tokenmill.store.manifest import MANIFEST_NAME
+from tokenmill.store.text import HEAD, looks_like_text
 
 __all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
 
@@ -277,13 +278,7 @@ def _looks_like_text(source: SourceFile) -> bool:
         return True
     try:
         with Path(source.path).open("rb") as file:
-            head = file.read(8192)
+            head = file.read(HEAD)
     except OSError:
         return True  # let the run name it
-    if b"\0" in head:
-        return False
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start >= len(head) - 4 and len(head) == 8192
-    return True
+    return looks_like_text(head)

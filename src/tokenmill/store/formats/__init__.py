@@ -23,6 +23,7 @@ from tokenmill.store.formats import (
     raw,
 )
 from tokenmill.store.formats.protocol import Asked, Contents, Format, NotThisFormat
+from tokenmill.store.text import find_text
 
 __all__ = ["FORMATS", "OTHER_NAMES", "recognize"]
 
@@ -61,9 +62,11 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
             raise DatasetError(
                 f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
             ) from error
-    cure = "Give its `format`; or, if it is ids and nothing else, their `dtype`."
+    if text := find_text(asked.path):
+        raise DatasetError(text)
+    cure = "Give its format as `format=NAME`; or, if it holds ids and nothing else, `dtype=uint16`."
     if asked.format is not None:
         cure = "Give what it lacks, or omit `format` to have it recognised."
     raise DatasetError(
-        "\n".join([f"{asked.path} is no token data that was recognised.", *reasons, cure])
+        "\n".join([f"{asked.path} is not token data in a known format.", *reasons, cure])
     )
