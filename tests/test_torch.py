@@ -149,6 +149,53 @@ def test_workers_do_not_change_the_order(tokens, workers, context):
     assert len(list(loader)) == 21  # and it can be had again
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 2, "num_workers": 1}])
+@pytest.mark.parametrize("documents", [False, True])
+def test_batches_of_batches_are_refused(options, documents):
+    tokens = Tokens.of(IDS, eot_id=0)
+    batches = tt.TokenBatches(tokens, **SETTINGS, documents=documents, limit_rows=80)
+    with pytest.raises(UsageError, match="batch_size=None"):
+        next(iter(DataLoader(batches, **options)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_that_is_left_early_starts_over(tokens, workers):
+    batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=80)
+    loader = DataLoader(
+        batches, batch_size=None, num_workers=workers, persistent_workers=workers > 0
+    )
+    for _ in range(2):
+        expected = iter(numpy_batches(tokens, 20))
+        for step, batch in enumerate(loader):
+            assert_equal(batch, next(expected))
+            if step == 2:
+                break
+
+
+def test_a_loader_that_is_left_early_continues(tokens):
+    loader = tt.Loader(tokens, **SETTINGS, limit_rows=80)
+    rows = []
+    while len(rows) < 20:
+        for batch in loader:
+            rows.append(batch)
+            if len(rows) % 6 == 0:
+                break
+    for batch, expected in zip(rows, numpy_batches(tokens, 20), strict=True):
+        assert_equal(batch, expected)
+
+
+def test_epochs_of_rows_follow_on_each_other(tokens):
+    rows = tt.TokenRows(tokens, seq_len=16, seed=3, limit_rows=100)
+    rows.set_epoch(2)
+    got = list(DataLoader(rows, batch_size=4))
+    for batch, expected in zip(got, numpy_batches(tokens, 75)[50:], strict=True):
+        assert_equal(batch, expected)
+    fixed = tt.TokenRows(tokens, seq_len=16, order="sequential", limit_rows=100)
+    first = fixed[7]
+    fixed.set_epoch(2)
+    assert torch.equal(fixed[7].inputs, first.inputs)
+
+
 def test_a_start_in_the_middle_goes_on_with_other_workers(tokens):
     batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=80, start=20)
     got = list(DataLoader(batches, batch_size=None, num_workers=2))

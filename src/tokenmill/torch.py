@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load import loader as arrays
@@ -317,6 +318,24 @@ def _as_tensors(batch: arrays.Batch) -> Batch | DocumentedBatch:
     if batch.documents is None:
         return Batch(inputs, targets)
     return DocumentedBatch(inputs, targets, Documents(*_documents(batch)))
+
+
+def _collate(
+    samples: Sequence[Batch | DocumentedBatch], *, collate_fn_map: Any
+) -> Batch | DocumentedBatch:
+    """A batch of rows; a batch of batches is refused."""
+    if samples[0].inputs.dim() > 1:
+        raise UsageError(
+            "TokenBatches gives whole batches, and this DataLoader would stack them into batches of "
+            "batches. Use DataLoader(batches, batch_size=None); how many rows a batch has is for "
+            "TokenBatches(batch_size=...) to say."
+        )
+    columns = zip(*samples, strict=True)
+    return Batch(*(collate(column, collate_fn_map=collate_fn_map) for column in columns))
+
+
+# DataLoader calls no method of a dataset that would tell it the batch size.
+default_collate_fn_map.update({Batch: _collate, DocumentedBatch: _collate})
 
 
 def _documents(batch: arrays.Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:

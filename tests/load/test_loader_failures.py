@@ -111,3 +111,11 @@ def test_the_name_of_a_source_is_a_string():  # as it is in JSON, and so in a st
 def test_a_source_that_is_no_pair_of_tokens_and_weight_is_refused(source):
     with pytest.raises(UsageError, match="pair of tokens and weight"):
         Mixture({"a": source})
+
+
+def test_unknown_documents_are_an_error_before_the_first_batch():
+    known, unknown = Tokens.of(np.arange(100), eot_id=0), Tokens.of(np.arange(100))
+    mixed = Mixture({"a": (known, 1), "b": (unknown, 1)})
+    for data in (unknown, mixed):
+        with pytest.raises(DatasetError, match="`eot_id=ID`"):
+            Loader(data, batch_size=2, seq_len=9, documents=True)

@@ -131,6 +131,8 @@ class Loader:
             shuffle_block=shuffle_block,
             in_memory=in_memory,
         )
+        if documents:
+            rows.check_documents()
         self.limit = _limit(rows, limit_rows, limit_tokens, limit_epochs)
         self.prefetch = prefetch
         self.maker = BatchMaker(

@@ -158,6 +158,11 @@ class Rows:
         order = self.orders[0]
         return order.kind == "sequential" or order.shuffle_block is not None
 
+    def check_documents(self) -> None:
+        """Raise an error now if it is not known where the documents of a source begin."""
+        for tokens in self.tokens:
+            tokens.find_edges(np.empty(0, np.int64), self.seq_len)
+
     def find_documents(self, starts: Integers, rows: npt.NDArray[Any]) -> DocumentBatch:
         """The documents of some rows, which were read."""
         if self._end_of_text is not None:

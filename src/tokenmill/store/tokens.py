@@ -358,16 +358,16 @@ class Tokens:
         array([0, 2, 5])
         """
         starts = self._check_rows(starts, length)
+        if self.documents is None and self.eot_id is None:
+            raise DatasetError(
+                f"{self.split!r} has neither a document table nor an end-of-text id, so it is not "
+                "known where its documents begin. If its tokens have such an id, open it with "
+                "`eot_id=ID`."
+            )
         if not len(starts):
             return _NONE
         if self.documents is not None:
             return self.documents.find_edges(starts, length)
-        if self.eot_id is None:
-            raise DatasetError(
-                f"where documents begin in split {self.split!r} is not known: it has no table of "
-                "documents and no end-of-text id. Give the id, if the tokens have one: "
-                "`eot_id=ID`."
-            )
         if rows is None:
             rows = self.find_rows(starts, length)(0, len(starts))
         found = np.flatnonzero(rows.ravel() == self.eot_id)
