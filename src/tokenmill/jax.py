@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax._src import distributed  # the only way to the store that all processes share
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load import loader as arrays
+from tokenmill.load.agreement import check_agreement
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
 
@@ -37,6 +40,7 @@ _DECIDED = {
     "drop_last": "a step that is cut short would not fit the sharding, and is always left out",
 }
 
+_PATIENCE = 60_000  # ms, for an answer of the coordinator
 _ON_THE_WAY = 2  # batches that are brought to the devices ahead
 
 
@@ -136,6 +140,7 @@ class Loader:
             prefetch=prefetch,
             **settings,
         )
+        _compare_processes(self.sharding, batch_size, self.arrays)
         self._row = 0  # the cursor; that of `arrays` is ahead of it by what was placed
         self._at_end = False  # whether the run has come to its limit here
         self._on_the_way = _ON_THE_WAY if prefetch is None else min(prefetch, _ON_THE_WAY)
@@ -249,6 +254,21 @@ def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: st
             f"the mesh has no axis {data_axis!r} to divide rows over; give `data_axis`, one of: {there}."
         )
     return NamedSharding(mesh, PartitionSpec(data_axis))  # type: ignore[no-untyped-call]
+
+
+def _compare_processes(sharding: Sharding, batch_size: int, loader: arrays.Loader) -> None:
+    """Refuse a loader with other settings than those of the processes that share its arrays."""
+    client: Any = distributed.global_state.client
+    if sharding.is_fully_addressable or client is None:
+        return
+
+    def post(key: str, value: str) -> str:
+        with suppress(jax.errors.JaxRuntimeError):  # another process came first
+            client.key_value_set(key, value)
+        return str(client.blocking_key_value_get(key, _PATIENCE))
+
+    settings = {"batch_size": batch_size, "limit": loader.limit, **loader.rows.identity}
+    check_agreement(settings, jax.process_index(), post)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from tokenmill.load import loader as arrays
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.ranks import leave_none_out
 from tokenmill.store.tokens import Tokens
-from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches
+from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches, compare_ranks
 
 __all__ = ["TokenDataModule"]
 
@@ -191,6 +191,8 @@ class _TrainingSteps:
     def __init__(self, source: _Source, steps: int | None, trainer: pl.Trainer | None) -> None:
         self.trainer = trainer
         self._source, self._loader = source, source.loader()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            compare_ranks(self._loader.arrays)
         rows = self._loader.arrays.rows
         windows = sum(order.windows for order in rows.orders)
         self._length = steps or max(1, windows // self._loader.arrays.global_batch)

@@ -22,6 +22,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load import loader as arrays
+from tokenmill.load.agreement import check_agreement
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import Rows, check_whole
 from tokenmill.load.state import check_state
@@ -84,7 +85,7 @@ class Loader:
         self._is_on_cpu = self.device.type == "cpu"
         in_pieces = contiguous and self._is_on_cpu
         self._contiguous = contiguous
-        self.arrays = arrays.Loader(data, **_as_numpy(settings), contiguous=in_pieces)
+        self.arrays = _make_arrays(data, {**settings, "contiguous": in_pieces})
 
     @property
     def row(self) -> int:
@@ -178,8 +179,7 @@ class TokenBatches(IterableDataset[Any]):
             raise UsageError(
                 "workers read ahead by themselves; say DataLoader(prefetch_factor=...)."
             )
-        settings = {"contiguous": True, **_as_numpy(settings)}
-        self._loader = arrays.Loader(data, **settings, prefetch=0)
+        self._loader = _make_arrays(data, {"contiguous": True, **settings, "prefetch": 0})
         if start < 0:
             raise UsageError(f"`start` is {start}; rows count from 0.")
         self.start = start
@@ -301,16 +301,34 @@ class TokenRows(Dataset[Batch]):
         return torch.from_numpy(self.rows.read(self.rows.locate(numbers), out))
 
 
-def _as_numpy(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with NumPy's dtype for PyTorch's, and with the ranks that PyTorch knows of."""
+def _make_arrays(data: Tokens | Mixture, settings: Mapping[str, Any]) -> arrays.Loader:
+    """A loader of arrays, with NumPy's dtype for PyTorch's and the ranks that PyTorch knows of."""
     settings = dict(settings)
     if isinstance(dtype := settings.get("dtype"), torch.dtype):
         settings["dtype"] = str(dtype).removeprefix("torch.")
-    known = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if known and settings.get("rank") is None:
-        settings["rank"] = torch.distributed.get_rank()
-        settings["world_size"] = torch.distributed.get_world_size()
-    return settings
+    has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not has_ranks or settings.get("rank") is not None:
+        return arrays.Loader(data, **settings)
+    settings["rank"] = torch.distributed.get_rank()
+    settings["world_size"] = torch.distributed.get_world_size()
+    loader = arrays.Loader(data, **settings)
+    compare_ranks(loader)
+    return loader
+
+
+def compare_ranks(loader: arrays.Loader) -> None:
+    """Refuse a loader with other settings than those of the other ranks; waits for none of them."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    # A worker process shares its connection to the store with the rank that it is a fork of.
+    if loader.world_size == 1 or store is None or get_worker_info() is not None:
+        return
+    settings = {"batch_size": loader.batch_size, "limit": loader.limit}
+    settings |= {"drop_last": loader.maker.drop_last, **loader.rows.identity}
+
+    def post(key: str, value: str) -> str:
+        return store.compare_set(key, "", value).decode()
+
+    check_agreement(settings, loader.rank, post)
 
 
 def _as_tensors(batch: arrays.Batch) -> Batch | DocumentedBatch:

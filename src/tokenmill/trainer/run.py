@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import xxhash
 
 from tokenmill.errors import UsageError
 from tokenmill.load.loader import Loader
@@ -157,6 +158,7 @@ def train(
             if world_size == 1 and checkpoint and checkpoint.state.step >= config.max_steps:
                 return _report(path, checkpoint.state.step, was_finished=True)
         engine = _open_backend(own, config, checkpoint, (rank, world_size), stack)
+        _compare_ranks(own, engine)
         step = int(engine.total(np.array([checkpoint.state.step if checkpoint else 0.0]))[0])
         if step >= config.max_steps:
             return _report(path, step, was_finished=True)
@@ -275,6 +277,29 @@ def _open_backend(
             "torchrun --nproc-per-node N -m tokenmill.cli train …"
         )
     return backend
+
+
+def _compare_ranks(own: State, backend: Backend) -> None:
+    """Refuse ranks with different settings or data. A collective call."""
+    if backend.world_size == 1:
+        return
+    settings = {**own.config, "data": own.loader, "vocab": own.vocab, "eot_id": own.eot_id}
+    table = np.zeros((backend.world_size, len(settings)))
+    # As many bits of a hash as a float64 holds exactly.
+    table[backend.rank] = [
+        xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)) >> 12
+        for value in settings.values()
+    ]
+    differs = (backend.total(table) != table[backend.rank]).any(axis=0)
+    if told := [
+        f"{name} {own.loader['sources'] if name == 'data' else value}"
+        for (name, value), other in zip(settings.items(), differs, strict=True)
+        if other
+    ]:
+        raise UsageError(
+            f"The ranks were started differently. Rank {backend.rank} has {', '.join(told)}. Give "
+            "all ranks the same settings and data."
+        )
 
 
 def _open_validator(
