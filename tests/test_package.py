@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -13,11 +14,12 @@ import pytest
 
 import tokenmill
 from tokenmill import errors
+from tokenmill.mill.settings import Settings
 
 
 def test_public_names_are_exactly_those_that_resolve() -> None:
     assert sorted(tokenmill.__all__) == tokenmill.__all__ == sorted(tokenmill._WHERE)
-    assert set(tokenmill.__all__) <= set(dir(tokenmill))
+    assert dir(tokenmill) == sorted([*tokenmill.__all__, "__version__"])
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         tokenmill.nonsense  # noqa: B018
 
@@ -28,6 +30,28 @@ def test_every_public_name_is_documented_and_says_where_it_is_from(name: str) ->
     assert inspect.getdoc(thing)
     assert thing is getattr(importlib.import_module(tokenmill._WHERE[name]), name)
     assert name in importlib.import_module(tokenmill._WHERE[name]).__all__
+
+
+def test_settings_of_prepare_are_in_its_signature() -> None:
+    found = inspect.signature(tokenmill.prepare).parameters
+    for field in dataclasses.fields(Settings):
+        assert found[field.name].default == field.default, field.name
+        assert found[field.name].annotation == field.type, field.name
+    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
+
+
+def test_reports_and_loaders_introduce_themselves_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("To be, or not to be.")
+    report = tokenmill.prepare(
+        tmp_path / "a.txt", tmp_path / "data", tokenizer="bytes", val_fraction=0
+    )
+    assert repr(report) == f"<Report {str(tmp_path / 'data')!r}: train 21 tokens, val 0 tokens>"
+    tokens = tokenmill.Tokens.of(range(1_000))
+    loader = tokenmill.Loader(
+        tokens, batch_size=2, seq_len=4, rank=1, world_size=3, limit_rows=1200
+    )
+    next(loader)
+    assert repr(loader) == f"<Loader 2 x 4 of {tokens!r}, rank 1 of 3, row 6 of 1,200>"
 
 
 def test_star_import_gives_the_public_names() -> None:

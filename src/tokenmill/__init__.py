@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Batch": "tokenmill.load.maker",
     "Dataset": "tokenmill.store.dataset",
+    "DocumentedBatch": "tokenmill.load.maker",
     "Loader": "tokenmill.load.loader",
     "Mixture": "tokenmill.load.mixture",
     "Report": "tokenmill.mill.run",
@@ -34,6 +35,7 @@ _WHERE = {
 __all__ = [
     "Batch",
     "Dataset",
+    "DocumentedBatch",
     "Loader",
     "Mixture",
     "Report",
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
     from tokenmill.hub.download import download
     from tokenmill.load.loader import Loader
-    from tokenmill.load.maker import Batch
+    from tokenmill.load.maker import Batch, DocumentedBatch
     from tokenmill.load.mixture import Mixture
     from tokenmill.mill.pretokenize import pretokenize
     from tokenmill.mill.run import Report, prepare
@@ -67,15 +69,15 @@ if TYPE_CHECKING:
     from tokenmill.store.tokens import Tokens
     from tokenmill.store.verify import verify
     from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+else:  # type checkers do not see it, and so know which names exist
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return [*__all__, "__version__"]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Unpack, cast, overload
 
 import jax
 import numpy as np
@@ -69,7 +69,17 @@ class DocumentedBatch(NamedTuple):
 Placed = tuple[Batch | DocumentedBatch, int]  # with the first row behind its step
 
 
-class Loader:
+if TYPE_CHECKING:  # the default needs Python 3.13 otherwise
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", bound=Batch | DocumentedBatch, default=Batch, covariant=True)
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+
+class Loader(Generic[B]):
     """Batches of `batch_size` rows over all devices and processes, without end or up to a limit.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
@@ -99,6 +109,36 @@ class Loader:
         The other arguments of `tokenmill.Loader`. With a limit, a last step that would be cut short
         is left out.
     """
+
+    @overload
+    def __init__(
+        self: Loader[Batch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        documents: Literal[False] = ...,
+        sharding: Sharding | None = ...,
+        mesh: Mesh | None = ...,
+        data_axis: str = ...,
+        dtype: npt.DTypeLike = ...,
+        **settings: Unpack[arrays.LoaderSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[DocumentedBatch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        documents: Literal[True],
+        sharding: Sharding | None = ...,
+        mesh: Mesh | None = ...,
+        data_axis: str = ...,
+        dtype: npt.DTypeLike = ...,
+        **settings: Unpack[arrays.LoaderSettings],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -159,7 +199,11 @@ class Loader:
             self.load_state_dict({**self.state_dict(), "row": 0})
         return self
 
-    def __next__(self) -> Batch | DocumentedBatch:
+    def __repr__(self) -> str:
+        rows = f"{self._place.shape[0]} x {self._place.shape[1]}"
+        return f"<tokenmill.jax.Loader {rows} of {self.arrays.rows.data!r}, row {self._row:,}>"
+
+    def __next__(self) -> B:
         try:
             if not self._placed:
                 self._placed.append(self._place_next())
@@ -174,19 +218,19 @@ class Loader:
                 self._placed.append(self._place_next())
             except (StopIteration, TokenmillError, OSError):  # which comes again in its turn
                 break
-        return batch
+        return cast(B, batch)
 
     def _place_next(self) -> Placed:
         batch = next(self.arrays)
         return self._place(batch), batch.end
 
-    def batch_at(self, step: int) -> Batch | DocumentedBatch:
+    def batch_at(self, step: int) -> B:
         """The batch of any step; see `tokenmill.Loader.batch_at`. All processes have to ask."""
         if self.arrays.limit is not None and step >= len(self):
             raise IndexError(
                 f"steps go from 0 to {len(self) - 1:,}, and {step:,} is not one of them"
             )
-        return self._place(self.arrays.batch_at(step))
+        return cast(B, self._place(self.arrays.batch_at(step)))
 
     def ledger(self) -> dict[str, arrays.SourceLedger]:
         """What the run has consumed so far of each source."""

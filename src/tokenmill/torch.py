@@ -13,9 +13,10 @@ copy is not waited for.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Unpack, cast, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
@@ -59,7 +60,17 @@ class DocumentedBatch(NamedTuple):
     documents: Documents
 
 
-class Loader:
+if TYPE_CHECKING:  # the default needs Python 3.13 otherwise
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", bound=Batch | DocumentedBatch, default=Batch, covariant=True)
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+
+class Loader(Generic[B]):
     """`tokenmill.Loader` with tensors on a device; `settings` are its arguments.
 
     Without `contiguous`, inputs and targets are views of one tensor: twice as fast on the CPU, but
@@ -71,6 +82,34 @@ class Loader:
     tensor([[441, 442, 443, 444],
             [525, 526, 527, 528]])
     """
+
+    @overload
+    def __init__(
+        self: Loader[Batch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        documents: Literal[False] = ...,
+        device: str | torch.device = ...,
+        contiguous: bool = ...,
+        dtype: npt.DTypeLike | torch.dtype = ...,
+        **settings: Unpack[arrays.LoaderSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[DocumentedBatch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        documents: Literal[True],
+        device: str | torch.device = ...,
+        contiguous: bool = ...,
+        dtype: npt.DTypeLike | torch.dtype = ...,
+        **settings: Unpack[arrays.LoaderSettings],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -110,14 +149,17 @@ class Loader:
         iter(self.arrays)
         return self
 
-    def __next__(self) -> Batch | DocumentedBatch:
+    def __repr__(self) -> str:
+        return f"<tokenmill.torch.{repr(self.arrays)[1:-1]}, on {self.device}>"
+
+    def __next__(self) -> B:
         return self._convert(next(self.arrays))
 
-    def batch_at(self, step: int) -> Batch | DocumentedBatch:
+    def batch_at(self, step: int) -> B:
         """The batch of any step; see `tokenmill.Loader.batch_at`."""
         return self._convert(self.arrays.batch_at(step))
 
-    def batch_from(self, row: int) -> Batch | DocumentedBatch:
+    def batch_from(self, row: int) -> B:
         """This rank's batch of the step that begins with a row."""
         return self._convert(self.arrays.batch_from(row))
 
@@ -139,19 +181,19 @@ class Loader:
         """End the thread; the next batch starts another."""
         self.arrays.close()
 
-    def _convert(self, batch: arrays.Batch) -> Batch | DocumentedBatch:
+    def _convert(self, batch: arrays.Batch) -> B:
         if self._is_on_cpu:
-            return _as_tensors(batch)
+            return cast(B, _as_tensors(batch))
         assert batch.tokens is not None
         tokens = self._move(torch.from_numpy(batch.tokens))
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         if self._contiguous:
             inputs, targets = inputs.contiguous(), targets.contiguous()
         if batch.documents is None:
-            return Batch(inputs, targets)
+            return cast(B, Batch(inputs, targets))
         ids, positions, ends, longest = _documents(batch)
         documents = Documents(self._move(ids), self._move(positions), self._move(ends), longest)
-        return DocumentedBatch(inputs, targets, documents)
+        return cast(B, DocumentedBatch(inputs, targets, documents))
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.device.type == "cuda":
@@ -160,7 +202,7 @@ class Loader:
         return tensor.to(self.device)  # without waiting, the memory might be used again too soon
 
 
-class TokenBatches(IterableDataset[Any]):
+class TokenBatches(IterableDataset[B]):
     """Whole batches, for a `DataLoader` that leaves them whole.
 
     Worker i of k makes every k-th batch, and the `DataLoader` asks them in turn, so that batches come
@@ -173,6 +215,34 @@ class TokenBatches(IterableDataset[Any]):
     >>> [inputs.shape for inputs, targets in torch.utils.data.DataLoader(batches, batch_size=None)]
     [torch.Size([2, 4]), torch.Size([2, 4])]
     """
+
+    @overload
+    def __init__(
+        self: TokenBatches[Batch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        start: int = ...,
+        documents: Literal[False] = ...,
+        contiguous: bool = ...,
+        dtype: npt.DTypeLike | torch.dtype = ...,
+        **settings: Unpack[arrays.LoaderSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: TokenBatches[DocumentedBatch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        start: int = ...,
+        documents: Literal[True],
+        contiguous: bool = ...,
+        dtype: npt.DTypeLike | torch.dtype = ...,
+        **settings: Unpack[arrays.LoaderSettings],
+    ) -> None: ...
 
     def __init__(self, data: Tokens | Mixture, *, start: int = 0, **settings: Any) -> None:
         if "prefetch" in settings:
@@ -190,7 +260,7 @@ class TokenBatches(IterableDataset[Any]):
     def __len__(self) -> int:
         return self._loader.count_steps(self.start)
 
-    def __iter__(self) -> Iterator[Batch | DocumentedBatch]:
+    def __iter__(self) -> Iterator[B]:
         worker, workers = _worker()
         if not self._goes_on:
             self._begun, self._given = self.start, 0
@@ -201,7 +271,7 @@ class TokenBatches(IterableDataset[Any]):
         for group in maker.read(row, stride=workers):
             (batch,) = maker.finish(group, buffers)
             self._given += 1
-            yield _as_tensors(batch)
+            yield cast(B, _as_tensors(batch))
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
         """Refuse to be divided twice: Accelerate calls this, and divides what it reads among ranks."""

@@ -160,7 +160,6 @@ def test_wrong_calls_say_what_is_wrong_before_any_work(tmp_path: Path, text: Pat
     for options, told in [
         ({"workers": 0}, "`workers` is 0"),
         ({"memory": 1000}, "`memory` is 1,000 bytes"),
-        ({"tokens_per_shards": 5}, "unknown setting: tokens_per_shards"),
         ({"tokens_per_shard": 1e6}, "`tokens_per_shard` is 1000000.0"),
         ({"tokens_per_shard": "100"}, "`tokens_per_shard` is '100'"),
         ({"tokens_per_shard": 0}, "`tokens_per_shard` is 0"),

@@ -17,13 +17,13 @@ import operator
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.load.maker import Batch, BatchMaker, Group
+from tokenmill.load.maker import Batch, BatchMaker, DocumentedBatch, Group
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
 from tokenmill.load.ranks import find_rank
@@ -32,9 +32,34 @@ from tokenmill.load.state import MOST_ROWS, check_state
 from tokenmill.order.rows import Kind
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["Batch", "Loader", "SourceLedger"]
+__all__ = ["Batch", "DocumentedBatch", "Loader", "LoaderSettings", "SourceLedger"]
 
 VERSION = 1
+
+if TYPE_CHECKING:  # the default, so that `Loader` alone is a type, needs Python 3.13 otherwise
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", bound=Batch, default=Batch, covariant=True)
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+
+class LoaderSettings(TypedDict, total=False):
+    """The arguments of `Loader` that all loaders share."""
+
+    seed: int
+    order: Kind
+    shuffle_block: int | None
+    rank: int | None
+    world_size: int | None
+    limit_rows: int | None
+    limit_tokens: int | None
+    limit_epochs: float | None
+    drop_last: bool
+    in_memory: bool
+    prefetch: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +71,7 @@ class SourceLedger:
     epochs: float
 
 
-class Loader:
+class Loader(Generic[B]):
     """Batches of rows, without end or up to a limit; an iterator that goes on where it is.
 
     It is for one thread at a time.
@@ -92,6 +117,32 @@ class Loader:
     prefetch
         The batches that a thread reads ahead; None: some MB of them; 0: no thread.
     """
+
+    @overload
+    def __init__(
+        self: Loader[DocumentedBatch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        documents: Literal[True],
+        dtype: npt.DTypeLike = ...,
+        contiguous: bool = ...,
+        **settings: Unpack[LoaderSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[Batch],
+        data: Tokens | Mixture,
+        *,
+        batch_size: int,
+        seq_len: int,
+        documents: bool = ...,
+        dtype: npt.DTypeLike = ...,
+        contiguous: bool = ...,
+        **settings: Unpack[LoaderSettings],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -188,7 +239,15 @@ class Loader:
             self._move(0)
         return self
 
-    def __next__(self) -> Batch:
+    def __repr__(self) -> str:
+        rows = f"{self.batch_size} x {self.seq_len}"
+        ranks = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        end = "" if self.limit is None else f" of {self.limit:,}"
+        return (
+            f"<{type(self).__name__} {rows} of {self.rows.data!r}{ranks}, row {self._row:,}{end}>"
+        )
+
+    def __next__(self) -> B:
         try:
             while (batch := next(self._made, None)) is None:
                 self._made = self.maker.finish(self._next_group(), self._buffers)
@@ -197,7 +256,7 @@ class Loader:
             self._at_end = isinstance(error, StopIteration)
             raise
         self._row = batch.end
-        return batch
+        return cast(B, batch)
 
     def _next_group(self) -> Group:
         """Some batches from the cursor on. Reading is for the thread, which may have to wait for a
@@ -215,11 +274,11 @@ class Loader:
             )
         return next(self._ahead)
 
-    def batch_at(self, step: int) -> Batch:
+    def batch_at(self, step: int) -> B:
         """The batch of any step, if all steps from row 0 on have this loader's global batch."""
         return self.batch_from(operator.index(step) * self.global_batch)
 
-    def batch_from(self, row: int) -> Batch:
+    def batch_from(self, row: int) -> B:
         """This rank's batch of the step that begins with a row."""
         end = MOST_ROWS if self.limit is None else self.limit
         if self.maker.drop_last:
@@ -227,7 +286,7 @@ class Loader:
         if not 0 <= row < end:
             there = f"they begin with rows from 0 to {end - 1:,}" if end else "it has none"
             raise IndexError(f"no batch of the run begins with row {row:,}: {there}")
-        return next(self.maker.finish(self.maker.read_one(row)))
+        return cast(B, next(self.maker.finish(self.maker.read_one(row))))
 
     def ledger(self) -> dict[str, SourceLedger]:
         """What the run has consumed so far of each source, on all ranks together."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from tokenmill.load.rows import FoundRows, Rows
 from tokenmill.order.documents import DocumentBatch
 from tokenmill.store.tokens import cast
 
-__all__ = ["Batch", "BatchMaker", "Group"]
+__all__ = ["Batch", "BatchMaker", "DocumentedBatch", "Group"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -50,6 +50,14 @@ class Batch:
     end: int
     tokens: npt.NDArray[Any] | None = None
     documents: DocumentBatch | None = None
+
+
+class DocumentedBatch(Batch):
+    """A batch of a loader that was asked for documents."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        documents: DocumentBatch
 
 
 class Group(NamedTuple):
@@ -200,7 +208,8 @@ class BatchMaker:
                 inputs, targets = tokens[..., :-1], tokens[..., 1:]
             # NumPy takes an array apart faster than slices do.
             parts = inputs, targets, numbers, ends[some], tokens
-            yield from map(Batch, *parts, documents[some] if documents else none)
+            kind = DocumentedBatch if documents else Batch
+            yield from map(kind, *parts, documents[some] if documents else none)
             del memory, tokens, inputs, targets, parts  # which nobody but the caller shall hold
 
     def buffers(self) -> Buffers:

@@ -58,6 +58,7 @@ class Rows:
             )
         if in_memory:
             data = data.in_memory()
+        self.data = data
         mixture = data if isinstance(data, Mixture) else None
         self.names = ("",) if isinstance(data, Tokens) else data.names
         self.tokens = (data,) if isinstance(data, Tokens) else data.tokens

@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.mill.engines import LocalEngine, available_cores, disk_error
@@ -44,24 +44,37 @@ class Report:
     parts: int
     parts_done_before: int
 
+    def __repr__(self) -> str:
+        splits = (f"{name} {split.tokens:,} tokens" for name, split in self.manifest.splits.items())
+        return f"<Report {str(self.path)!r}: {', '.join(splits)}>"
+
 
 def prepare(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    documents: str = "auto",
+    text_field: str = "text",
+    normalize: bool = True,
+    dedup: Literal["documents", "lines", "none"] = "documents",
+    min_line: int = 20,
+    val_fraction: float = 0.01,
+    tokens_per_shard: int = 100_000_000,
+    eot: Literal["after", "before", "none"] = "after",
+    dtype: Literal["auto", "uint16", "uint32"] = "auto",
+    on_bad_text: Literal["repair", "drop", "refuse"] = "repair",
+    skip_bad_files: bool = False,
     workers: int | None = None,
     memory: int | None = None,
     restart: bool = False,
     watcher: Watcher | None = None,
-    **settings: Any,
 ) -> Report:
     """Make a dataset out of text, or go on making it.
 
     `inputs` are files, folders and globs; `out` is a new folder or one that an interrupted run
-    left. `settings` are the fields of `tokenmill.mill.settings.Settings`: documents, text_field,
-    normalize, dedup, min_line, val_fraction, tokens_per_shard, eot, dtype, on_bad_text,
-    skip_bad_files. `memory` is the cap in bytes for all processes together.
+    left. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
+    `tokenmill.mill.settings.Settings`. `memory` is the cap in bytes for all processes together.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -70,7 +83,24 @@ def prepare(
     >>> report.manifest.splits["train"].documents, report.manifest.splits["train"].tokens
     (2, 43)
     """
-    mill = Mill(inputs, out, tokenizer=tokenizer, workers=workers, memory=memory, **settings)
+    mill = Mill(
+        inputs,
+        out,
+        tokenizer=tokenizer,
+        workers=workers,
+        memory=memory,
+        documents=documents,
+        text_field=text_field,
+        normalize=normalize,
+        dedup=dedup,
+        min_line=min_line,
+        val_fraction=val_fraction,
+        tokens_per_shard=tokens_per_shard,
+        eot=eot,
+        dtype=dtype,
+        on_bad_text=on_bad_text,
+        skip_bad_files=skip_bad_files,
+    )
     try:
         with OutputFolder(Path(out), restart=restart) as folder:
             return mill.run(folder, watcher or Nobody())
@@ -91,7 +121,7 @@ class Mill:
         memory: int | None = None,
         **settings: Any,
     ) -> None:
-        self.settings = _settings(settings)
+        self.settings = Settings(**settings)
         if workers is not None and workers < 1:
             raise UsageError(f"`workers` is {workers}; it must be at least 1.")
         self.workers = workers or available_cores()
@@ -162,17 +192,6 @@ class Mill:
             folder=folder,
             cuttable=self.tokenizer.cuttable,
         )
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    try:
-        return Settings(**given)
-    except TypeError:
-        known = Settings.__dataclass_fields__
-        unknown = ", ".join(sorted(set(given) - set(known)))
-        raise UsageError(
-            f"unknown setting: {unknown}. The settings are {', '.join(known)}."
-        ) from None
 
 
 def _dtype(settings: Settings, tokenizer: Tokenizer) -> str:
