@@ -389,7 +389,7 @@ def test_what_is_not_recognised_lists_all_that_was_tried(tmp_path):
     (tmp_path / "empty.bin").unlink()
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "neither a file nor a folder")
-    refused(tmp_path / "text.txt", "magic bytes", format="npy")
+    refused(tmp_path / "x", "magic bytes", format="npy")
     refused(tmp_path, "no .bin files", format="llmc")
     write_llmc(tmp_path / "x.bin", [1], version=2)
     refused(tmp_path / "x.bin", "version 2", dtype="uint16")

@@ -31,6 +31,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.mill.engines import disk_error
 from tokenmill.store.dataset import Dataset, open
 from tokenmill.store.formats import OTHER_NAMES, llmc
+from tokenmill.store.paths import AnyPaths
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["Exported", "export"]
@@ -58,7 +59,7 @@ class Exported:
 
 
 def export(
-    source: str | os.PathLike[str] | Dataset,
+    source: AnyPaths | Dataset,
     out: str | os.PathLike[str],
     *,
     to: str,

@@ -38,6 +38,7 @@ from tokenmill.mill.engines import disk_error
 from tokenmill.store.dataset import Dataset, open
 from tokenmill.store.documents import sums
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source, Split
+from tokenmill.store.paths import AnyPaths
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["import_dataset"]
@@ -46,7 +47,7 @@ TOKENS_PER_SHARD = 100_000_000
 
 
 def import_dataset(
-    source: str | os.PathLike[str],
+    source: AnyPaths,
     out: str | os.PathLike[str],
     *,
     tokens_per_shard: int = TOKENS_PER_SHARD,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tokenmill.store.dataset
 from tokenmill.store.dataset import Dataset
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, SourceTable
+from tokenmill.store.paths import AnyPaths
 
 __all__ = ["Dropped", "Info", "SetAside", "SplitInfo", "describe"]
 
@@ -81,7 +82,7 @@ class Info:
 
 
 def describe(
-    path: str | os.PathLike[str],
+    path: AnyPaths,
     *,
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
@@ -99,7 +100,7 @@ tokenmill prepare TEXTS --out no/such/folder
     splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
     tables = [split.documents for split in splits if split.documents is not None]
     found = Info(
-        path=str(path),
+        path=str(path if isinstance(path, (str, os.PathLike)) else dataset.path),
         format=dataset.format,
         tokenizer=dataset.contents.tokenizer,
         tokenizer_fingerprint=None,

@@ -20,19 +20,20 @@ import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
-from tokenmill.hub.address import is_address
-from tokenmill.store.files import CURE, find_cure, read_inside
+from tokenmill.store.files import CURE, read_inside
 from tokenmill.store.formats import recognize
 from tokenmill.store.formats.protocol import Asked, Contents, parse_dtype
 from tokenmill.store.formats.starts import PartOfDocuments
+from tokenmill.store.joined import join_contents
 from tokenmill.store.manifest import MOST_BYTES, TOKENIZER_NAME, Manifest
+from tokenmill.store.paths import AnyPaths, find_all, group_by_folder
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.protocol import Tokenizer
 
-__all__ = ["Dataset", "find", "load_saved_tokenizer", "open"]
+__all__ = ["Dataset", "load_saved_tokenizer", "open"]
 
 
 class Dataset(Mapping[str, Tokens]):
@@ -153,7 +154,7 @@ class Dataset(Mapping[str, Tokens]):
 
 
 def open(
-    path: str | os.PathLike[str],
+    path: AnyPaths,
     *,
     tokenizer: str | Tokenizer | None = None,
     dtype: npt.DTypeLike | None = None,
@@ -163,9 +164,10 @@ def open(
     vocab_size: int | None = None,
     column: str | None = None,
 ) -> Dataset:
-    """Open tokens on disk, in place: docs/formats.md tells what is recognised, and how.
+    """Open tokens on disk, in place: docs/formats.md lists the formats and how they are recognised.
 
-    `tokenizer` is the one that made the tokens; a prepared dataset opens only if that is true.
+    `path` is a file, a folder, a glob such as "shards/*.bin", or a list of these, in whose order
+    the tokens are. Files are split by their names; `~` is the home folder. `tokenizer` is the one that made the tokens; a prepared dataset opens only if that is true.
     `dtype` is for files of ids alone, and `format` for what is recognised wrongly or not at all.
     `val_fraction` holds out the end of tokens that have no validation split of their own.
     `eot_id` is the id between documents, and `vocab_size` one more than the largest id; both
@@ -178,10 +180,10 @@ def open(
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    found = find(path)
+    paths = find_all(path)
     _check_numbers(val_fraction, eot_id, vocab_size)
     asked = Asked(
-        path=found,
+        path=paths[0],
         dtype=None if dtype is None else parse_dtype(dtype),
         format=format,
         val_fraction=val_fraction,
@@ -189,7 +191,7 @@ tokenmill prepare TEXTS --out no/such/folder
         vocab_size=vocab_size,
         column=column,
     )
-    name, contents = recognize(asked)
+    name, contents, found = _read(asked, paths)
     contents = _drop_empty(found, contents)
     if isinstance(tokenizer, str):
         from tokenmill.tokenizers import load_tokenizer
@@ -209,35 +211,6 @@ tokenmill prepare TEXTS --out no/such/folder
             eot_id=_first(eot_id, end, contents.eot_id),
         )
     return Dataset(found.absolute(), name, contents, tokenizer)
-
-
-def find(path: str | os.PathLike[str]) -> Path:
-    """The file or folder at a path, or an error that says what is there instead."""
-    if is_address(path):
-        from tokenmill.hub.cache import find_cached_dataset
-
-        path = find_cached_dataset(path)
-    found = Path(path)
-    try:
-        if not found.exists():
-            index = found.with_name(found.name + ".idx")  # of Megatron, which is named by prefix
-            if index.is_file():
-                return index
-            raise DatasetError(
-                f"{found} does not exist. Make a dataset with: "
-                f"tokenmill prepare TEXTS --out {found}"
-            )
-        if not found.is_dir():
-            if not found.is_file():
-                raise DatasetError(f"{found} is neither a file nor a folder.")
-            if not found.stat().st_size:
-                raise DatasetError(f"{found} is empty. Copy or download it again.")
-    except (OSError, ValueError) as error:  # no permission, a name too long or with a NUL in it
-        reason = getattr(error, "strerror", None) or error
-        raise DatasetError(
-            f"{str(path)!r} cannot be read: {reason}. {find_cure(error, '')}".rstrip()
-        ) from error
-    return found
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
@@ -279,6 +252,22 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
         raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
         raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
+
+
+def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
+    """The format and contents of all that was asked for, and the folder that it is in."""
+    if len(paths) == 1:
+        return *recognize(asked), paths[0]
+    common = Path(os.path.commonpath([path.absolute() for path in paths]))
+    parts = {}
+    for folder, names in group_by_folder(paths):
+        label = os.path.relpath(folder.absolute(), common)
+        while label in parts:  # files of other folders stand between those of this one
+            label = f"{label}/."
+        parts[label] = recognize(replace(asked, path=folder, chosen=names))
+    if len(parts) == 1:
+        return *next(iter(parts.values())), folder
+    return *join_contents(parts), common
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:

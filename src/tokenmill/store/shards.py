@@ -188,9 +188,10 @@ class PartOfShards:
 
 @dataclass(frozen=True)
 class JoinedShards:
-    """The shards of one after another, all of one dtype."""
+    """The shards of one after another, all of one dtype; `folders` go before their names."""
 
     parts: tuple[Shards, ...]
+    folders: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -214,7 +215,8 @@ class JoinedShards:
 
     def name(self, number: int) -> str:
         part, own = self._find(number)
-        return part.name(own)
+        folder = self.folders[bisect_right(self._ends, number)] if self.folders else ""
+        return str(Path(folder, part.name(own)))
 
     def map(self, number: int) -> npt.NDArray[Any]:
         part, own = self._find(number)

@@ -23,12 +23,13 @@ import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.store.dataset import find, load_saved_tokenizer, open
+from tokenmill.store.dataset import load_saved_tokenizer, open
 from tokenmill.store.files import CURE, DamagedFileError, open_inside
 from tokenmill.store.formats import prepared
 from tokenmill.store.formats.prepared import WORK_NAME
 from tokenmill.store.manifest import DOCUMENT_DTYPE, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from tokenmill.store.overlap import check_overlap
+from tokenmill.store.paths import AnyPaths, find_all
 from tokenmill.store.problems import Findings, Problem, Problems
 from tokenmill.store.verify_foreign import examine_foreign
 from tokenmill.store.verify_split import check_split
@@ -42,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 def verify(
-    path: str | os.PathLike[str],
+    path: AnyPaths,
     *,
     progress: Progress | None = None,
     dtype: npt.DTypeLike | None = None,
@@ -67,7 +68,7 @@ tokenmill prepare TEXTS --out no/such/folder
 
 
 def examine(
-    path: str | os.PathLike[str],
+    path: AnyPaths,
     *,
     progress: Progress | None = None,
     dtype: npt.DTypeLike | None = None,
@@ -76,13 +77,15 @@ def examine(
     column: str | None = None,
 ) -> Findings:
     """Check tokens on disk like `verify`, and tell what is there as well."""
-    found = find(path)
+    first, *others = find_all(path)
     has_manifest = False
     with suppress(OSError):  # of a folder that may not be looked into, opening tells
-        has_manifest = (found / MANIFEST_NAME).exists()
+        has_manifest = not others and (first / MANIFEST_NAME).exists()
     if has_manifest and format in (None, prepared.NAME):
-        return _examine_prepared(found, progress)
-    dataset = open(found, dtype=dtype, format=format, vocab_size=vocab_size, column=column)
+        return _examine_prepared(first, progress)
+    dataset = open(
+        [first, *others], dtype=dtype, format=format, vocab_size=vocab_size, column=column
+    )
     return examine_foreign(dataset, progress)
 
 

@@ -62,11 +62,10 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
             raise DatasetError(
                 f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
             ) from error
-    if text := find_text(asked.path):
+    what = asked.path / asked.chosen[0] if asked.chosen else asked.path
+    if text := find_text(what):
         raise DatasetError(text)
     cure = "Give its format as `format=NAME`; or, if it holds ids and nothing else, `dtype=uint16`."
     if asked.format is not None:
         cure = "Give what it lacks, or omit `format` to have it recognised."
-    raise DatasetError(
-        "\n".join([f"{asked.path} is not token data in a known format.", *reasons, cure])
-    )
+    raise DatasetError("\n".join([f"{what} is not token data in a known format.", *reasons, cure]))

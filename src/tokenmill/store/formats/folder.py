@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,13 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
     names = []
     if ending in asked.names:
         names = [name for name in asked.files if name.endswith(ending) and name[0] != "."]
-    asked.listed[ending] = names = sort_names(names)
+    if asked.chosen is None:
+        names = sort_names(names)
+    else:  # in the order of the user: those with the ending, or else those beside the others
+        beside = (os.path.splitext(name)[0] + ending for name in asked.chosen)
+        chosen = [name for name in asked.chosen if name.endswith(ending)]
+        names = chosen or [name for name in beside if name in asked.files]
+    asked.listed[ending] = names
     return list(names)
 
 
@@ -98,13 +105,14 @@ def are_numbered(names: Sequence[str]) -> bool:
 
 
 def check_gaps(asked: Asked, names: Sequence[str]) -> None:
-    """Refuse numbered names, sorted, of which one is missing, unless the user named the format.
+    """Refuse numbered names, sorted, of which one is missing, unless the user named the files or
+    the format.
 
     A shard that was not downloaded would otherwise change the data without a word. What counts is
     the number before an `-of-`, which must lead up to the one after it; else the last number that
     is not the same in all names.
     """
-    if asked.format is not None or not names or _is_unbroken(names):
+    if asked.format is not None or asked.chosen or not names or _is_unbroken(names):
         return
     for before, after, found in _sequences(names):
         low, high = min(found), max(found)

@@ -4,7 +4,8 @@ A header of 256 int32 (magic number, version, number of tokens), then ids. The e
 before each document, and documents cross shards. The header tells a vocabulary, not a tokenizer: a
 file with the first magic number is taken for GPT-2's.
 
-A folder is split by its names (`val`); where none says so, the last shard is held out. Checked at
+A folder is split by its names (`val`); where none says so, the last shard is held out. Files that
+the user named are split by their names alone. Checked at
 opening: all sizes, and the headers of the first and last shard. Checked when a shard is first
 touched: its header.
 """
@@ -63,7 +64,7 @@ def read(asked: Asked) -> Contents:
         for some in splits.values():
             check_gaps(asked, some)
     alone = asked.val_fraction is None and "val" not in splits
-    if asked.is_folder and alone and len(splits["train"]) > 1:
+    if asked.is_folder and not asked.chosen and alone and len(splits["train"]) > 1:
         splits = {**splits, "train": splits["train"][:-1], "val": splits["train"][-1:]}
     contents = Contents(
         splits={split: _shards(asked, some, files, kind) for split, some in splits.items()},

@@ -46,7 +46,7 @@ def _list(asked: Asked) -> dict[str, list[str]]:
         raise NotThisFormat("it is a folder, and not one of .npy files alone")
     splits = {split: some for split, some in split_by_name(names).items() if some}
     for some in splits.values():
-        if len(some) > 1 and not are_numbered(some):
+        if len(some) > 1 and not asked.chosen and not are_numbered(some):
             raise NotThisFormat("its .npy files are not numbered shards; open one by itself")
         check_gaps(asked, some)
     return splits

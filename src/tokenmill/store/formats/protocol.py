@@ -36,9 +36,14 @@ class NotThisFormat(Exception):  # noqa: N818  (an answer, not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What `tokenmill.open` was asked for. `format` is given when the user named one."""
+    """What `tokenmill.open` was asked for. `format` is given when the user named one.
+
+    `chosen` are the files of the folder that the user named, in their order; None for all. Files
+    that belong to them, such as `x.idx` to `x.bin`, are seen too.
+    """
 
     path: Path
+    chosen: tuple[str, ...] | None = None
     dtype: np.dtype[Any] | None = None
     format: str | None = None
     val_fraction: float | None = None
@@ -67,7 +72,7 @@ class Asked:
         try:
             # By name they mostly lie as they were made, in the system's memory and, once joined
             # and cut again, in this one's: of very many a third faster than as the folder has them.
-            names = sorted(os.listdir(folder))
+            names = sorted(filter(self._belongs, os.listdir(folder)))
             for name in "\0".join(names).split("\0") if names else []:
                 try:
                     status = os.stat(name, dir_fd=folder)
@@ -84,6 +89,20 @@ class Asked:
         finally:
             os.close(folder)
         return files, others
+
+    @cached_property
+    def _stems(self) -> frozenset[str]:
+        return frozenset(os.path.splitext(name)[0] for name in self.chosen or ())
+
+    @cached_property
+    def _expected(self) -> frozenset[str]:
+        return frozenset((*(self.chosen or ()), "meta.json"))
+
+    def _belongs(self, name: str) -> bool:
+        if self.chosen is None or name in self._expected:
+            return True
+        dots = (place for place, letter in enumerate(name) if letter == ".")
+        return any(name[:place] in self._stems for place in dots)
 
     @cached_property
     def names(self) -> str:

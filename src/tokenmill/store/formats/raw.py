@@ -68,7 +68,7 @@ def read(asked: Asked) -> Contents:
 
 def _list(asked: Asked) -> dict[str, dict[str, int]]:
     """The files of each split with their sizes, in order."""
-    if names := list_shards(asked, ".bin"):
+    if names := list(asked.chosen or list_shards(asked, ".bin")):
         parts = split_by_name(names)
         for some in parts.values():
             check_gaps(asked, some)
