@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_export import contents, run_killed
 
 import tokenmill
+from tokenmill.cli import main
 from tokenmill.convert import borders, import_dataset
 from tokenmill.errors import DatasetError, FolderError, TokenizerError, UsageError
 
@@ -106,9 +107,45 @@ def test_the_end_is_held_out_and_both_splits_are_imported(tmp_path):
     assert tokenmill.verify(tmp_path / "out") == []
 
 
+def test_ids_are_imported_without_a_tokenizer(tmp_path, capsys):
+    """As of nanoGPT's characters: a vocabulary, and neither a tokenizer nor an end of text."""
+    write_raw(tmp_path / "x" / "train.bin", [1, 2, 64, 3])
+    write_raw(tmp_path / "x" / "val.bin", [5, 6])
+    out = tmp_path / "out"
+    arguments = ["import", str(tmp_path / "x"), "--vocab-size", "65", "--out", str(out)]
+    assert main(arguments) == main(arguments) == 0
+    assert "train: 4 tokens, 1 document" in capsys.readouterr().out
+    assert main(["verify", str(out)]) == main(["info", str(out)]) == 0
+    assert "not known, vocabulary of 65" in capsys.readouterr().out
+    dataset = tokenmill.open(out)
+    assert (dataset.vocab_size, dataset.eot_id, dataset.manifest.eot) == (65, None, "none")
+    assert dataset["train"][:].tolist() == [1, 2, 64, 3]
+    with pytest.raises(TokenizerError, match="does not say which tokenizer"):
+        _ = dataset.tokenizer
+    assert tokenmill.open(out, tokenizer="bytes").tokenizer.decode([65]) == "A"
+    tokenmill.reshard(out, tmp_path / "cut", tokens_per_shard=3)
+    assert tokenmill.verify(tmp_path / "cut") == []
+    with pytest.raises(DatasetError, match="the id 64 at token 2"):
+        tokenmill.import_dataset(tmp_path / "x", tmp_path / "small", vocab_size=64)
+
+
+def test_a_vocabulary_and_an_end_of_text_are_enough_for_documents(tmp_path):
+    write_raw(tmp_path / "x.bin", [1, 0, 2, 3, 0], "<u4")
+    made = tokenmill.import_dataset(
+        tmp_path / "x.bin", tmp_path / "out", dtype="uint32", vocab_size=70_000, eot_id=0
+    )
+    assert (made.dtype, made.eot, made.eot_id) == ("uint32", "after", 0)
+    assert tokenmill.open(tmp_path / "out")["train"].documents.lengths.tolist() == [2, 3]
+    write_llmc_folder(tmp_path / "gpt2", [[50256, 1], [50256, 2]])
+    made = tokenmill.import_dataset(tmp_path / "gpt2", tmp_path / "out2", vocab_size=50_304)
+    assert (made.tokenizer, made.vocab_size) == ("unknown", 50_304)
+    made = tokenmill.import_dataset(tmp_path / "gpt2", tmp_path / "out3", vocab_size=50_257)
+    assert made.tokenizer == "gpt2"
+
+
 def test_what_cannot_be_imported_is_refused(tmp_path):
     write_raw(tmp_path / "x.bin", [1, 2, 257])
-    with pytest.raises(TokenizerError, match="tokenizer="):
+    with pytest.raises(TokenizerError, match="Or give `vocab_size=N`"):
         tokenmill.import_dataset(tmp_path / "x.bin", tmp_path / "out", dtype="uint16")
     options = {"dtype": "uint16", "tokenizer": "bytes"}
     with pytest.raises(DatasetError, match="the id 257 at token 2"):

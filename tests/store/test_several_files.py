@@ -118,6 +118,11 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     write_llmc(tmp_path / "b.bin", [1])
     with pytest.raises(DatasetError, match="the format is nanogpt in one and llmc in the other"):
         tokenmill.open([tmp_path / "a", tmp_path / "b.bin"])
+    np.save(tmp_path / "b.npy", np.arange(3))
+    for other in ("b.npy", "notes.txt"):
+        (tmp_path / "notes.txt").write_text("Not tokens.")
+        with pytest.raises(DatasetError, match=f"{other} is not of the format llmc"):
+            tokenmill.open([tmp_path / "b.bin", tmp_path / other])
     write_megatron(tmp_path / "m", [[1]])
     write_megatron(tmp_path / "n" / "m", [[1]], dtype="<i4")
     with pytest.raises(DatasetError, match="the dtype is uint16 in one and int32 in the other"):

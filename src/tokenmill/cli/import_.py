@@ -26,26 +26,29 @@ def import_(
     tokens_per_shard: int = TOKENS_PER_SHARD,
     val_fraction: float | None = None,
     eot_id: int | None = None,
+    vocab_size: int | None = None,
     opening: Opening = RECOGNISED,
 ) -> int:
     """Make a dataset of another program's tokens, with a manifest, checksums and documents.
 
-    The same command goes on after an interruption.
+    The same command resumes after an interruption.
 
     Parameters
     ----------
     path
-        A file or folder of tokens.
+        A file, folder or 'glob' of tokens.
     out
         A new or empty folder.
     tokenizer
-        The one that made the tokens, where they do not tell it.
+        The one that made the tokens, where they do not say it.
     tokens_per_shard
         The tokens in each file but the last.
     val_fraction
         The share at the end that is held out, where there is no validation split.
     eot_id
         The id between documents, where it is not the tokenizer's.
+    vocab_size
+        The number of ids, to import them without a tokenizer.
     """
     try:
         with show_bar("importing") as progress:
@@ -57,6 +60,7 @@ def import_(
                 tokenizer=tokenizer,
                 val_fraction=val_fraction,
                 eot_id=eot_id,
+                vocab_size=vocab_size,
                 **opening.options,
             )
     except KeyboardInterrupt:
@@ -66,6 +70,8 @@ def import_(
             f"{name}: {counted(split.tokens, 'token')}, {counted(split.documents, 'document')}, "
             f"{counted(len(split.shards), 'shard')}"
         )
+    if empty := made.ledger["dropped"].get("empty"):
+        _line(f"Left out: {counted(empty['documents'], 'empty document')}.")
     _line(f"\nNext:  tokenmill verify {typed(out)}")
     return 0
 

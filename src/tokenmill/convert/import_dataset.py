@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,17 @@ from tokenmill.convert.prepared import (
     write_splits,
 )
 from tokenmill.convert.targets.protocol import BLOCK
-from tokenmill.errors import DatasetError, UsageError
+from tokenmill.errors import DatasetError, TokenizerError, UsageError
 from tokenmill.mill.engines import disk_error
 from tokenmill.store.dataset import Dataset, open
 from tokenmill.store.documents import sums
+from tokenmill.store.formats.starts import FileDocuments, Starts
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source, Split
 from tokenmill.store.paths import AnyPaths
+from tokenmill.store.shards import Shards
 from tokenmill.store.tokens import Tokens
+from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.tokenizers.unknown import UnknownTokenizer
 
 __all__ = ["import_dataset"]
 
@@ -54,10 +59,11 @@ def import_dataset(
     progress: Progress = tell_nobody,
     **options: Any,
 ) -> Manifest:
-    """Make a prepared dataset of tokens that `tokenmill.open` opens, or go on making it.
+    """Make a prepared dataset of tokens that `tokenmill.open` opens, or resume making it.
 
-    `options` are those of `tokenmill.open`; the tokenizer is one of them, where the format does not
-    tell it.
+    `options` are those of `tokenmill.open`. Where the format does not say which tokenizer made the
+    ids, give `tokenizer`, or `vocab_size` alone to import them without one. Where nothing tells
+    documents apart, each file is one.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -74,7 +80,7 @@ def import_dataset(
             f"{source} is a prepared dataset already. To cut it anew: tokenmill reshard {source} "
             f"--out FOLDER --tokens-per-shard {tokens_per_shard}"
         )
-    tokenizer = dataset.tokenizer
+    tokenizer = _choose_tokenizer(dataset, options.get("tokenizer"), options.get("vocab_size"))
     settings = {
         "imported": dataset.format,
         "tokens_per_shard": tokens_per_shard,
@@ -90,25 +96,46 @@ def import_dataset(
     try:
         about = {**settings, "tokenizer": tokenizer.fingerprint}
         with OutputFolder(target, about, record=RECORD) as folder:
-            return _import(dataset, folder.path, settings, tokens_per_shard, progress)
+            return _import(dataset, tokenizer, folder.path, settings, tokens_per_shard, progress)
     except OSError as error:
         raise disk_error(error) from error
 
 
+def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:
+    """The tokenizer of the ids, or one that only knows how many there are."""
+    try:
+        found = dataset.tokenizer
+    except TokenizerError as error:
+        if vocab_size is None and given is None:
+            raise TokenizerError(
+                f"{error} Or give `vocab_size=N` to import the ids without a tokenizer."
+            ) from None
+        if vocab_size is None:
+            raise
+        found = None
+    if found is not None and (given is not None or vocab_size in (None, found.vocab_size)):
+        return found
+    assert vocab_size is not None
+    return UnknownTokenizer(vocab_size, dataset.eot_id)
+
+
 def _import(
     dataset: Dataset,
+    tokenizer: Tokenizer,
     folder: Path,
     settings: dict[str, Any],
     tokens_per_shard: int,
     progress: Progress,
 ) -> Manifest:
-    tokenizer = dataset.tokenizer
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     sources: list[Source] = []
     splits: dict[str, tuple[Tokens, Records]] = {}
     for name in dataset.splits:
-        tokens = dataset[name]
-        counts = dataset.contents.splits[name].counts
+        tokens, shards = dataset[name], dataset.contents.splits[name]
+        counts = shards.counts
+        if tokens.documents is None and tokens.eot_id is None:
+            table = FileDocuments(_OnePerFile(shards), counts, name)
+            tokens = Tokens(shards, name, documents=table)
         splits[name] = tokens, _Found(tokens, counts, len(sources), tokenizer.eot_id)
         sources += _list_sources(dataset, name)
     made, facts = write_splits(
@@ -167,6 +194,24 @@ def _ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
         "set_aside": [],
         "tokens": sum(split.tokens for split in splits.values()),
     }
+
+
+@dataclass(frozen=True)
+class _OnePerFile:
+    """Each file as one document, where nothing tells documents apart."""
+
+    shards: Shards
+
+    @property
+    def counts(self) -> list[int]:
+        return [int(count > 0) for count in self.shards.counts]
+
+    def name(self, number: int) -> str:
+        return self.shards.name(number)
+
+    def read(self, number: int) -> Starts:
+        tokens = int(self.shards.counts[number])
+        return Starts(int(tokens > 0), lambda numbers: numbers * tokens)
 
 
 class _Found:

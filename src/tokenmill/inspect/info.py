@@ -16,6 +16,7 @@ import tokenmill.store.dataset
 from tokenmill.store.dataset import Dataset
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, SourceTable
 from tokenmill.store.paths import AnyPaths
+from tokenmill.tokenizers.unknown import UNKNOWN
 
 __all__ = ["Dropped", "Info", "SetAside", "SplitInfo", "describe"]
 
@@ -137,7 +138,7 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
     dropped, set_aside = ledger.get("dropped"), ledger.get("set_aside")
     return replace(
         found,
-        tokenizer=manifest.tokenizer,
+        tokenizer=None if manifest.tokenizer == UNKNOWN else manifest.tokenizer,
         tokenizer_fingerprint=manifest.tokenizer_fingerprint,
         characters_per_token=characters / tokens if characters is not None and tokens else None,
         bytes_per_token=text_bytes / tokens if text_bytes is not None and tokens else None,

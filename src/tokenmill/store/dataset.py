@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "load_saved_tokenizer", "open"]
 
+_SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
+
 
 class Dataset(Mapping[str, Tokens]):
     """Tokens on disk: `dataset["train"]` is the training tokens as one array.
@@ -134,18 +136,25 @@ class Dataset(Mapping[str, Tokens]):
             )
         return self._tokens[split]
 
+    @property
+    def tells_tokenizer(self) -> bool:
+        """Whether the tokens come with their tokenizer, so that not finding it is an error."""
+        if self.manifest is not None:
+            return not _is_unknown(self.manifest)
+        return self.contents.shard_of is not None
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the tokens were made with, as given or as far as the data tells."""
         if self._given is not None:
             return self._given
-        if self.manifest is not None:
+        if self.manifest is not None and not _is_unknown(self.manifest):
             return _check(load_saved_tokenizer(self.path), self.manifest, self.path)
         if self.contents.shard_of is not None:
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not say which tokenizer made it. Give its name or its file: "
+                f"{self.path} does not say which tokenizer made it. Give it by name or file, as "
                 "`tokenizer=NAME`."
             )
         from tokenmill.tokenizers import load_tokenizer
@@ -234,7 +243,16 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
         ) from error
 
 
+def _is_unknown(manifest: Manifest) -> bool:
+    """Whether ids were imported without their tokenizer."""
+    from tokenmill.tokenizers.unknown import UNKNOWN
+
+    return manifest.tokenizer == UNKNOWN
+
+
 def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
+    if _is_unknown(manifest):
+        return tokenizer
     if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise TokenizerError(
             f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
@@ -265,9 +283,28 @@ def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
         while label in parts:  # files of other folders stand between those of this one
             label = f"{label}/."
         parts[label] = recognize(replace(asked, path=folder, chosen=names))
+        _check_all_used(folder, names or (), *parts[label])
     if len(parts) == 1:
         return *next(iter(parts.values())), folder
     return *join_contents(parts), common
+
+
+def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
+    """Refuse files that were asked for and are not of the format that the others are."""
+    used = {
+        shards.name(number)
+        for shards in contents.splits.values()
+        for number in range(len(shards.counts))
+    }
+    stems = {os.path.splitext(name)[0] for name in used}
+    for name in chosen:
+        parts = {name[:place] for place, letter in enumerate(name) if letter == "."}
+        is_beside = not name.endswith(_SHARDS) and not stems.isdisjoint(parts)
+        if name not in used and not is_beside and (folder / name).stat().st_size:
+            raise DatasetError(
+                f"{folder / name} is not of the format {format}, like those beside it. Open it by "
+                "itself, or leave it out of the list or pattern."
+            )
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:

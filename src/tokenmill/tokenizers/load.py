@@ -25,6 +25,7 @@ from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.tokenizers.ranks import RankVocabulary, read_rank_file
 from tokenmill.tokenizers.raw_bytes import ByteTokenizer
 from tokenmill.tokenizers.tokenizer_json import JsonVocabulary, check_numbers, parse_json
+from tokenmill.tokenizers.unknown import UNKNOWN, UnknownTokenizer
 
 __all__ = ["from_state", "load_tokenizer"]
 
@@ -91,6 +92,8 @@ def from_state(state: Mapping[str, Any]) -> Tokenizer:
     try:
         if kind == "bytes":
             return ByteTokenizer(eot=_read_eot(state, 257))
+        if kind == UNKNOWN:
+            return UnknownTokenizer(state["vocab_size"], state["eot_id"])
         if kind in ("bpe", "sentencepiece"):
             # Special tokens are kept apart from the rest in a state, and together in a file.
             specials = [

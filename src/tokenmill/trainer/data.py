@@ -84,7 +84,7 @@ class _Source:
         try:
             return self.dataset.tokenizer
         except TokenizerError:
-            if self.dataset.manifest is not None or self.dataset.contents.shard_of is not None:
+            if self.dataset.tells_tokenizer:
                 raise
             return None
 
