@@ -23,7 +23,7 @@ show tokenmill prepare demo/text --tokenizer demo/tokenizer.json --out demo/stdl
 show tokenmill info demo/stdlib
 show tokenmill peek demo/stdlib --document 100 --length 60
 
-set -- tokenmill train --data demo/stdlib --config configs/tiny_cpu.json --name tiny --runs demo/runs
+set -- tokenmill train demo/stdlib --config tiny --name tiny --runs demo/runs
 printf '\n$ %s\n' "$*"
 "$@" &
 training=$!

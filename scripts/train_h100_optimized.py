@@ -17,8 +17,6 @@ from pathlib import Path
 
 from tokenmill.cli import main as tokenmill
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-
 
 def main() -> int:
     """Translate the guide's flags."""
@@ -55,7 +53,7 @@ def main() -> int:
         "--tokenizer": "gpt2",
         "--data": told.train_data_path,
         "--val": told.val_data_path,
-        "--config": CONFIGS / "124M_1024.json",
+        "--config": "124M",
         "--seq-len": told.max_length,
         "--micro-batch": told.batch_size,
         "--seed": told.seed,

@@ -62,7 +62,7 @@ def _translate(file: RunFile, stem: str) -> dict[str, str]:
     flags = {"--backend": "jax", "--data": str(data.path), "--name": file.name or stem}
     for field in fields(Config):
         value = getattr(config, field.name)
-        if value != field.default:
+        if value is not None:  # also those of the default, which is another without a GPU
             flags[f"--{field.name.replace('_', '-')}"] = str(value)
     return flags
 

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Batch": "tokenmill.load.maker",
+    "Config": "tokenmill.trainer.config",
     "Dataset": "tokenmill.store.dataset",
     "DocumentedBatch": "tokenmill.load.maker",
     "Loader": "tokenmill.load.loader",
@@ -28,12 +29,15 @@ _WHERE = {
     "prepare": "tokenmill.mill.run",
     "pretokenize": "tokenmill.mill.pretokenize",
     "reshard": "tokenmill.convert.reshard",
+    "sample": "tokenmill.trainer.sample",
+    "train": "tokenmill.trainer.run",
     "train_tokenizer": "tokenmill.tokenizers",
     "verify": "tokenmill.store.verify",
 }
 
 __all__ = [
     "Batch",
+    "Config",
     "Dataset",
     "DocumentedBatch",
     "Loader",
@@ -50,6 +54,8 @@ __all__ = [
     "prepare",
     "pretokenize",
     "reshard",
+    "sample",
+    "train",
     "train_tokenizer",
     "verify",
 ]
@@ -69,6 +75,9 @@ if TYPE_CHECKING:
     from tokenmill.store.tokens import Tokens
     from tokenmill.store.verify import verify
     from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+    from tokenmill.trainer.config import Config
+    from tokenmill.trainer.run import train
+    from tokenmill.trainer.sample import sample
 else:  # type checkers do not see it, and so know which names exist
 
     def __getattr__(name: str) -> Any:

@@ -20,7 +20,10 @@ def losses(shape, values, inputs, targets, documents=None):
 def row_logits(shape, values, ids, documents=None):
     """The logits (length, vocab) of one row."""
     values = {name: value.astype(np.float64) for name, value in values.items()}
-    x = norm(values["embedding"][ids])
+    x = values["embedding"][ids]
+    if shape.embedding_width:
+        x = x @ values["embedding_up"].T
+    x = norm(x)
     for block in range(shape.layers):
         own = {
             name.split(".", 2)[2]: value
@@ -29,7 +32,25 @@ def row_logits(shape, values, ids, documents=None):
         }
         x = x + attention(shape, own, norm(x), documents) @ own["attention.out"].T
         x = x + np.maximum(norm(x) @ own["mlp.up"].T, 0) ** 2 @ own["mlp.down"].T
-    logits = norm(x) @ values["head"].T
+    x = norm(x)
+    if shape.embedding_width:
+        x = norm(x @ values["head_down"].T)
+    logits = cap(shape, x @ values["head"].T)
+    if not shape.shortlist:
+        return logits
+    of_groups = cap(shape, x @ values["groups"].T)
+    chances = np.zeros(logits.shape)
+    for place, (ids, groups) in enumerate(zip(logits, of_groups, strict=True)):
+        whole = np.exp(ids[: shape.shortlist]).sum() + np.exp(groups).sum()
+        chances[place, : shape.shortlist] = np.exp(ids[: shape.shortlist]) / whole
+        for number, group in enumerate(groups):
+            start = shape.shortlist + number * 1024
+            own = np.exp(ids[start : start + 1024])
+            chances[place, start : start + 1024] = np.exp(group) / whole * own / own.sum()
+    return np.log(chances)
+
+
+def cap(shape, logits):
     return shape.softcap * np.tanh(logits / shape.softcap) if shape.softcap else logits
 
 

@@ -80,7 +80,10 @@ class Watch:
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 
-    def line(self, line: dict[str, Any], seconds_left: float) -> None:
+    def expect(self, seconds: float) -> None:
+        self.expected = seconds
+
+    def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
         if line["step"] == self.step and "loss" in line:
             os.kill(os.getpid(), self.number)
 
@@ -126,7 +129,7 @@ def test_lines_come_at_their_steps(undisturbed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("step", [3, 12, 18])
+@pytest.mark.parametrize("step", [3, 12, 15, 18, 20])  # at 15 and 20, before a validation
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     data: RunData, undisturbed: dict[str, Any], tmp_path: Path, step: int, number: int
 ) -> None:
@@ -134,15 +137,69 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     watch = Watch(step, number)
     report = train(data, name="a", config=CONFIG, runs=tmp_path, watcher=watch)
     assert report.was_stopped
-    assert "Stopping once this step is done" in watch.notes[-1]
+    assert "Stopping after this micro-batch" in watch.notes[-1]
     assert report.step in (step, step + 1)
     assert signal.getsignal(number) == before
     watch = Watch()
     report = train(data, name="a", config=CONFIG, runs=tmp_path, watcher=watch)
     assert report.step == 20
     assert not report.was_stopped
-    assert any("going on" in note for note in watch.notes)
+    assert any("resuming" in note for note in watch.notes)
     assert results(tmp_path / "a") == undisturbed
+
+
+class StopInStep(Watch):
+    """Sends a signal after the first micro-batch of the run."""
+
+    def expect(self, seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stop_between_micro_batches_drops_the_step_and_nothing_else(
+    data: RunData, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, micro_batch=1)  # four a step
+    train(data, name="whole", config=config, runs=tmp_path)
+    for step in (0, 6):
+        if step:
+            short = replace(config, max_steps=step, sample_tokens=0, val_every=0)
+            train(data, name=f"at {step}", config=short, runs=tmp_path)
+        watch = StopInStep()
+        report = train(data, name=f"at {step}", config=config, runs=tmp_path, watcher=watch)
+        assert (report.step, report.was_stopped) == (step, True)
+    again = train(data, name="at 0", config=config, runs=tmp_path)
+    assert (again.step, again.was_stopped) == (20, False)
+    assert results(tmp_path / "at 0") == results(tmp_path / "whole")
+
+
+class Lines(Watch):
+    """Remembers the lines that are shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, Any]] = []
+
+    def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
+        self.lines.append(line)
+
+
+def test_the_first_loss_is_shown_after_the_first_step_and_the_time_is_estimated(
+    data: RunData, tmp_path: Path
+) -> None:
+    watch = Lines()
+    quiet = replace(CONFIG, log_every=1000, val_every=0, sample_tokens=0)
+    train(data, name="a", config=quiet, runs=tmp_path, watcher=watch)
+    assert watch.lines[0]["step"] == 1
+    assert watch.lines[0]["loss"] > 0
+    assert watch.expected > 0
+    assert [line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line] == [20]
+
+
+def test_validation_is_in_proportion_to_the_run() -> None:
+    short = Config(max_steps=20, batch_tokens=1024)
+    assert short.validation_tokens <= 20 * 1024 / 4
+    assert Config().validation_tokens == 1_048_576
+    assert replace(short, val_tokens=5_000).validation_tokens == 5_000
 
 
 def test_a_damaged_checkpoint_costs_a_few_steps_and_nothing_else(

@@ -37,10 +37,10 @@ def random_values(shape, seed):
     }
 
 
-def make_rows(seed, *, documents=True, count=ROWS):
+def make_rows(seed, *, documents=True, count=ROWS, vocab=SHAPE.vocab):
     """Rows that can be learned: words, one after the other."""
     random = np.random.default_rng(seed)
-    words = np.random.default_rng(0).integers(0, SHAPE.vocab, (20, 5))
+    words = np.random.default_rng(0).integers(0, vocab, (20, 5))
     tokens = words[random.integers(0, 20, (count, LENGTH // 5 + 1))].reshape(count, -1)
     tokens = tokens[:, : LENGTH + 1]
     numbers = None
@@ -49,23 +49,27 @@ def make_rows(seed, *, documents=True, count=ROWS):
     return Rows(inputs=tokens[:, :-1], targets=tokens[:, 1:], documents=numbers)
 
 
-def gradients(name, values, rows):
+def gradients(name, shape, values, rows):
     """By one step of AdamW, which remembers a known part of what clipping leaves of the gradient."""
     config = replace(CONFIG, optimizer="adamw")
-    backend = open_backend(name, config, SHAPE, values)
+    backend = open_backend(name, config, shape, values)
     backend.step(rows, 1.0)
     clipped = min(1, config.clip / (backend.report()[0].gradient_norm + 1e-6))
     state = backend.optimizer_state()
     return {name: state[f"{name}.exp_avg"] / (1 - config.beta1) / clipped for name in values}
 
 
+GROUPED = replace(SHAPE, vocab=2_240, embedding_width=16, shortlist=100)  # and groups of 1,024
+
+
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(("kv_heads", "softcap", "documents"), [(2, 15.0, True), (4, 0.0, False)])
-def test_losses_and_logits_are_those_of_numpy(name, kv_heads, softcap, documents):
-    shape = replace(SHAPE, kv_heads=kv_heads, softcap=softcap)
+def test_losses_and_logits_are_those_of_numpy(name, kv_heads, softcap, documents, grouped):
+    shape = replace(GROUPED if grouped else SHAPE, kv_heads=kv_heads, softcap=softcap)
     config = replace(CONFIG, kv_heads=kv_heads, softcap=softcap)
     values = random_values(shape, 1)
-    rows = make_rows(2, documents=documents, count=3)
+    rows = make_rows(2, documents=documents, count=3, vocab=shape.vocab)
     backend = open_backend(name, config, shape, values)
     expected = numpy_model.losses(shape, values, rows.inputs, rows.targets, rows.documents)
     assert np.ptp(expected) > 1
@@ -77,10 +81,11 @@ def test_losses_and_logits_are_those_of_numpy(name, kv_heads, softcap, documents
             np.testing.assert_allclose(backend.next_logits(ids), logits, rtol=0, atol=1e-5)
 
 
-def test_gradients_of_every_parameter_are_the_slopes_of_the_loss():
-    values = random_values(SHAPE, 3)
-    rows = make_rows(4)
-    found = {name: gradients(name, values, rows) for name in BACKENDS}
+@pytest.mark.parametrize("shape", [SHAPE, GROUPED], ids=["plain", "grouped"])
+def test_gradients_of_every_parameter_are_the_slopes_of_the_loss(shape):
+    values = random_values(shape, 3)
+    rows = make_rows(4, vocab=shape.vocab)
+    found = {name: gradients(name, shape, values, rows) for name in BACKENDS}
     random = np.random.default_rng(5)
     for name, value in values.items():
         size = np.linalg.norm(found["torch"][name])
@@ -93,7 +98,7 @@ def test_gradients_of_every_parameter_are_the_slopes_of_the_loss():
         along = found["torch"][name] / size + random.standard_normal(value.shape) / value.size**0.5
         up, down = (
             numpy_model.losses(
-                SHAPE,
+                shape,
                 {**values, name: value.astype(np.float64) + by * along},
                 rows.inputs,
                 rows.targets,

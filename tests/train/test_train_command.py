@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -118,11 +119,15 @@ def test_a_run_says_what_it_does_and_what_to_type_next(data: Path, tmp_path: Pat
     assert first.stderr == ""
     lines = first.stdout.splitlines()
     assert lines[0].startswith(f"data      {data}: ")
-    assert "parameters on 1 thread (torch)" in lines[1]
-    assert lines[2] == "steps     7 of 8 rows of 32 tokens"
-    assert lines[3].startswith("step 5/7  loss 5.")
+    assert lines[1].startswith("No accelerator found: training the preset `laptop` (")
+    assert "`--config 124M`" in lines[1]
+    assert "parameters on 1 thread (torch)" in lines[2]
+    assert lines[3] == "steps     7 of 8 rows of 32 tokens"
+    assert lines[4].startswith("step 1/7  loss 5.")
+    assert lines[5].startswith("time      about ")
+    assert lines[6].startswith("step 5/7  loss 5.")
     for word in ("tokens/s", "rate 100%", "data ", "B  ", "left"):
-        assert word in lines[3]
+        assert word in lines[6]
     assert "step 7/7  sample: " in first.stdout
     assert f"tokenmill sample --name 'my model' --runs {tmp_path}" in lines[-1]
     made = {path.name for path in (tmp_path / "my model").iterdir()}
@@ -162,8 +167,9 @@ def test_a_missing_package_is_named_with_how_to_install_it(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--name", "a"], "--data DIR, or --input-file FILE"),
-        (["--data", "x"], "--name"),
+        (["--name", "a"], "tokenmill train DIR, or --input-file FILE"),
+        (["--data", "DATA", "--config", "huge"], "tiny, laptop, 124M, 150M, 250M"),
+        (["--data", "DATA", "--device", "abacus"], "'abacus'"),
         (["--name", "a", "--data", "no/such/place"], "no/such/place"),
         (["--name", "a/b", "--data", "DATA"], "no name for a run"),
         (["--name", "a", "--data", "DATA", "--widht", "3"], "--widht"),
@@ -177,3 +183,47 @@ def test_wrong_usage_is_told(data: Path, tmp_path: Path, flags: list[str], told:
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+# A step of minutes: 20,000 micro-batches on each of two ranks.
+LONG = ("--batch-tokens", str(32 * 40_000), "--micro-batch", "1")
+
+
+@pytest.mark.parametrize("ranks", [ONE, TWO], ids=["one rank", "two ranks"])
+def test_a_signal_ends_a_step_of_minutes_within_seconds(
+    data: Path, tmp_path: Path, ranks: tuple[str, ...]
+) -> None:
+    process = start(*ranks, "train", data, "--runs", tmp_path, "--name", "a", *SMALL, *LONG)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("time "):
+            break
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, told = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert "Stopped before the first step was done" in told
+
+
+def test_one_rank_that_is_preempted_stops_all(data: Path, tmp_path: Path) -> None:
+    both = start(*TWO, "train", data, "--runs", tmp_path, "--name", "a", *SMALL, *LONG)
+    assert both.stdout is not None
+    for line in both.stdout:
+        if line.startswith("time "):
+            break
+    children = Path(f"/proc/{both.pid}/task/{both.pid}/children")
+    ranks = [int(pid) for pid in children.read_text().split()]
+    environments = {pid: Path(f"/proc/{pid}/environ").read_bytes() for pid in ranks}
+    last = next(pid for pid in ranks if b"\0RANK=1\0" in environments[pid])
+    os.kill(last, signal.SIGTERM)
+    began = time.monotonic()
+    _, told = both.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert "Stopped before the first step was done" in told
+
+
+def test_the_data_are_all_that_must_be_given(data: Path, tmp_path: Path) -> None:
+    ended = run(*ONE, "train", data, "--runs", tmp_path, *SMALL, "--max-steps", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [data.name]
+    assert f"tokenmill sample {data.name}" in ended.stdout

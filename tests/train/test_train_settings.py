@@ -13,11 +13,11 @@ import pytest
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import count_parameters
+from tokenmill.trainer.model import count_operations, count_parameters
+from tokenmill.trainer.presets import find_preset, preset_names
 from tokenmill.trainer.run import make_shape
 from tokenmill.trainer.settings import override, read_config, read_run_file
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {"layers": 2, "heads": 2, "width": 32, "seq_len": 64, "batch_tokens": 640}
 
 
@@ -29,16 +29,37 @@ def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
 
 @pytest.mark.parametrize("name", ["124M", "150M", "250M"])
 def test_a_configuration_has_the_parameters_of_its_name(name: str) -> None:
-    config = read_config(CONFIGS / f"{name}_1024.json")
+    config = read_config(name)
+    assert read_config(f"configs/{name}_1024.json") == config  # as the guides call it
     assert config.seq_len == 1024
     assert make_shape(50_257, config).vocab == 50_304
     millions = count_parameters(make_shape(50_257, config)) / 1e6
     assert millions == pytest.approx(int(name[:-1]), rel=0.05)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.name)
-def test_every_configuration_that_comes_along_can_be_read(path: Path) -> None:
-    assert read_config(path) == Config(**json.loads(path.read_text()))
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_what_its_file_says(name: str) -> None:
+    file = find_preset(name)
+    assert file is not None
+    assert read_config(name) == Config(**json.loads(file.read_text()))
+
+
+def test_tiny_is_tiny_with_any_vocabulary() -> None:
+    tiny = read_config("tiny")
+    small, large = (make_shape(vocab, tiny) for vocab in (2_048, 50_257))
+    assert count_parameters(small) < 1e6
+    assert count_parameters(large) < 4e6
+    assert count_operations(large) < 2.5 * count_operations(small)
+
+
+def test_a_file_goes_before_the_preset_of_the_same_stem(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, '{"layers": 7}', "tiny.json")).layers == 7
+    assert read_config(tmp_path / "gone" / "tiny.json") == read_config("tiny")
+
+
+def test_an_unknown_name_lists_the_presets() -> None:
+    with pytest.raises(InputError, match=r"125M is neither .* tiny, laptop, 124M, 150M, 250M\."):
+        read_config("125M")
 
 
 def test_what_a_run_writes_can_be_read_again(tmp_path: Path) -> None:
@@ -134,7 +155,7 @@ def test_a_file_that_names_data_is_not_for_the_command(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no file of settings"):
+    with pytest.raises(InputError, match="neither a preset nor a file"):
         read_config(tmp_path / "no.json")
     with pytest.raises(UsageError, match="no JSON"):
         read_config(write(tmp_path, "layers: 2", "a.json"))

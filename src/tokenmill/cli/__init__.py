@@ -27,10 +27,11 @@ _LOOK_AGAIN = 0.005  # seconds, whether an import has ended
 HELP = """Turn text into tokens on disk, look at them, and train a model on them.
 
 `tokenmill prepare my_texts/ --out data/corpus` makes a dataset out of text. A folder that holds
-one is complete, checked, and needs no network. After any interruption, the same command goes on.
+one is complete, checked, and needs no network. After any interruption, the same command resumes.
 
-`tokenmill info data/corpus` tells what is in it, and `tokenmill train --data data/corpus --name
-my_model` trains a model on it. `--help` behind a command tells what can be chosen.
+`tokenmill info data/corpus` shows what is in it, `tokenmill train data/corpus --name my_model` trains
+a model on it, and `tokenmill sample my_model` generates text from that. Add `--help` to a command for
+its options.
 """
 
 app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
@@ -48,7 +49,7 @@ app.command(
     name="download",
     help="Fetch tokens or text from the Hugging Face hub.",
 )
-app.command("tokenmill.cli.info:info", name="info", help="Tell what is in a dataset.")
+app.command("tokenmill.cli.info:info", name="info", help="Show what is in a dataset.")
 app.command("tokenmill.cli.peek:peek", name="peek", help="Show one document and its origin.")
 app.command("tokenmill.cli.verify:verify", name="verify", help="Check every byte of a dataset.")
 app.command(
@@ -57,14 +58,19 @@ app.command(
 app.command(
     "tokenmill.cli.import_:import_",
     name="import",
-    help="Make a dataset of another program's tokens.",
+    help="Make a dataset from another program's tokens.",
 )
 app.command(
     "tokenmill.cli.reshard:reshard", name="reshard", help="Cut a dataset into other shards."
 )
-app.command("tokenmill.cli.train:train", name="train", help="Train a model, or go on with it.")
-app.command("tokenmill.cli.sample:sample", name="sample", help="Let a trained model write.")
+app.command(
+    "tokenmill.cli.train:train", name="train", help="Train a model, or resume its training."
+)
+app.command(
+    "tokenmill.cli.sample:sample", name="sample", help="Generate text from a trained model."
+)
 app.command("tokenmill.cli.tokenizer:app", name="tokenizer", help="Train a tokenizer.")
+app.register_install_completion_command(help="Complete commands in this shell: bash, zsh or fish.")
 
 
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:

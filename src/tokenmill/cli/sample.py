@@ -16,8 +16,8 @@ __all__ = ["sample"]
 
 
 def sample(
-    *,
     name: str,
+    *,
     prompt: str = "",
     tokens: int = 200,
     temperature: float = 0.8,
@@ -26,39 +26,49 @@ def sample(
     best: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     runs: Path = Path("runs"),
     backend: Literal["torch", "jax"] | None = None,
+    device: str | None = None,
 ) -> int:
-    """Let a trained model write.
+    """Generate text from a trained model.
 
-    The run may be going on: its newest checkpoint is read, and nothing is changed.
+    The run may still be training: its newest checkpoint is read, and nothing is changed.
 
     Parameters
     ----------
     name
-        The run, as it was named in training.
+        Name of the run, as in training, or the path of its folder.
     prompt
-        How the text begins; without it, the model begins.
+        How the text starts; without it, the model starts.
     tokens
-        How many tokens to write at most; fewer where the model ends the text.
+        Most tokens to generate; fewer where the model ends the text.
     temperature
         0 takes the likeliest token each time; higher is more varied.
     top_k
-        Draw among so many of the likeliest tokens; 0: among all.
+        Draw among so many of the likeliest tokens; 0 is all.
     seed
         Another seed, another text.
     best
-        Take the checkpoint with the least validation loss.
+        Take the checkpoint with the least validation loss instead of the newest.
     runs
-        The folder of all runs.
+        Folder of all runs.
     backend
-        The framework, if not the one that trained it.
+        Framework, if not the one that trained it.
+    device
+        Device, such as cpu, cuda, cuda:1 or mps; the best by default.
     """
-    from tokenmill.trainer.folder import find_folder
-    from tokenmill.trainer.sample import load_run_for_sampling
+    from tokenmill.trainer.sample import sample as generate_text
 
-    model = load_run_for_sampling(find_folder(runs, name), backend=backend, best=best, warn=_warn)
-    # What was typed, to the byte, is the prompt.
-    text = model.complete(
-        os.fsencode(prompt), tokens, seed=seed, temperature=temperature, top_k=top_k
+    text = generate_text(
+        name,
+        os.fsencode(prompt),  # what was typed, to the byte
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        best=best,
+        runs=runs,
+        backend=backend,
+        device=device,
+        warn=_warn,
     )
     stdout.print(Text(harmless(text)))
     return 0

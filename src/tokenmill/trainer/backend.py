@@ -7,6 +7,8 @@ asks for it, so that the device is never waited for between two reports.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +17,30 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import Arrays, Shape
+from tokenmill.trainer.model import Arrays, Shape, count_operations
 
-__all__ = ["Backend", "Rows", "StepReport", "open_backend"]
+__all__ = [
+    "Backend",
+    "Pause",
+    "Rows",
+    "StepReport",
+    "has_accelerator",
+    "never",
+    "open_backend",
+    "rows_at_once",
+]
+
+_TOKENS_AT_ONCE = 16_384
+_CPU_OPERATIONS = 2e11  # of a micro-batch: seconds on two cores, so that a run can stop quickly
+
+# Called before each micro-batch, with how many are done and how many there are; returns whether this
+# rank wants to stop.
+Pause = Callable[[int, int], bool]
+
+
+def never(_done: int, _count: int) -> bool:
+    """A `Pause` that does not stop."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +81,22 @@ class Backend(Protocol):
     rank: int
     world_size: int
     device: str  # for people, such as "2 threads" or "NVIDIA H100 80GB HBM3"
+    rows_at_once: int  # the most rows that a device takes
+    compiles: bool  # so that the first micro-batch takes much longer than the others
     peak_flops: float | None  # of all devices together, where it is known
 
-    def step(self, rows: Rows, scale: float) -> None:
-        """One step of the optimiser at this share of the learning rates."""
+    def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
+        """One step of the optimiser at this share of the learning rates; returns whether it was done.
+
+        `pause` is called before each micro-batch. If it asks to stop on any rank, all ranks drop
+        the step together. A collective call.
+        """
+
+    def agree(self, wish: bool) -> bool:
+        """Whether any rank wishes something. A collective call."""
+
+    def wait(self) -> None:
+        """Wait until the device has computed everything it was given."""
 
     def report(self) -> list[StepReport]:
         """What came of the steps since the last report; waits for them. A collective call."""
@@ -91,19 +126,61 @@ class Backend(Protocol):
         """Leave the other ranks in peace."""
 
 
-def open_backend(name: str, config: Config, shape: Shape, values: Arrays) -> Backend:
-    """The backend torch or jax, with a model of these first values."""
-    try:
+def rows_at_once(config: Config, shape: Shape, *, on_cpu: bool) -> int:
+    """The rows of a micro-batch: as configured, or about 16,384 tokens. CPUs gain nothing from large
+    ones, so there they are small enough to take seconds.
+
+    >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
+    >>> [rows_at_once(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
+    [16, 1]
+    """
+    rows = config.micro_batch or max(1, _TOKENS_AT_ONCE // shape.seq_len)
+    if on_cpu:
+        rows = min(rows, max(1, int(_CPU_OPERATIONS / (count_operations(shape) * shape.seq_len))))
+    return rows
+
+
+def open_backend(
+    name: str, config: Config, shape: Shape, values: Arrays, device: str | None = None
+) -> Backend:
+    """The backend torch or jax, with a model of these first values, on a device (None: the best)."""
+    with _naming_package(name):
         if name == "torch":
             from tokenmill.trainer.torch_backend import TorchBackend
 
-            return TorchBackend(config, shape, values)
+            return TorchBackend(config, shape, values, device)
         if name == "jax":
             from tokenmill.trainer.jax_backend import JaxBackend
 
-            return JaxBackend(config, shape, values)
+            return JaxBackend(config, shape, values, device)
+    raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")
+
+
+def has_accelerator(name: str, device: str | None) -> bool:
+    """Whether a backend would compute on something faster than the CPU.
+
+    >>> has_accelerator("torch", "cpu")
+    False
+    """
+    if device is not None:
+        return device != "cpu"
+    with _naming_package(name):
+        if name == "torch":
+            import torch
+
+            return torch.cuda.is_available() or torch.backends.mps.is_available()
+        if name == "jax":
+            import jax
+
+            return jax.default_backend() != "cpu"
+    raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")
+
+
+@contextmanager
+def _naming_package(name: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise UsageError(
             f"The backend {name} needs the package {error.name}: pip install 'tokenmill[{name}]'."
         ) from error
-    raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")

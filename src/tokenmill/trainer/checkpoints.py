@@ -28,7 +28,7 @@ import xxhash
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load.state import find_names
 from tokenmill.store.manifest import sync_folder
-from tokenmill.trainer.model import Arrays
+from tokenmill.trainer.model import Arrays, Shape
 
 __all__ = ["Checkpoint", "Checkpoints", "State", "refuse_other_run"]
 
@@ -217,7 +217,7 @@ def refuse_other_run(state: State, own: State, cure: str) -> None:
         {
             "the mixture": _tell_mixture(one.loader),
             **{f"the data of {name}": value for name, value in one.fingerprints.items()},
-            **{f"the model's {name}": value for name, value in one.shape.items()},
+            **{f"the model's {name}": value for name, value in asdict(Shape(**one.shape)).items()},
             "the backend": one.backend,
             **{f"the {name}": one.config.get(name) for name in ("optimizer", "seed")},
         }

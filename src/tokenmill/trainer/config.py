@@ -1,4 +1,4 @@
-"""What a run is made of: one frozen set of settings, from a file and from flags.
+"""The settings of a run, as one frozen dataclass.
 
 A run's folder holds it as `config.json`; `settings.py` reads it from files.
 """
@@ -18,7 +18,7 @@ _CALLED = {bool: "true or false", int: "a whole number", float: "a number"}
 _AT_LEAST = {
     1: "layers heads kv_heads width seq_len batch_tokens micro_batch max_steps log_every keep "
     "val_tokens",
-    0: "softcap warmup_steps learning_rate matrix_learning_rate weight_decay clip seed val_every "
+    0: "embedding_width shortlist softcap warmup_steps learning_rate matrix_learning_rate weight_decay clip seed val_every "
     "sample_every sample_tokens checkpoint_every",
 }
 _FRACTIONS = "decay_fraction beta1 beta2 mask_fraction noise_fraction fim_fraction"
@@ -34,43 +34,85 @@ class Config:
 
     Parameters
     ----------
-    layers, heads, kv_heads, width, seq_len
-        The model's shape; kv_heads None: as many as heads.
+    layers
+        Blocks of the model.
+    heads
+        Attention heads of a block.
+    kv_heads
+        Heads that keys and values have; as many as `heads` by default.
+    width
+        Width of the model: numbers for each token.
+    embedding_width
+        Width of the embedding and of the head, with a map between them and the model; 0 is `width`.
+    shortlist
+        The first ids, which are the frequent ones, have a softmax of their own, and the others share
+        softmaxes of 1,024: much faster where the vocabulary is large and the model small. 0 is one
+        softmax over all ids.
+    seq_len
+        Tokens of a row: the context that the model sees.
     softcap
-        Logits stay between -softcap and softcap; 0: no cap.
+        Logits stay between -softcap and softcap; 0 is no cap.
     within_documents
-        Whether attention stays inside documents.
+        Keep attention inside documents.
     batch_tokens
-        The tokens of one step, over all ranks and micro-batches.
+        Tokens of one step, over all ranks and micro-batches.
     micro_batch
-        The rows that a device takes at once; None: about 16,384 tokens.
-    max_steps, warmup_steps, decay_fraction
-        The learning rate rises over the first steps, stays, and falls to 0 over the last fraction.
+        Most rows that a device takes at once; about 16,384 tokens by default, and fewer on CPUs.
+    max_steps
+        Steps of the run.
+    warmup_steps
+        Steps over which the learning rate rises.
+    decay_fraction
+        Share of the steps, at the end, over which the learning rate falls to 0.
     optimizer
-        muon (for matrices; the rest has AdamW) or adamw (for all).
-    learning_rate, matrix_learning_rate
-        Of AdamW and of Muon.
-    beta1, beta2, weight_decay, clip
-        AdamW's, both optimisers' and the largest norm of the gradient; clip 0: no limit.
-    dtype, compile
-        auto: bfloat16 and compiled on GPUs, float32 and not compiled elsewhere.
+        muon (for the matrices, with AdamW for the rest) or adamw (for everything).
+    learning_rate
+        Learning rate of AdamW.
+    matrix_learning_rate
+        Learning rate of Muon.
+    beta1
+        AdamW's decay of the mean gradient.
+    beta2
+        AdamW's decay of the mean squared gradient.
+    weight_decay
+        Weight decay of both optimisers.
+    clip
+        Largest norm of the gradient; 0 is no limit.
+    dtype
+        Number format of the computation; auto is bfloat16 on GPUs and float32 elsewhere.
+    compile
+        Whether PyTorch compiles the model; auto is on for GPUs only.
     seed
-        Another seed: other first values, another order of rows, other augmentation.
-    mask_fraction, noise_fraction, fim_fraction
-        Augmentation: inputs replaced by the end-of-text id or by random ids, rows rearranged for
-        fill-in-the-middle.
-    log_every, val_every, sample_every, checkpoint_every
-        In steps; 0: never, but for the last step.
-    val_tokens, sample_tokens
-        How much is validated on, and how long samples are.
+        Seed of the first weights, of the order of rows and of augmentation.
+    mask_fraction
+        Share of the inputs that become the end-of-text id.
+    noise_fraction
+        Share of the inputs that become random ids.
+    fim_fraction
+        Share of the rows that are rearranged for fill-in-the-middle.
+    log_every
+        Steps between lines of metrics; more lines are shown where steps take long.
+    val_every
+        Steps between validations; 0 validates after the last step only.
+    val_tokens
+        Tokens of a validation; by default an eighth of those trained on since the last one, and at
+        most 1,048,576.
+    sample_every
+        Steps between samples; 0 draws one after the last step only.
+    sample_tokens
+        Tokens of a sample; 0 draws none.
+    checkpoint_every
+        Steps between checkpoints; 0 writes one after the last step only.
     keep
-        The newest checkpoints that are kept, besides the best.
+        How many of the newest checkpoints to keep, besides the best.
     """
 
     layers: int = 12
     heads: int = 12
     kv_heads: int | None = None
     width: int = 768
+    embedding_width: int = 0
+    shortlist: int = 0
     seq_len: int = 1024
     softcap: float = 15.0
     within_documents: bool = False
@@ -97,7 +139,7 @@ class Config:
 
     log_every: int = 10
     val_every: int = 250
-    val_tokens: int = 1_048_576
+    val_tokens: int | None = None
     sample_every: int = 0
     sample_tokens: int = 64
     checkpoint_every: int = 250
@@ -132,9 +174,37 @@ class Config:
             )
 
     @property
+    def validation_tokens(self) -> int:
+        """How many tokens a validation takes. By default an eighth of those trained on since the last
+        one, and at most 1,048,576: validation then takes less than a twentieth of the time.
+
+        >>> Config().validation_tokens, Config(max_steps=20, batch_tokens=1024).validation_tokens
+        (1048576, 2560)
+        """
+        if self.val_tokens is not None:
+            return self.val_tokens
+        steps = min(self.val_every or self.max_steps, self.max_steps)
+        return max(self.seq_len, min(1 << 20, steps * self.batch_tokens // 8))
+
+    @property
     def batch_rows(self) -> int:
         """The rows of one step, over all ranks."""
         return self.batch_tokens // self.seq_len
+
+    def find_due(self, step: int) -> dict[str, bool]:
+        """What is to be done after so many steps: line, validation, sample, checkpoint.
+
+        >>> Config(val_every=0).find_due(250)
+        {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}
+        """
+        every = {
+            "line": self.log_every,
+            "validation": self.val_every,
+            "sample": self.sample_every,
+            "checkpoint": self.checkpoint_every,
+        }
+        last = step == self.max_steps
+        return {name: last or (n > 0 and step % n == 0) for name, n in every.items()}
 
     def scale(self, step: int) -> float:
         """The share of the learning rates that a step uses: warm-up, stable, linear decay.

@@ -278,7 +278,7 @@ def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
     whole = sum(weight for _, weight in having)
     parts: list[npt.NDArray[np.uint32]] = []
     for tokens, weight in having:
-        rows = int(config.val_tokens * weight / whole) // config.seq_len if whole else 0
+        rows = int(config.validation_tokens * weight / whole) // config.seq_len if whole else 0
         rows = min(rows, max(0, len(tokens) - 1) // config.seq_len)
         if rows:
             # A row's last target is the token behind it; only the very last one's is kept.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Clock", "Stop"]
+if TYPE_CHECKING:
+    from tokenmill.trainer.backend import Backend
+
+__all__ = ["Clock", "Pulse", "Stop"]
+
+_SILENCE = 10.0  # seconds after which a run shows that it is alive
 
 
 class Clock:
@@ -44,19 +50,59 @@ class Clock:
 
     def lap(self) -> tuple[float, float]:
         """The seconds of steps since the last lap, and the share of them waited for data."""
+        found = self.peek()
+        self._began, self._waited, self._aside = time.perf_counter(), 0.0, 0.0
+        return found
+
+    def peek(self) -> tuple[float, float]:
+        """The same, in the middle of a lap."""
+        seconds = max(1e-9, time.perf_counter() - self._began - self._aside)
+        return seconds, self._waited / seconds
+
+
+class Pulse:
+    """When a run must show that it is alive, and how long its first micro-batch took.
+
+    The first step's loss is due immediately, and something else every 10 seconds without a line.
+    """
+
+    def __init__(self, *, skip_first: bool) -> None:
+        self._shown = -math.inf
+        self._to_skip = int(skip_first)
+        self._began: float | None = None
+        self._is_timed = False
+
+    def is_due(self) -> bool:
+        """Whether nothing was shown for too long."""
+        return time.monotonic() - self._shown >= _SILENCE
+
+    def restart(self) -> None:
+        """Something was shown."""
+        self._shown = time.monotonic()
+
+    def time_first(self, backend: Backend) -> float | None:
+        """Called before each micro-batch; once, after the first, the seconds that it took.
+
+        A backend that compiles does so in the first one, so that the second is timed.
+        """
+        if self._is_timed:
+            return None
+        backend.wait()
         now = time.perf_counter()
-        seconds = max(1e-9, now - self._began - self._aside)
-        share = self._waited / seconds
-        self._began, self._waited, self._aside = now, 0.0, 0.0
-        return seconds, share
+        if self._began is not None and not self._to_skip:
+            self._is_timed = True
+            return now - self._began
+        self._to_skip -= self._began is not None
+        self._began = now
+        return None
 
 
 class Stop:
-    """Turns Ctrl-C and SIGTERM into a wish: `asked`, for the loop to look at between two steps.
+    """Turns Ctrl-C and SIGTERM into a flag: `asked`, which the loop checks between micro-batches.
 
-    The wish is told of, because a step may take long. With `impatient`, a second Ctrl-C stops at
-    once. Not so among several ranks, where launchers send every signal on that the terminal has sent
-    already.
+    Prints a notice, since a micro-batch can take seconds. With `impatient`, a second Ctrl-C stops
+    immediately. With several ranks it does not: launchers forward signals that the terminal has
+    already sent.
     """
 
     def __init__(self, *, impatient: bool, tell: Callable[[str], None]) -> None:
@@ -85,5 +131,5 @@ class Stop:
             raise KeyboardInterrupt
         if not self.asked:
             self.asked = True
-            again = " Ctrl-C again stops at once, without it." if self._impatient else ""
-            self._tell(f"Stopping once this step is done, with a checkpoint.{again}")
+            again = " Ctrl-C again stops immediately, without one." if self._impatient else ""
+            self._tell(f"Stopping after this micro-batch, with a checkpoint.{again}")

@@ -1,4 +1,4 @@
-"""The trainer's backend in JAX: one compiled step, on all devices of one process or of several.
+"""The trainer's backend in JAX: compiled programs on all devices of one process or of several.
 
 The rules of a step are those of `torch_backend.py`; so are the names of what the optimiser remembers,
 and a state of one backend is a state of the other.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load.ranks import find_rank
-from tokenmill.trainer.backend import Rows, StepReport
+from tokenmill.trainer.backend import Pause, Rows, StepReport, never, rows_at_once
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.devices import find_peak_flops, find_process_memory
 from tokenmill.trainer.jax_model import Parameters, Way, stack, unstack
@@ -41,15 +41,15 @@ from tokenmill.trainer.jax_optimizer import OptimizerState, first_state
 from tokenmill.trainer.jax_programs import (
     BY_ROW,
     EVERYWHERE,
+    SPREAD,
     make_evaluation,
+    make_gradients,
     make_next_logits,
-    make_step,
+    make_update,
 )
 from tokenmill.trainer.model import Arrays, Shape, check_values
 
 __all__ = ["JaxBackend"]
-
-MICRO_BATCH_TOKENS = 16_384
 
 
 class JaxBackend:
@@ -60,13 +60,18 @@ class JaxBackend:
     """
 
     name = "jax"
+    compiles = True
 
-    def __init__(self, config: Config, shape: Shape, values: Arrays) -> None:
+    def __init__(
+        self, config: Config, shape: Shape, values: Arrays, device: str | None = None
+    ) -> None:
         check_values(shape, values)
         self.config, self.shape = config, shape
         self._started = _start_processes()
         self.rank, self.world_size = jax.process_index(), jax.process_count()
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        devices = sorted(
+            _find_devices(device), key=lambda device: (device.process_index, device.id)
+        )
         self._mesh = Mesh(np.array(devices), ("data",))
         own = [device for device in devices if device.process_index == self.rank]
         self._own_mesh = Mesh(np.array(own), ("data",))
@@ -80,25 +85,41 @@ class JaxBackend:
         peak = find_peak_flops(devices[0].device_kind) if half else None
         self.peak_flops = peak and peak * len(devices)
 
-        self._limit = config.micro_batch or max(1, MICRO_BATCH_TOKENS // shape.seq_len)
+        self.rows_at_once = rows_at_once(config, shape, on_cpu=on_cpu)
         self._widest = 1  # the rows that `evaluate` gives to a device at once
         stacked = stack(shape, values)
         self._parameters: Parameters = self._place(stacked)
         self._state: OptimizerState = self._place(first_state(config, stacked))
-        self._reports: list[tuple[int, jax.Array, jax.Array]] = []
+        shapes = {name: (len(devices), *value.shape) for name, value in stacked.items()}
+        self._no_gradients = jax.jit(
+            lambda: {name: jnp.zeros(size) for name, size in shapes.items()},
+            out_shardings=NamedSharding(self._mesh, SPREAD),
+        )
+        self._reports: list[tuple[int, list[jax.Array], jax.Array]] = []
 
-    def step(self, rows: Rows, scale: float) -> None:
-        """One step of the optimiser at this share of the learning rates."""
+    def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
+        """One step of the optimiser at this share of the learning rates; returns whether it was
+        done. See `backend.Backend`."""
         count = len(rows.inputs)
-        micro, size = self._divide(count, self._limit)
+        micro, size = self._divide(count, self.rows_at_once)
         weights = np.full(count, 1 / (count * self.world_size), np.float32)
         batch = (rows.inputs, rows.targets, rows.documents, weights)
-        placed = self._place_rows(self._mesh, batch, micro, size)
-        step = make_step(self.config, self.shape, self._mesh, self._way)
-        self._parameters, self._state, losses, norm = step(
-            self._parameters, self._state, placed, np.float32(scale)
+        find = make_gradients(self.shape, self._mesh, self._way)
+        sums = self._no_gradients()
+        losses: list[jax.Array] = []
+        for number, placed in enumerate(self._place_pieces(batch, micro, size)):
+            if self.agree(pause(number, micro)):
+                return False
+            sums, found = find(self._parameters, sums, placed)
+            losses.append(found)
+            if number:  # no more than two in the queue, so that a run can stop quickly
+                losses[-2].block_until_ready()
+        update = make_update(self.config, self._mesh, self._way)
+        self._parameters, self._state, norm = update(
+            self._parameters, self._state, sums, np.float32(scale)
         )
         self._reports.append((count, losses, norm))
+        return True
 
     def report(self) -> list[StepReport]:
         """What came of the steps since the last report; waits for them. A collective call."""
@@ -111,7 +132,7 @@ class JaxBackend:
     def evaluate(self, rows: Rows) -> npt.NDArray[np.float32]:
         """The loss of each target, (rows, seq_len); nothing is learned."""
         count = len(rows.inputs)
-        _, size = self._divide(count, self._limit)
+        _, size = self._divide(count, self.rows_at_once)
         self._widest = max(self._widest, size)  # one program, also for the few rows of a last batch
         micro = math.ceil(count / (self._widest * self._own_mesh.size))
         batch = (rows.inputs, rows.targets, rows.documents)
@@ -182,6 +203,14 @@ class JaxBackend:
         summed: npt.NDArray[np.float64] = every.view(np.float64).sum(axis=0).reshape(values.shape)
         return summed
 
+    def agree(self, wish: bool) -> bool:
+        """Whether any rank wishes something. A collective call."""
+        return wish if self.world_size == 1 else bool(self.total(np.array([float(wish)]))[0])
+
+    def wait(self) -> None:
+        """Wait until the device has computed everything it was given."""
+        jax.block_until_ready((self._parameters, [losses for _, losses, _ in self._reports]))  # type: ignore[no-untyped-call]
+
     def peak_memory(self) -> int:
         """Bytes: of the device, or of the process where the device is the CPU."""
         device = self._own_mesh.devices[0]
@@ -201,6 +230,18 @@ class JaxBackend:
         micro = math.ceil(share / limit)
         return micro, math.ceil(share / micro)
 
+    def _place_pieces(
+        self, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
+    ) -> Iterator[tuple[jax.Array | None, ...]]:
+        """Micro-batches on all devices, in arrays (rows of all devices, ...)."""
+        own = size * self._own_mesh.size
+        sharding = NamedSharding(self._mesh, SPREAD)
+        for number in range(micro):
+            yield tuple(
+                None if rows is None else _distribute(sharding, _fill(rows, number * own, own))
+                for rows in batch
+            )
+
     def _place_rows(
         self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> tuple[jax.Array | None, ...]:
@@ -209,16 +250,15 @@ class JaxBackend:
         sharding = NamedSharding(mesh, BY_ROW)
 
         def place(rows: npt.NDArray[Any]) -> jax.Array:
-            dtype = np.float32 if rows.dtype.kind == "f" else np.int32
-            filled = np.zeros((micro * own, *rows.shape[1:]), dtype)
-            filled[: len(rows)] = rows
+            filled = _fill(rows, 0, micro * own)
             return _distribute(sharding, filled.reshape(micro, own, *rows.shape[1:]))
 
         return tuple(None if rows is None else place(rows) for rows in batch)
 
-    def _in_row_order(self, count: int, losses: jax.Array) -> npt.NDArray[np.float32]:
-        """The losses (micro-batches, rows of all devices) of so many rows on each rank."""
-        by_rank = _copy(losses.addressable_data(0)).reshape(len(losses), self.world_size, -1)
+    def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
+        """The losses (rows of all devices) of micro-batches, of so many rows on each rank."""
+        copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
+        by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
 
     def _place(self, arrays: Any) -> Any:
@@ -241,6 +281,22 @@ class JaxBackend:
             )
             for name, value in self._parameters.items()
         }
+
+
+def _find_devices(name: str | None) -> list[Any]:
+    """All devices, those of a platform (cpu, gpu, tpu), or one of them (gpu:1)."""
+    if name is None:
+        return jax.devices()
+    platform, _, number = name.partition(":")
+    try:
+        found = jax.devices(platform)
+        return [found[int(number)]] if number else found
+    except (RuntimeError, IndexError, ValueError) as error:
+        known = ", ".join(sorted({device.platform for device in jax.devices()}))
+        raise UsageError(
+            f"`device` is {name!r}, which JAX cannot use here. It has: {known}. Give one of these, "
+            "with a number such as gpu:1, or omit it."
+        ) from error
 
 
 def _start_processes() -> bool:
@@ -290,6 +346,14 @@ def _describe(devices: list[Any]) -> str:
         )
         kind = f"{threads} thread" if threads == 1 else f"{threads} threads"
     return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
+
+
+def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
+    """So many rows from one on, copied, and zeros where there are no more."""
+    some = rows[first : first + count]
+    filled = np.zeros((count, *rows.shape[1:]), np.float32 if rows.dtype.kind == "f" else np.int32)
+    filled[: len(some)] = some
+    return filled
 
 
 def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:

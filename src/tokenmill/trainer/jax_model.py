@@ -27,6 +27,7 @@ from jax import lax
 
 from tokenmill.trainer.model import (
     EPSILON,
+    GROUP,
     Arrays,
     Shape,
     is_matrix,
@@ -53,7 +54,7 @@ Parameters = dict[str, jax.Array]
 
 def in_block(name: str) -> bool:
     """Whether an array is one of those of all blocks, (layers, out, in): what Muon is for."""
-    return name not in ("embedding", "head")
+    return name.startswith(("attention.", "mlp."))
 
 
 def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
@@ -109,7 +110,7 @@ def find_states(
     documents: jax.Array | None,
     way: Way,
 ) -> jax.Array:
-    """What the head reads (rows, length, width) of some ids (rows, length).
+    """What the head reads (rows, length, inner) of some ids (rows, length).
 
     `documents` numbers the documents of each row, where attention stays inside them.
     """
@@ -133,18 +134,34 @@ def find_states(
         inner = jnp.square(jax.nn.relu(_linear(_norm(x), block["mlp.up"], way)))
         return x + _linear(inner, block["mlp.down"], way), None
 
-    x = _norm(parameters["embedding"].at[ids].get(mode="fill", fill_value=jnp.nan))
+    x = parameters["embedding"].at[ids].get(mode="fill", fill_value=jnp.nan)
+    if shape.embedding_width:
+        with way.multiply():
+            x = _linear(x, parameters["embedding_up"], way)
+    x = _norm(x)
     blocks = {name: value for name, value in parameters.items() if in_block(name)}
     with way.multiply():
         x, _ = lax.scan(run_block, x, blocks, unroll=min(shape.layers, _BLOCKS_A_ROUND))
-    return _norm(x)
+        x = _norm(x)
+        if shape.embedding_width:
+            x = _norm(_linear(x, parameters["head_down"], way))
+    return x
 
 
 def find_logits(shape: Shape, parameters: Parameters, states: jax.Array, way: Way) -> jax.Array:
-    """The logits (..., vocab) of what follows, float32."""
-    with way.multiply():
-        logits = _linear(states, parameters["head"], way, jnp.float32)
-    return shape.softcap * jnp.tanh(logits / shape.softcap) if shape.softcap > 0 else logits
+    """The logits (..., vocab) of what follows, float32: log-probabilities where ids are chosen in two
+    steps."""
+    logits = _find_capped(shape, parameters["head"], states, way)
+    if not shape.has_groups:
+        return logits
+    listed = shape.shortlist
+    of_groups = _find_capped(shape, parameters["groups"], states, way)
+    first = jax.nn.log_softmax(jnp.concatenate([logits[..., :listed], of_groups], -1))
+    filled = jnp.full((*logits.shape[:-1], shape.groups * GROUP), -jnp.inf)
+    filled = filled.at[..., : shape.vocab - listed].set(logits[..., listed:])
+    within = jax.nn.log_softmax(filled.reshape(*logits.shape[:-1], shape.groups, GROUP))
+    rest = (first[..., listed:, None] + within).reshape(filled.shape)
+    return jnp.concatenate([first[..., :listed], rest[..., : shape.vocab - listed]], -1)
 
 
 def find_losses(
@@ -160,6 +177,12 @@ def find_losses(
     logits = find_logits(shape, parameters, states, way)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def _find_capped(shape: Shape, weight: jax.Array, states: jax.Array, way: Way) -> jax.Array:
+    with way.multiply():
+        logits = _linear(states, weight, way, jnp.float32)
+    return shape.softcap * jnp.tanh(logits / shape.softcap) if shape.softcap > 0 else logits
 
 
 def _norm(x: jax.Array) -> jax.Array:

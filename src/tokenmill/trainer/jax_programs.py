@@ -1,7 +1,9 @@
-"""The programs that JAX compiles for the devices: a step, an evaluation, and the next logits.
+"""The programs that JAX compiles for the devices: the gradients of a micro-batch, the update of a
+step, an evaluation, and the next logits.
 
 Each is made once for the same settings and devices, so that a second model of a process begins at
-once. Rows come in arrays (micro-batches, rows of all devices, ...), divided over the axis "data".
+once. Rows come in arrays (rows of all devices, ...), those of an evaluation in (micro-batches, rows of
+all devices, ...), divided over the axis "data".
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -19,36 +20,66 @@ from tokenmill.trainer.jax_model import Parameters, Way, find_logits, find_losse
 from tokenmill.trainer.jax_optimizer import OptimizerState, clip, update
 from tokenmill.trainer.model import Shape
 
-__all__ = ["BY_ROW", "EVERYWHERE", "make_evaluation", "make_next_logits", "make_step"]
+__all__ = [
+    "BY_ROW",
+    "EVERYWHERE",
+    "SPREAD",
+    "make_evaluation",
+    "make_gradients",
+    "make_next_logits",
+    "make_update",
+]
 
 EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
 BY_ROW = PartitionSpec(None, "data")  # type: ignore[no-untyped-call]
+SPREAD = PartitionSpec("data")  # type: ignore[no-untyped-call]
 
 
 @cache
-def make_step(config: Config, shape: Shape, mesh: Mesh, way: Way) -> Any:
-    """(parameters, state, (inputs, targets, documents, weights), scale) to (parameters, state, losses
-    of rows, norm), all of them the same on all devices. The first two are used up."""
+def make_gradients(shape: Shape, mesh: Mesh, way: Way) -> Any:
+    """(parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of rows).
+
+    The sums of gradients (devices, ...) are each device's own, and used up. The losses are the same
+    on all devices.
+    """
 
     def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
         inputs, targets, documents, weights = micro
         losses = find_losses(shape, parameters, inputs, targets, documents, way).mean(axis=1)
         return (losses * weights).sum(), losses
 
-    def run(parameters: Parameters, state: OptimizerState, rows: Any, scale: jax.Array) -> Any:
-        def add(sums: Parameters, micro: Any) -> tuple[Parameters, jax.Array]:
-            gradients, losses = jax.grad(row_losses, has_aux=True)(parameters, micro)
-            return {name: sums[name] + gradients[name] for name in sums}, losses
-
-        sums, losses = lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), rows)
-        gradients, norm = clip(config, lax.psum(sums, "data"))  # type: ignore[no-untyped-call]
-        parameters, state = update(config, parameters, state, gradients, scale, way)
-        return parameters, state, lax.all_gather(losses, "data", axis=1, tiled=True), norm
+    def run(parameters: Parameters, sums: Parameters, micro: Any) -> Any:
+        gradients, losses = jax.grad(row_losses, has_aux=True)(parameters, micro)
+        sums = {name: sums[name] + gradients[name] for name in sums}
+        return sums, lax.all_gather(losses, "data", tiled=True)
 
     spread = jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(EVERYWHERE, EVERYWHERE, BY_ROW, EVERYWHERE),
+        in_specs=(EVERYWHERE, SPREAD, SPREAD),
+        out_specs=(SPREAD, EVERYWHERE),
+        check_vma=False,
+    )
+    return jax.jit(spread, donate_argnums=1)
+
+
+@cache
+def make_update(config: Config, mesh: Mesh, way: Way) -> Any:
+    """(parameters, state, sums of gradients, scale) to (parameters, state, norm), all of them the
+    same on all devices. The first two are used up."""
+
+    def run(
+        parameters: Parameters, state: OptimizerState, sums: Parameters, scale: jax.Array
+    ) -> Any:
+        own = {name: value[0] for name, value in sums.items()}
+        gradients, norm = clip(config, lax.psum(own, "data"))  # type: ignore[no-untyped-call]
+        parameters, state = update(config, parameters, state, gradients, scale, way)
+        return parameters, state, norm
+
+    spread = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(EVERYWHERE, EVERYWHERE, SPREAD, EVERYWHERE),
         out_specs=EVERYWHERE,
         check_vma=False,
     )

@@ -26,13 +26,13 @@ from tokenmill.trainer.checkpoints import Checkpoints, State
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.data import RunData
 from tokenmill.trainer.folder import CHART_NAME, told_of_disk
-from tokenmill.trainer.interval import Clock, Stop
-from tokenmill.trainer.model import Shape, count_parameters
+from tokenmill.trainer.interval import Clock, Pulse, Stop
+from tokenmill.trainer.model import Shape, count_operations
 from tokenmill.trainer.record import Record
 from tokenmill.trainer.sample import generate
-from tokenmill.trainer.validate import Validation, Validator
+from tokenmill.trainer.validate import Validator
 
-__all__ = ["Board", "Loop", "Watcher", "count_operations"]
+__all__ = ["Board", "Loop", "Watcher"]
 
 _CHART_EVERY = 5.0  # seconds
 
@@ -46,8 +46,12 @@ class Watcher(Protocol):
     def warn(self, text: str) -> None:
         """Something that the user should look at."""
 
-    def line(self, line: dict[str, Any], seconds_left: float) -> None:
-        """A line of `metrics.jsonl`, and how long the run will go on from here."""
+    def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
+        """A line of `metrics.jsonl` of a run of so many steps, and how many seconds are left. Where
+        the next one is far off, `line` has the loss so far and is not in the file."""
+
+    def expect(self, seconds: float) -> None:
+        """How long the rest of the run takes, by its first micro-batch."""
 
 
 class Board(Protocol):
@@ -78,55 +82,78 @@ class Loop:
     stop: Stop
     step: int
     row: int
+    owed: tuple[bool, bool] = (False, False)  # the validation and sample of this step, left out
+    was_cut: bool = field(init=False, default=False)
     saved: int = field(init=False)
     _untold: list[int] = field(init=False, default_factory=list)  # first rows of steps
     _norm: float = field(init=False, default=math.nan)
     _clock: Clock = field(init=False, default_factory=Clock)
+    _pulse: Pulse = field(init=False)
     _lap: int = field(init=False)  # the step at which the clock began
     _left: float = field(init=False, default=math.nan)
     _drawn: float = field(init=False, default=-math.inf)
 
     def __post_init__(self) -> None:
         self.saved = self._lap = self.step
+        self._pulse = Pulse(skip_first=self.backend.compiles)
 
     def run(self) -> None:
-        """Go on to the last step, or to where the user stops it."""
+        """Train up to the last step, or until the user stops it."""
         config = self.config
+        if any(self.owed):
+            self._make_up()
         while self.step < config.max_steps:
             rows, end = self._next_rows()
-            self._untold.append(self.row)
-            self.backend.step(rows, config.scale(self.step))
-            self.step, self.row = self.step + 1, end
-            due = {
-                "line": self._is_due(config.log_every),
-                "validation": self._is_due(config.val_every),
-                "sample": self._is_due(config.sample_every),
-                "checkpoint": self._is_due(config.checkpoint_every),
-            }
-            stopping = self._is_stopping(any(due.values()))
-            if not any(due.values()) and not stopping:
-                continue
-            self._take_reports()
-            if due["line"]:
-                self._tell()
-            with self._clock.aside():
-                val_loss = self._validate() if due["validation"] else None
-                if due["sample"]:
-                    self._sample()
-                if due["checkpoint"] or stopping:
-                    self._save(val_loss)
-                self._draw(last=stopping or self.step == config.max_steps)
-            if stopping:
+            if not self.backend.step(rows, config.scale(self.step), self._pause):
+                self._leave()
                 return
+            self._untold.append(self.row)
+            self.step, self.row = self.step + 1, end
+            due = config.find_due(self.step)
+            if any(due.values()):
+                self._look(due)
+            elif self._pulse.is_due():
+                self._show()
 
-    def _is_due(self, every: int) -> bool:
-        return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
+    def _look(self, due: dict[str, bool]) -> None:
+        """Do what is due. A stop on the way leaves out validation and sample."""
+        self._take_reports()
+        if due["line"]:
+            self._tell()
+        with self._clock.aside():
+            val_loss = self._validate() if due["validation"] else None
+            if due["sample"]:
+                self._sample()
+            if due["checkpoint"]:
+                self._save(val_loss)
+            self._draw(last=self.step == self.config.max_steps)
 
-    def _is_stopping(self, at_report: bool) -> bool:
-        """Whether the user wants to stop; several ranks ask each other, which takes its time."""
-        if self.backend.world_size == 1:
-            return self.stop.asked
-        return at_report and bool(self.backend.total(np.array([float(self.stop.asked)]))[0])
+    def _make_up(self) -> None:
+        """Do what a stop left out at this step, so that the lines are those of a run without it."""
+        owes_validation, owes_sample = self.owed
+        val_loss = self._validate() if owes_validation else None
+        if owes_sample:
+            self._sample()
+        if val_loss is not None and self.config.find_due(self.step)["checkpoint"]:
+            self._save(val_loss)
+
+    def _leave(self) -> None:
+        """Save the last whole step; no rank leaves before that is done."""
+        self._take_reports()
+        if self.step > self.saved:
+            self._save(None)
+        self._draw(last=True)
+        self.backend.agree(True)
+
+    def _pause(self, done: int, count: int) -> bool:
+        """Before a micro-batch: show that the run is alive, and look whether to stop."""
+        seconds = self._pulse.time_first(self.backend)
+        if seconds is not None and self.record is not None:
+            left = (self.config.max_steps - self.step) * count - done
+            self.watcher.expect(seconds * left)
+        elif done:
+            self._beat(f"step {self.step + 1:,}: {done:,} of {count:,} micro-batches done")
+        return self.stop.asked
 
     def _next_rows(self) -> tuple[Rows, int]:
         """The rows of the next step, and the first row behind them."""
@@ -202,38 +229,56 @@ class Loop:
 
     def _tell(self) -> None:
         """Write a line about the steps since the last one."""
-        steps, self._lap = self.step - self._lap, self.step
         seconds, waiting = self._clock.lap()
-        if self.record is None:
+        line = self._make_line(seconds, waiting)
+        self._lap = self.step
+        if line is not None:
+            self._add(line)
+
+    def _show(self) -> None:
+        """Show a line that is not recorded, because the next one is far off."""
+        if self.backend.world_size > 1:  # which report their losses together
+            self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return
+        self._take_reports()
+        self._pulse.restart()
+        line = self._make_line(*self._clock.peek())
+        if line is not None:
+            self.watcher.line(line, self.config.max_steps, self._left)
+
+    def _make_line(self, seconds: float, waiting: float) -> dict[str, Any] | None:
+        """A line about the steps since the last recorded one; None where nothing is recorded."""
+        steps = self.step - self._lap
+        if self.record is None or not steps:
+            return None
         config, row = self.config, self.row
         rate = steps * config.batch_tokens / seconds
         peak = self.backend.peak_flops
         used = rate * count_operations(Shape(**self.state.shape))
         self._left = seconds / steps * (config.max_steps - self.step)
-        self._add(
-            {
-                "step": self.step,
-                "row": row,
-                "tokens": row * config.seq_len,
-                "loss": self.record.mean_loss(row),
-                "rate": config.scale(self.step - 1),
-                "gradient_norm": self._norm,
-                "seconds": seconds,
-                "tokens_per_second": rate,
-                "waiting": waiting,
-                "memory": self.backend.peak_memory(),
-            }
-            | ({"mfu": used / peak} if peak else {})
-        )
+        return {
+            "step": self.step,
+            "row": row,
+            "tokens": row * config.seq_len,
+            "loss": self.record.mean_loss(row),
+            "rate": config.scale(self.step - 1),
+            "gradient_norm": self._norm,
+            "seconds": seconds,
+            "tokens_per_second": rate,
+            "waiting": waiting,
+            "memory": self.backend.peak_memory(),
+        } | ({"mfu": used / peak} if peak else {})
 
     def _validate(self) -> float | None:
         if self.validator is None:
             return None
         try:
-            found: Validation = self.validator.run()
+            found = self.validator.run(self._pause_validation)
         except (TokenmillError, OSError) as error:
             raise self._without_data(error) from error
+        if found is None:
+            self.was_cut = True
+            return None
         if not math.isfinite(found.loss):
             raise WorkError(
                 f"The validation loss is {found.loss}, after step {self.step:,}: {self._advise()}"
@@ -243,6 +288,16 @@ class Loop:
             | ({} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte})
         )
         return found.loss
+
+    def _pause_validation(self, done: int, count: int) -> bool:
+        self._beat(f"step {self.step:,}: {done:,} of {count:,} batches validated")
+        return self.stop.asked
+
+    def _beat(self, text: str) -> None:
+        """Show that the run is alive, if nothing was shown for a while."""
+        if self.record is not None and self._pulse.is_due():
+            self._pulse.restart()
+            self.watcher.note(text)
 
     def _sample(self) -> None:
         tokenizer = self.data.tokenizer
@@ -256,7 +311,11 @@ class Loop:
             seed=self.config.seed + self.step,
             vocab=self.data.vocab,
             stop_id=self.data.eot_id,
+            is_stopping=lambda: self.stop.asked,
         )
+        if self.stop.asked:  # it would not be what another process draws here
+            self.was_cut = True
+            return
         self._add({"step": self.step, "sample": tokenizer.decode(ids)})
 
     def _add(self, line: dict[str, Any]) -> None:
@@ -264,7 +323,8 @@ class Loop:
             return
         with told_of_disk(self._kept()):
             self.record.add(line)
-        self.watcher.line(line, self._left)
+        self._pulse.restart()
+        self.watcher.line(line, self.config.max_steps, self._left)
         for board in self.boards:
             board.add(line)
 
@@ -303,14 +363,3 @@ class Loop:
         drawn = draw_svg([curve for curve in curves if np.size(curve.steps)], self.path.name)
         with told_of_disk(self._kept()):
             write_atomically(self.path / CHART_NAME, drawn.encode())
-
-
-def count_operations(shape: Shape) -> float:
-    """The floating-point operations for each token trained on: 6 for each number of the matrices and
-    the head, and those of attention over the whole row.
-
-    >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
-    1536.0
-    """
-    matrices = count_parameters(shape) - shape.vocab * shape.width
-    return 6.0 * matrices + 12.0 * shape.layers * shape.width * shape.seq_len

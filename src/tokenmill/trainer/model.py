@@ -17,17 +17,31 @@ backend, rank and machine begins with the same bits.
     blocks.N.mlp.down         (width, 4 * width)
     head                      (vocab, width)
 
+Small models of large vocabularies may have these besides:
+
+    embedding_up              (width, inner)              where inner = embedding_width > 0; the
+    head_down                 (inner, width)              embedding and head are (vocab, inner) then
+    groups                    (groups, inner)             where shortlist > 0
+
 Forward, for ids (B, T):
 
-    x = norm(embedding[ids])
+    x = norm(embedding[ids])                              norm(embedding[ids] @ embedding_up.T)
     for each block:
         h = norm(x)
         q, k, v = h @ query.T, h @ key.T, h @ value.T     split into heads
         q, k = norm(rotate(q)), norm(rotate(k))           norm over each head
         x = x + attention(q, k, v) @ out.T                causal, scale 1 / sqrt(head)
         x = x + relu(norm(x) @ up.T)² @ down.T
-    logits = norm(x) @ head.T                             in float32 from here on
+    s = norm(x)                                           norm(norm(x) @ head_down.T)
+    logits = s @ head.T                                   in float32 from here on
     logits = softcap * tanh(logits / softcap)             where softcap > 0
+
+With a shortlist, an id below it is chosen by softmax among these ids and the groups, whose logits are
+s @ groups.T, capped like the others. The ids from the shortlist on are in groups of GROUP neighbours,
+and one of them is chosen by choosing its group, and then by softmax among the ids of the group:
+
+    log p(id) = log softmax([logits[:shortlist], group_logits])[id]                      id < shortlist
+    log p(id) = log softmax([...])[shortlist + g] + log softmax(logits of group g)[id]   otherwise
 
     norm(x) = x / sqrt(mean(x²) + EPSILON) over the last axis
     rotate: for i in 0 .. head/2 - 1, with a = t / rope_base^(2i / head):
@@ -47,8 +61,10 @@ from tokenmill.errors import UsageError
 
 __all__ = [
     "EPSILON",
+    "GROUP",
     "Arrays",
     "Shape",
+    "count_operations",
     "count_parameters",
     "first_values",
     "is_matrix",
@@ -57,6 +73,7 @@ __all__ = [
 ]
 
 EPSILON = 1e-6
+GROUP = 1024  # ids
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
@@ -78,6 +95,8 @@ class Shape:
     seq_len: int
     softcap: float = 15.0
     rope_base: float = 10_000.0
+    embedding_width: int = 0
+    shortlist: int = 0
 
     def __post_init__(self) -> None:
         for name in ("vocab", "layers", "heads", "kv_heads", "width", "seq_len"):
@@ -95,6 +114,21 @@ class Shape:
             )
 
     @property
+    def inner(self) -> int:
+        """The width of the embedding and of the head."""
+        return self.embedding_width or self.width
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are of ids that are not on the shortlist; 0 without one."""
+        return -(-(self.vocab - self.shortlist) // GROUP) if self.has_groups else 0
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether ids are chosen in two steps. A shortlist of all ids is none."""
+        return 0 < self.shortlist < self.vocab
+
+    @property
     def head(self) -> int:
         """The numbers of one head."""
         return self.width // self.heads
@@ -103,7 +137,9 @@ class Shape:
 def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
     """The parameters by name, in the order in which their first values are drawn."""
     width, keys = shape.width, shape.kv_heads * shape.head
-    shapes = {"embedding": (shape.vocab, width)}
+    shapes = {"embedding": (shape.vocab, shape.inner)}
+    if shape.embedding_width:
+        shapes |= {"embedding_up": (width, shape.inner), "head_down": (shape.inner, width)}
     for n in range(shape.layers):
         shapes |= {
             f"blocks.{n}.attention.query": (width, width),
@@ -113,11 +149,13 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
             f"blocks.{n}.mlp.up": (4 * width, width),
             f"blocks.{n}.mlp.down": (width, 4 * width),
         }
-    return shapes | {"head": (shape.vocab, width)}
+    if shape.has_groups:
+        shapes["groups"] = (shape.groups, shape.inner)
+    return shapes | {"head": (shape.vocab, shape.inner)}
 
 
 def is_matrix(name: str) -> bool:
-    """Whether Muon is for this parameter: all but the embedding and the head."""
+    """Whether Muon is for this parameter: those of blocks."""
     return name.startswith("blocks.")
 
 
@@ -126,18 +164,31 @@ def count_parameters(shape: Shape) -> int:
     return sum(rows * columns for rows, columns in parameter_shapes(shape).values())
 
 
+def count_operations(shape: Shape) -> float:
+    """The floating-point operations for each token trained on: 6 for each number of the matrices and
+    the head, and those of attention over the whole row.
+
+    >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
+    1536.0
+    """
+    matrices = count_parameters(shape) - shape.vocab * shape.inner
+    if shape.has_groups:  # one group at most is computed of each target
+        matrices -= (shape.vocab - shape.shortlist - GROUP) * shape.inner
+    return 6.0 * matrices + 12.0 * shape.layers * shape.width * shape.seq_len
+
+
 def first_values(shape: Shape, seed: int) -> Arrays:
     """The parameters that training begins with: normal, of deviation 1 for the embedding and
-    1/sqrt(width) for matrices, and zero for what is added to the residual stream and for the head."""
+    1/sqrt(columns) for matrices, and zero for what is added to the residual stream and for the head."""
     random = np.random.Generator(np.random.Philox(key=[seed, 0]))
     values: Arrays = {}
     for name, size in parameter_shapes(shape).items():
-        if name.endswith((".out", ".down")) or name == "head":
+        if name.endswith((".out", ".down")) or name in ("head", "groups"):
             values[name] = np.zeros(size, np.float32)
         else:
             values[name] = random.standard_normal(size, np.float32)
             if name != "embedding":
-                values[name] *= np.float32(1 / math.sqrt(shape.width))
+                values[name] *= np.float32(1 / math.sqrt(size[1]))
     return values
 
 

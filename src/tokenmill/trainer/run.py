@@ -1,6 +1,6 @@
-"""Training: from data to a model, in a folder from which it goes on after any interruption.
+"""Training: from data to a model, in a folder from which it resumes after any interruption.
 
-Guarantees: the same command goes on from the newest sound checkpoint, and ends with the same weights
+Guarantees: the same command resumes from the newest sound checkpoint, and ends with the same weights
 and the same losses of rows, bit for bit, as one that was never interrupted, on the same machine,
 number of threads and of ranks. Ranks and micro-batches may change on the way: the rows stay the same.
 What is looked at (losses, validation) is the same too. A loss or gradient that is no number never gets
@@ -20,19 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import xxhash
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load.loader import Loader
 from tokenmill.load.ranks import find_rank
 from tokenmill.load.state import check_state
 from tokenmill.store.manifest import TOKENIZER_NAME, write_atomically
+from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.trainer.augment import padded_vocab
-from tokenmill.trainer.backend import Backend, open_backend
+from tokenmill.trainer.backend import Backend, has_accelerator, open_backend
 from tokenmill.trainer.checkpoints import Checkpoint, Checkpoints, State, refuse_other_run
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.data import RunData, open_data
+from tokenmill.trainer.display import Display, Silent, is_watched
 from tokenmill.trainer.folder import (
     CHECKPOINTS_NAME,
     CONFIG_NAME,
@@ -42,23 +45,25 @@ from tokenmill.trainer.folder import (
 )
 from tokenmill.trainer.interval import Stop
 from tokenmill.trainer.loop import Board, Loop, Watcher
-from tokenmill.trainer.model import Shape, first_values
+from tokenmill.trainer.model import Shape, count_parameters, first_values
 from tokenmill.trainer.reading import read_not_mapped
 from tokenmill.trainer.record import Record, points, read_metrics
+from tokenmill.trainer.settings import override, read_config
 from tokenmill.trainer.validate import Validator
 
-__all__ = ["RunReport", "Watcher", "make_shape", "train"]
+__all__ = ["RunReport", "Watcher", "find_run", "make_shape", "train"]
 
 AnyPath = str | os.PathLike[str]
 _AHEAD = 16  # steps whose rows are read ahead: to read a step's rows takes less time than the step
 _CURE = "Go back to that, choose another `name`, or add `restart=True` to discard the run and start over."
+SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport:
-    """What came of a run: `was_finished` before it was begun, or `was_stopped` by a signal.
+    """The result of a run: `was_finished` before it started, or `was_stopped` by a signal.
 
-    Losses are the last of those that were told; None where there were none.
+    Losses are the last ones reported; None where there were none.
     """
 
     path: Path
@@ -69,71 +74,113 @@ class RunReport:
     was_finished: bool = False
     was_stopped: bool = False
 
-
-class _Silent:
-    def note(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
-
-    def line(self, line: dict[str, Any], seconds_left: float) -> None:
-        pass
+    def __repr__(self) -> str:
+        told = [f"{self.path}: step {self.step:,}"]
+        told += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        told += [f"validation loss {self.val_loss:.4f}"] if self.val_loss is not None else []
+        told += ["finished before"] if self.was_finished else []
+        told += ["stopped"] if self.was_stopped else []
+        return f"<RunReport {', '.join(told)}>"
 
 
 def train(
-    data: RunData | AnyPath | Sequence[str],
+    data: RunData | AnyPath | Sequence[AnyPath] = (),
     *,
-    name: str,
-    config: Config | None = None,
+    name: str | None = None,
+    config: Config | AnyPath | None = None,
+    input_file: AnyPath | None = None,
+    val: AnyPath | None = None,
+    val_fraction: float | None = None,
+    tokenizer: str | Tokenizer | None = None,
+    vocab_size: int | None = None,
+    eot_id: int | None = None,
+    data_dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
     backend: str = "torch",
+    device: str | None = None,
     runs: AnyPath = "runs",
     restart: bool = False,
+    progress: bool | None = None,
     watcher: Watcher | None = None,
     boards: Sequence[str] = (),
+    **settings: Any,
 ) -> RunReport:
-    """Train a model, or go on with it: `runs`/`name` holds all that comes of it.
+    """Train a model, or resume its training: everything is kept in the folder `runs`/`name`.
 
     >>> import tempfile
-    >>> from tokenmill.store.tokens import Tokens
-    >>> folder = tempfile.mkdtemp()
-    >>> data = RunData(
-    ...     train=Tokens.of(np.arange(10_000) % 50), val=None, vocab=50, tokenizer=None, eot_id=None,
-    ...     describe="numbers that count up to 49",
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "counting.txt").write_text("0123456789" * 1000)
+    >>> report = train(
+    ...     input_file=folder / "counting.txt", tokenizer="bytes", runs=folder / "runs",
+    ...     config="tiny", max_steps=10,
     ... )
-    >>> small = Config(
-    ...     layers=1, heads=1, width=16, seq_len=16, batch_tokens=128, max_steps=20, warmup_steps=1
-    ... )
-    >>> report = train(data, name="counting", config=small, runs=folder)
-    >>> report.step, report.loss < 4
-    (20, True)
-    >>> train(data, name="counting", config=small, runs=folder).was_finished
-    True
+    >>> report.path.name, report.step, report.loss < 6
+    ('counting', 10, True)
 
     Parameters
     ----------
     data
-        What `open_data` opens, or what it has opened.
+        A dataset, or any tokens that `tokenmill.open` opens; several as "NAME=DIR:WEIGHT".
     name, runs
-        The run's folder is `runs`/`name`. One that is there goes on.
+        The run's folder is `runs`/`name`. A run that is there resumes. The default name is that of
+        the data.
     config
-        The settings; those that do not change the model may be others when a run goes on.
+        A preset such as "tiny" or "124M", a file of settings, or a `Config`. Without it, the default
+        is for GPUs; where there is none, it is the preset "laptop".
+    input_file
+        A text to tokenize in memory, instead of `data`.
+    val
+        Tokens to validate on, instead of the split val.
+    val_fraction
+        How much of the end of the tokens to validate on, where there is no split val.
+    tokenizer, vocab_size, eot_id, data_dtype, format
+        What the data do not say about themselves, as in `tokenmill.open`.
     backend
         torch or jax.
+    device
+        Such as cpu, cuda, cuda:1 or mps; the best by default.
     restart
-        Whether to discard the run of that name, and begin again.
+        Whether to discard the run of that name, and start again.
+    progress
+        Whether to print how it goes; by default in a terminal or a notebook.
     watcher
-        Is told how it goes.
+        Is given what would be printed, instead.
     boards
-        tensorboard or wandb, to be told too.
+        tensorboard or wandb, to log there too.
+    settings
+        Settings of `Config` that take precedence over those of `config`, such as `max_steps=100`.
     """
-    config, watcher = config or Config(), watcher or _Silent()
-    path = find_folder(runs, name)
+    if watcher is None:
+        watcher = Display() if progress or (progress is None and is_watched()) else Silent()
+    has_default = config is None
+    config = override(_find_config(config, backend, device), **settings)
+    given = [] if isinstance(data, RunData) else _as_list(data)
+    path = find_run(given, input_file=input_file, name=name, runs=runs)
     if not isinstance(data, RunData):
-        given = [os.fspath(data)] if isinstance(data, (str, os.PathLike)) else list(data)
-        data = open_data(given, config=config)
+        data = _open_data(
+            given,
+            input_file=input_file,
+            tokenizer=tokenizer,
+            val=val,
+            config=config,
+            vocab_size=vocab_size,
+            eot_id=eot_id,
+            dtype=data_dtype,
+            format=format,
+            val_fraction=val_fraction,
+        )
     shape = make_shape(data.vocab, config)
     rank, world_size = find_rank(None, None)
+    if rank == 0:
+        for note in data.notes:
+            watcher.warn(note)
+        watcher.note(f"data      {data.describe}")
+        if has_default and _is_small_default(backend, device):
+            watcher.note(
+                f"No accelerator found: training the preset `{SMALL_DEFAULT}` "
+                f"({count_parameters(shape):,} parameters, about 4 minutes on two cores). "
+                "`config='124M'` trains a full model."
+            )
     loader = _make_loader(data, config, rank, world_size)
     own = State(
         step=0,
@@ -151,23 +198,28 @@ def train(
     with ExitStack() as stack:
         stack.callback(loader.close)
         checkpoint = None
+        owed = (False, False)
         if rank == 0:  # all of this is done before the others, who wait for the backend, look
             stack.enter_context(RunFolder(path, restart=restart))
             checkpoints.remove_temporaries()
             checkpoint = _find_checkpoint(checkpoints, own, watcher)
-            if world_size == 1 and checkpoint and checkpoint.state.step >= config.max_steps:
+            owed = _find_owed(path, checkpoint, config, data)
+            if world_size == 1 and checkpoint and _is_finished(checkpoint.state.step, config, owed):
                 return _report(path, checkpoint.state.step, was_finished=True)
-        engine = _open_backend(own, config, checkpoint, (rank, world_size), stack)
+        engine = _open_backend(own, config, checkpoint, (rank, world_size), device, stack)
         _compare_ranks(own, engine)
-        step = int(engine.total(np.array([checkpoint.state.step if checkpoint else 0.0]))[0])
-        if step >= config.max_steps:
+        told = engine.total(
+            np.array([checkpoint.state.step if checkpoint else 0, *owed], np.float64)
+        )
+        step, owed = int(told[0]), (bool(told[1]), bool(told[2]))
+        if step and _is_finished(step, config, owed):
             return _report(path, step, was_finished=True)
         if rank and step:
             checkpoint = checkpoints.at(step)
-        row = _go_on(checkpoint, engine, loader) if checkpoint else 0
+        row = _resume(checkpoint, engine, loader) if checkpoint else 0
         record = None
         if rank == 0:
-            _tell_beginning(data, config, engine, shape, checkpoint, watcher)
+            _tell_beginning(config, engine, shape, checkpoint, watcher)
             with told_of_disk(f"step {step:,} is kept" if step else "nothing was begun"):
                 _write_settings(path, config, data)
                 record = Record(path, step=step, row=row)
@@ -187,9 +239,30 @@ def train(
             stop=stack.enter_context(Stop(impatient=world_size == 1, tell=watcher.note)),
             step=step,
             row=row,
+            owed=owed,
         )
         loop.run()
-        return _report(path, loop.step, was_stopped=loop.step < config.max_steps)
+        was_stopped = loop.step < config.max_steps or loop.was_cut
+        return _report(path, loop.step, was_stopped=was_stopped)
+
+
+def find_run(
+    data: Sequence[AnyPath], *, input_file: AnyPath | None, name: str | None, runs: AnyPath
+) -> Path:
+    """The folder of a run on some data: by its name, or else by that of the data.
+
+    >>> find_run(["data/corpus/"], input_file=None, name=None, runs="runs").as_posix()
+    'runs/corpus'
+    >>> find_run(["web=DIR:0.7", "code=DIR2:0.3"], input_file=None, name=None, runs="runs").name
+    'web-code'
+    """
+    if name is None and input_file is not None:
+        name = Path(input_file).stem
+    elif name is None and len(data) == 1:
+        name = Path(data[0]).resolve().stem
+    elif name is None:
+        name = "-".join(os.fspath(one).partition("=")[0] for one in data)
+    return find_folder(runs, name)
 
 
 def make_shape(vocab: int, config: Config) -> Shape:
@@ -206,7 +279,54 @@ def make_shape(vocab: int, config: Config) -> Shape:
         width=config.width,
         seq_len=config.seq_len,
         softcap=config.softcap,
+        embedding_width=config.embedding_width,
+        shortlist=config.shortlist,
     )
+
+
+def _open_data(data: list[str], **options: Any) -> RunData:
+    try:
+        return open_data(data, **options)
+    except TokenmillError as error:
+        # To open tokens takes their dtype; `dtype` here is that of the model.
+        error.args = (str(error).replace("`dtype", "`data_dtype"),)
+        raise
+
+
+def _find_config(config: Config | AnyPath | None, backend: str, device: str | None) -> Config:
+    if isinstance(config, Config):
+        return config
+    if config is not None:
+        return read_config(config)
+    return read_config(SMALL_DEFAULT) if _is_small_default(backend, device) else Config()
+
+
+def _is_small_default(backend: str, device: str | None) -> bool:
+    return not has_accelerator(backend, device)
+
+
+def _as_list(data: AnyPath | Sequence[AnyPath]) -> list[str]:
+    return [os.fspath(one) for one in ([data] if isinstance(data, (str, os.PathLike)) else data)]
+
+
+def _find_owed(
+    path: Path, checkpoint: Checkpoint | None, config: Config, data: RunData
+) -> tuple[bool, bool]:
+    """Whether a stop left out the validation and the sample that were due at a checkpoint's step."""
+    if checkpoint is None:
+        return False, False
+    step = checkpoint.state.step
+    lines = [line for line in read_metrics(path) if line["step"] == step]
+    due = config.find_due(step)
+    samples = data.tokenizer is not None and config.sample_tokens > 0
+    return (
+        due["validation"] and data.val is not None and not any("val_loss" in one for one in lines),
+        due["sample"] and samples and not any("sample" in one for one in lines),
+    )
+
+
+def _is_finished(step: int, config: Config, owed: tuple[bool, bool]) -> bool:
+    return step > config.max_steps or (step == config.max_steps and not any(owed))
 
 
 def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> Loader:
@@ -246,7 +366,7 @@ def _find_checkpoint(checkpoints: Checkpoints, own: State, watcher: Watcher) -> 
     return found
 
 
-def _go_on(checkpoint: Checkpoint, backend: Backend, loader: Loader) -> int:
+def _resume(checkpoint: Checkpoint, backend: Backend, loader: Loader) -> int:
     """Take up a checkpoint; returns its row."""
     backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
     loader.load_state_dict(checkpoint.state.loader)
@@ -258,6 +378,7 @@ def _open_backend(
     config: Config,
     checkpoint: Checkpoint | None,
     place: tuple[int, int],
+    device: str | None,
     stack: ExitStack,
 ) -> Backend:
     """The backend, at its place among the ranks; the first rank's, at least, has the right values."""
@@ -268,6 +389,7 @@ def _open_backend(
         config,
         shape,
         checkpoint.parameters() if checkpoint else first_values(shape, config.seed),
+        device,
     )
     stack.callback(backend.close)
     if (backend.rank, backend.world_size) != place:
@@ -322,18 +444,12 @@ def _write_settings(path: Path, config: Config, data: RunData) -> None:
 
 
 def _tell_beginning(
-    data: RunData,
     config: Config,
     backend: Backend,
     shape: Shape,
     checkpoint: Checkpoint | None,
     watcher: Watcher,
 ) -> None:
-    from tokenmill.trainer.model import count_parameters
-
-    for note in data.notes:
-        watcher.warn(note)
-    watcher.note(f"data      {data.describe}")
     watcher.note(
         f"model     {count_parameters(shape):,} parameters on {backend.device} ({backend.name})"
     )
@@ -341,7 +457,7 @@ def _tell_beginning(
         f"steps     {config.max_steps:,} of {config.batch_rows:,} rows of {config.seq_len:,} tokens"
     )
     if checkpoint is not None:
-        watcher.note(f"going on  from step {checkpoint.state.step:,} ({checkpoint.path})")
+        watcher.note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
 
 
 def _open_boards(

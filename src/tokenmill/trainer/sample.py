@@ -10,6 +10,7 @@ Costs: one forward pass over the last `seq_len` ids for each token; nothing is k
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,10 +26,10 @@ from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.trainer.backend import Backend, open_backend
 from tokenmill.trainer.checkpoints import Checkpoints, State
 from tokenmill.trainer.config import Config
-from tokenmill.trainer.folder import CHECKPOINTS_NAME
+from tokenmill.trainer.folder import CHECKPOINTS_NAME, find_folder
 from tokenmill.trainer.model import Shape
 
-__all__ = ["TrainedModel", "generate", "load_run_for_sampling"]
+__all__ = ["TrainedModel", "generate", "load_run_for_sampling", "sample"]
 
 NextLogits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 
@@ -43,8 +44,10 @@ def generate(
     top_k: int | None = 50,
     vocab: int,
     stop_id: int | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Up to `count` ids that follow a prompt; fewer where `stop_id` is drawn, which is not among them.
+    """Up to `count` ids that follow a prompt; fewer where `stop_id` is drawn, which is not among them,
+    or once `is_stopping`.
 
     `temperature` 0 takes the likeliest id each time; `top_k` draws among so many of them, and None
     or 0 among all.
@@ -69,7 +72,7 @@ def generate(
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 1]))
     ids = np.asarray(prompt_ids, np.int64)
     made: list[int] = []
-    while len(made) < count:
+    while len(made) < count and not is_stopping():
         drawn = _draw(next_logits(ids)[:vocab], random.random(), temperature, top_k)
         if drawn == stop_id:
             break
@@ -115,10 +118,66 @@ class TrainedModel:
         return self.tokenizer.decode(ids + made)
 
 
+def sample(
+    run: str | os.PathLike[str],
+    prompt: str | bytes = "",
+    *,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    seed: int = 0,
+    best: bool = False,
+    runs: str | os.PathLike[str] = "runs",
+    backend: str | None = None,
+    device: str | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+) -> str:
+    """Generate text from a trained model: the prompt and what follows it.
+
+    >>> sample("none", "Once upon a time")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.StateError: runs/none has no checkpoint. Train a model first: tokenmill train \
+DATA --name none
+
+    Parameters
+    ----------
+    run
+        The name of a run in `runs`, or the path of its folder.
+    prompt
+        How the text starts; without it, the model starts.
+    tokens
+        The most tokens to generate; fewer where the model ends the text.
+    temperature
+        0 takes the likeliest token each time; higher is more varied.
+    top_k
+        Draw among so many of the likeliest tokens; 0 or None is all.
+    seed
+        Another seed, another text.
+    best
+        Whether to take the checkpoint with the least validation loss instead of the newest.
+    runs
+        The folder of all runs.
+    backend
+        torch or jax; the one that trained it by default.
+    device
+        Such as cpu, cuda, cuda:1 or mps; the best by default.
+    warn
+        Is called with a warning about a damaged checkpoint that was skipped.
+    """
+    folder = Path(run)
+    if not (folder / CHECKPOINTS_NAME).is_dir():
+        folder = find_folder(runs, os.fspath(run))
+    model = load_run_for_sampling(folder, backend=backend, device=device, best=best, warn=warn)
+    given = prompt.encode() if isinstance(prompt, str) else prompt
+    return model.complete(given, tokens, seed=seed, temperature=temperature, top_k=top_k)
+
+
 def load_run_for_sampling(
     folder: str | os.PathLike[str],
     *,
     backend: str | None = None,
+    device: str | None = None,
     best: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> TrainedModel:
@@ -131,15 +190,14 @@ def load_run_for_sampling(
     Traceback (most recent call last):
     ...
     tokenmill.errors.StateError: runs/none has no checkpoint. Train a model first: tokenmill train \
---data DIR --name none
+DATA --name none
     """
     path = Path(folder)
     checkpoints = Checkpoints(path / CHECKPOINTS_NAME)
     found = checkpoints.best(warn) if best else checkpoints.newest(warn)
     if found is None:
         raise StateError(
-            f"{path} has no checkpoint. Train a model first: tokenmill train --data DIR --name "
-            f"{path.name}"
+            f"{path} has no checkpoint. Train a model first: tokenmill train DATA --name {path.name}"
         )
     state = found.state
     tokenizer = _load_tokenizer(path, state)
@@ -148,7 +206,7 @@ def load_run_for_sampling(
     config = replace(Config(**settings), compile="off", micro_batch=None)
     return TrainedModel(
         backend=open_backend(
-            backend or state.backend, config, Shape(**state.shape), found.parameters()
+            backend or state.backend, config, Shape(**state.shape), found.parameters(), device
         ),
         tokenizer=tokenizer,
         vocab=min(state.vocab, tokenizer.vocab_size),

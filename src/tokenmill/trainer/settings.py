@@ -23,6 +23,7 @@ import orjson
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.trainer.config import Config
+from tokenmill.trainer.presets import find_preset, preset_names
 
 __all__ = ["RunFile", "override", "read_config", "read_run_file"]
 
@@ -77,8 +78,10 @@ class RunFile:
 
 
 def read_config(path: str | os.PathLike[str]) -> Config:
-    """The settings in a file, JSON or YAML.
+    """The settings of a preset, by its name, or those in a file, JSON or YAML.
 
+    >>> read_config("tiny").layers
+    3
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "small.json"
     >>> _ = file.write_text('{"layers": 2, "heads": 2, "width": 64, "seq_len": 128}')
@@ -102,10 +105,10 @@ def read_config(path: str | os.PathLike[str]) -> Config:
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
-    """The settings in a file, and what it says of the data."""
+    """The settings in a file or of a preset, and what it says of the data."""
     where = os.fspath(path)
     try:
-        return _make(dict(_flatten(_parse(Path(path)))))
+        return _make(dict(_flatten(_parse(find_preset(path) or Path(path)))))
     except UsageError as error:
         told = str(error).replace("`", "")  # in a file, a setting is not an argument
         raise UsageError(f"{where}: {told}") from None
@@ -133,7 +136,9 @@ def _parse(path: Path) -> Mapping[str, Any]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"There is no file of settings {path}; see configs/ for some.") from None
+        raise InputError(
+            f"{path} is neither a preset nor a file. The presets are {', '.join(preset_names())}."
+        ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     found = _parse_yaml(data) if path.suffix in (".yaml", ".yml") else _parse_json(data)

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.trainer.backend import Rows, StepReport
+from tokenmill.trainer.backend import Pause, Rows, StepReport, never, rows_at_once
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.devices import find_peak_flops, find_process_memory
 from tokenmill.trainer.model import Arrays, Shape, check_values, is_matrix
@@ -42,8 +42,6 @@ from tokenmill.trainer.torch_model import Model, document_mask
 from tokenmill.trainer.torch_muon import Float32Muon
 
 __all__ = ["TorchBackend"]
-
-MICRO_BATCH_TOKENS = 16_384
 
 
 class TorchBackend:
@@ -54,14 +52,19 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, config: Config, shape: Shape, values: Arrays) -> None:
+    def __init__(
+        self, config: Config, shape: Shape, values: Arrays, device: str | None = None
+    ) -> None:
         check_values(shape, values)
         self.config, self.shape = config, shape
-        self._device = _choose_device()
+        self._device = _choose_device(device)
         self._started = _start_ranks(self._device, config)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         cuda = self._device.type == "cuda"
+        # Ranks agree to stop through the CPU, which does not make the GPU wait.
+        self._talk = dist.new_group(backend="gloo") if cuda and self.world_size > 1 else None
+        self._question: tuple[Any, Tensor] | None = None
         if cuda:
             torch.set_float32_matmul_precision("high")
         self._half = config.dtype == "bfloat16" or (config.dtype == "auto" and cuda)
@@ -71,7 +74,8 @@ class TorchBackend:
         self._model = Model(shape, self._device)
         self._model.load(values)
         self._losses: Any = self._model
-        if config.compile == "on" or (config.compile == "auto" and cuda):
+        self.compiles = config.compile == "on" or (config.compile == "auto" and cuda)
+        if self.compiles:
             self._losses = torch.compile(self._model)
         self._shared: Any = self._losses
         if self.world_size > 1:
@@ -84,19 +88,26 @@ class TorchBackend:
         self._rates = [
             (group, float(group["lr"])) for one in self._optimizers for group in one.param_groups
         ]
-        self._limit = config.micro_batch or max(1, MICRO_BATCH_TOKENS // shape.seq_len)
+        self.rows_at_once = rows_at_once(config, shape, on_cpu=self._device.type == "cpu")
         self._row_losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
-    def step(self, rows: Rows, scale: float) -> None:
-        """One step of the optimiser at this share of the learning rates."""
+    def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
+        """One step of the optimiser at this share of the learning rates; returns whether it was
+        done. See `backend.Backend`."""
         count = self._count_pieces(rows)
+        row_losses = []
         for number, (inputs, targets, mask) in enumerate(self._pieces(rows), 1):
+            if self._hears(pause(number - 1, count)):
+                for optimizer in self._optimizers:
+                    optimizer.zero_grad(set_to_none=True)
+                return False
             with self._wait_for_last(number == count):
                 with self._precision():
                     total, losses = self._shared(inputs, targets, mask)
                 (total / rows.inputs.size).backward()
-            self._row_losses.append(losses.mean(1))
+            row_losses.append(losses.mean(1))
+        self._row_losses += row_losses
         parameters = self._model.parameters()
         self._norms.append(
             torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or float("inf"))
@@ -106,6 +117,7 @@ class TorchBackend:
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        return True
 
     def report(self) -> list[StepReport]:
         """What came of the steps since the last report; waits for them. A collective call."""
@@ -178,6 +190,19 @@ class TorchBackend:
         found: npt.NDArray[np.float64] = summed.cpu().numpy()
         return found
 
+    def agree(self, wish: bool) -> bool:
+        """Whether any rank wishes something. A collective call."""
+        if self.world_size == 1:
+            return wish
+        return self._answer(self._ask(wish))
+
+    def wait(self) -> None:
+        """Wait until the device has computed everything it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
     def peak_memory(self) -> int:
         """Bytes: of the device, or of the process where the device is the CPU."""
         if self._device.type == "cuda":
@@ -196,8 +221,25 @@ class TorchBackend:
             # the last call; one that gets it only when the interpreter ends would abort the process.
             time.sleep(0.1)
 
+    def _ask(self, wish: bool) -> tuple[Any, Tensor]:
+        votes = torch.tensor([int(wish)])
+        return dist.all_reduce(votes, group=self._talk, async_op=True), votes
+
+    def _answer(self, question: tuple[Any, Tensor]) -> bool:
+        work, votes = question
+        work.wait()
+        return bool(votes.item())
+
+    def _hears(self, wish: bool) -> bool:
+        """Whether any rank wants to stop. On GPUs this is what they said a micro-batch ago, so that
+        no GPU waits for an answer of a thousand ranks."""
+        if self._talk is None:
+            return self.agree(wish)
+        before, self._question = self._question, self._ask(wish)
+        return before is not None and self._answer(before)
+
     def _count_pieces(self, rows: Rows) -> int:
-        return -(-len(rows.inputs) // self._limit)
+        return -(-len(rows.inputs) // self.rows_at_once)
 
     def _pieces(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Micro-batches: inputs, targets and the mask of their documents."""
@@ -256,12 +298,34 @@ class TorchBackend:
         return found and found * self.world_size
 
 
-def _choose_device() -> torch.device:
-    if torch.cuda.is_available():
+def _choose_device(name: str | None) -> torch.device:
+    if name is not None and name != "cuda":
+        return _find_device(name)
+    if name == "cuda" or torch.cuda.is_available():
+        if not torch.cuda.is_available():
+            raise UsageError("`device` is 'cuda', and PyTorch finds no CUDA device here.")
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _find_device(name: str) -> torch.device:
+    """A device that was asked for by name."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise RuntimeError("meta tensors hold no values")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UsageError(
+            f"`device` is {name!r}, which PyTorch cannot use here: {reason}. Give cpu, cuda, cuda:1 "
+            "or mps, or omit it."
+        ) from error
+    return device
 
 
 def _start_ranks(device: torch.device, config: Config) -> bool:

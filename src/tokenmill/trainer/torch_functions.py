@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tokenmill.trainer.model import EPSILON
+from tokenmill.trainer.model import EPSILON, GROUP, Shape
 
-__all__ = ["capped_losses", "norm", "rotate_and_norm", "squared_relu"]
+__all__ = ["capped_losses", "grouped_losses", "norm", "rotate_and_norm", "squared_relu"]
 
 CHUNK = 1 << 20  # logits at a time: about what the caches of CPUs hold
 CHUNK_ROWS = 512  # at least, so that the gradient of the head is not read and written too often
@@ -56,6 +56,15 @@ def capped_losses(
     Not all logits are in memory at a time: gradients are found on the way, and kept instead.
     """
     total, losses = _CappedLosses.apply(states, head, targets, softcap)  # type: ignore[no-untyped-call]
+    return total, losses
+
+
+def grouped_losses(
+    states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
+) -> tuple[Tensor, Tensor]:
+    """The same where ids are chosen in two steps: of the groups, only those of the targets are
+    computed."""
+    total, losses = _GroupedLosses.apply(states, head, groups, targets, shape)  # type: ignore[no-untyped-call]
     return total, losses
 
 
@@ -125,17 +134,8 @@ class _CappedLosses(Function):
         ctx: Any, states: Tensor, head: Tensor, targets: Tensor, softcap: float
     ) -> tuple[Tensor, Tensor]:
         learn = any(ctx.needs_input_grad)
-        losses = states.new_empty(len(states))
-        states_gradient = torch.empty_like(states) if learn else None
-        head_gradient = torch.zeros_like(head) if learn else None
-        size = max(CHUNK_ROWS, CHUNK // len(head))
-        for first in range(0, len(states), size):
-            some = slice(first, first + size)
-            losses[some], gradient = _chunk(states[some], head, targets[some], softcap, learn)
-            if states_gradient is not None and head_gradient is not None:
-                torch.mm(gradient, head, out=states_gradient[some])
-                head_gradient.addmm_(gradient.T, states[some])
-        ctx.save_for_backward(states_gradient, head_gradient)
+        losses, *gradients = _find_losses(states, head, targets, softcap, learn)
+        ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
 
@@ -143,6 +143,72 @@ class _CappedLosses(Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         states_gradient, head_gradient = ctx.saved_tensors
         return gradient * states_gradient, gradient * head_gradient, None, None
+
+
+class _GroupedLosses(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
+    ) -> tuple[Tensor, Tensor]:
+        learn = any(ctx.needs_input_grad)
+        listed = shape.shortlist
+        numbers = (targets - listed).div(GROUP, rounding_mode="floor")  # below 0: on the list
+        losses, states_gradient, first_gradient = _find_losses(
+            states,
+            torch.cat([head[:listed], groups]),
+            torch.where(numbers < 0, targets, numbers + listed),
+            shape.softcap,
+            learn,
+        )
+        head_gradient = torch.zeros_like(head) if learn else None
+        if head_gradient is not None and first_gradient is not None:
+            head_gradient[:listed] = first_gradient[:listed]
+        order = numbers.argsort(stable=True)  # so that those of a group are neighbours
+        found, counts = torch.unique_consecutive(numbers[order], return_counts=True)
+        for number, places in zip(found.tolist(), torch.split(order, counts.tolist()), strict=True):
+            if number < 0:
+                continue
+            own = slice(listed + number * GROUP, listed + (number + 1) * GROUP)
+            some, by_states, by_head = _find_losses(
+                states[places], head[own], targets[places] - own.start, shape.softcap, learn
+            )
+            losses[places] += some
+            if states_gradient is not None and head_gradient is not None:
+                assert by_states is not None
+                assert by_head is not None
+                states_gradient[places] += by_states
+                head_gradient[own] = by_head
+        ctx.save_for_backward(
+            states_gradient,
+            head_gradient,
+            first_gradient[listed:] if first_gradient is not None else None,
+        )
+        ctx.mark_non_differentiable(losses)
+        return losses.sum(), losses
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        by_states, by_head, by_groups = ctx.saved_tensors
+        return gradient * by_states, gradient * by_head, gradient * by_groups, None, None
+
+
+def _find_losses(
+    states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Losses (N,), and the gradients of their sum by the states and by the head, where asked for."""
+    losses = states.new_empty(len(states))
+    states_gradient = torch.empty_like(states) if learn else None
+    head_gradient = torch.zeros_like(head) if learn else None
+    size = max(CHUNK_ROWS, CHUNK // len(head))
+    for first in range(0, len(states), size):
+        some = slice(first, first + size)
+        losses[some], gradient = _chunk(states[some], head, targets[some], softcap, learn)
+        if states_gradient is not None and head_gradient is not None:
+            torch.mm(gradient, head, out=states_gradient[some])
+            head_gradient.addmm_(gradient.T, states[some])
+    return losses, states_gradient, head_gradient
 
 
 def _chunk(

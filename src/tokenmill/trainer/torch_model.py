@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tokenmill.trainer.model import Arrays, Shape, rotation
-from tokenmill.trainer.torch_functions import capped_losses, norm, rotate_and_norm, squared_relu
+from tokenmill.trainer.model import GROUP, Arrays, Shape, is_matrix, parameter_shapes, rotation
+from tokenmill.trainer.torch_functions import (
+    capped_losses,
+    grouped_losses,
+    norm,
+    rotate_and_norm,
+    squared_relu,
+)
 
 __all__ = ["Model", "document_mask"]
 
@@ -19,12 +25,19 @@ __all__ = ["Model", "document_mask"]
 class Model(nn.Module):
     """A GPT; see `model.py` for its mathematics."""
 
+    embedding: nn.Parameter
+    embedding_up: nn.Parameter
+    head_down: nn.Parameter
+    groups: nn.Parameter
+    head: nn.Parameter
+
     def __init__(self, shape: Shape, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Parameter(torch.empty(shape.vocab, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.head = nn.Parameter(torch.empty(shape.vocab, shape.width))
+        for name, size in parameter_shapes(shape).items():
+            if not is_matrix(name):
+                self.register_parameter(name, nn.Parameter(torch.empty(size)))
         cosines, sines = rotation(shape, shape.seq_len)
         self.to(device)
         # No buffers, which ranks would send each other before each step.
@@ -39,26 +52,47 @@ class Model(nn.Module):
         states = self.states(ids, mask).flatten(0, 1)
         places = targets.flatten()
         if states.is_cpu and not torch.is_autocast_enabled("cpu"):
-            total, losses = capped_losses(states, self.head, places, self.shape.softcap)
+            if self.shape.has_groups:
+                total, losses = grouped_losses(states, self.head, self.groups, places, self.shape)
+            else:
+                total, losses = capped_losses(states, self.head, places, self.shape.softcap)
         else:  # compilers make as few passes of the plain form
             losses = F.cross_entropy(self.logits(states), places, reduction="none")
             total = losses.sum()
         return total, losses.detach().view(targets.shape)
 
     def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the head reads (B, T, width)."""
+        """What the head reads (B, T, inner)."""
         length = ids.shape[1]
         turn = self.cosines[:length], self.sines[:length]
-        x = norm(F.embedding(ids, self.embedding))
+        x = F.embedding(ids, self.embedding)
+        if self.shape.embedding_width:
+            x = F.linear(x, self.embedding_up)
+        x = norm(x)
         for block in self.blocks:
             x = block(x, turn, mask)
-        return norm(x)
+        x = norm(x)
+        return norm(F.linear(x, self.head_down)) if self.shape.embedding_width else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """The logits (..., vocab) of what follows, float32."""
-        logits = F.linear(states, self.head).float()
+        """The logits (..., vocab) of what follows, float32: log-probabilities where ids are chosen in
+        two steps."""
+        logits = self._cap(F.linear(states, self.head))
+        if not self.shape.has_groups:
+            return logits
+        listed = self.shape.shortlist
+        first = torch.cat([logits[..., :listed], self._cap(F.linear(states, self.groups))], -1)
+        first = first.log_softmax(-1)
+        within = [group.log_softmax(-1) for group in torch.split(logits[..., listed:], GROUP, -1)]
+        return torch.cat(
+            [first[..., :listed]]
+            + [first[..., listed + n, None] + group for n, group in enumerate(within)],
+            -1,
+        )
+
+    def _cap(self, logits: Tensor) -> Tensor:
         cap = self.shape.softcap
-        return cap * torch.tanh(logits / cap) if cap > 0 else logits
+        return cap * torch.tanh(logits.float() / cap) if cap > 0 else logits.float()
 
     def load(self, values: Arrays) -> None:
         """Take these values, which fit."""

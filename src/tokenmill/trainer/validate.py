@@ -1,7 +1,7 @@
 """The validation loss of a model, over the same rows in every run over the same data.
 
-The rows are the first of the validation set, in their order: `val_tokens` of them, or as many as there
-are. The ranks share them. Bits per byte compare models of different tokenizers: the nats of all
+The rows are the first of the validation set, in their order: `Config.validation_tokens` of them, or as
+many as there are. The ranks share them. Bits per byte compare models of different tokenizers: the nats of all
 targets that are text, over the bytes of that text.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from tokenmill.load.loader import Loader
 from tokenmill.store.tokens import Tokens
 from tokenmill.trainer.augment import check_ids
-from tokenmill.trainer.backend import Backend, Rows
+from tokenmill.trainer.backend import Backend, Pause, Rows, never
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.data import RunData, bytes_per_token
 
@@ -38,10 +38,13 @@ class Validator:
     def __init__(self, data: RunData, val: Tokens, config: Config, backend: Backend) -> None:
         self.backend = backend
         self.vocab = data.vocab
-        rows = max(1, min(config.val_tokens, len(val) - 1) // config.seq_len)
+        rows = max(1, min(config.validation_tokens, len(val) - 1) // config.seq_len)
+        at_once = min(rows, config.micro_batch or max(1, _TOKENS // config.seq_len))
+        at_once = min(at_once, backend.rows_at_once)
+        self._batches = -(-rows // (at_once * backend.world_size))
         self._loader = Loader(
             val,
-            batch_size=min(rows, config.micro_batch or max(1, _TOKENS // config.seq_len)),
+            batch_size=at_once,
             seq_len=config.seq_len,
             order="sequential",
             rank=backend.rank,
@@ -54,10 +57,12 @@ class Validator:
             bytes_per_token(data.tokenizer, data.vocab) if data.tokenizer is not None else None
         )
 
-    def run(self) -> Validation:
-        """Go through the set. A collective call."""
+    def run(self, pause: Pause = never) -> Validation | None:
+        """Go through the set; None if `pause` asks to stop on any rank. A collective call."""
         sums = np.zeros(4)  # nats and targets; nats of text and its bytes
-        for batch in self._loader:
+        for number, batch in enumerate(self._loader):
+            if self.backend.agree(pause(number, self._batches)):
+                return None
             if not len(batch.inputs):  # the last rows may be too few for every rank
                 continue
             assert batch.tokens is not None

@@ -1,0 +1,85 @@
+"""How a run is shown to people: one tidy line for each line of metrics, on standard output."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tokenmill.wording import count, duration, harmless, size
+
+__all__ = ["Display", "Silent", "is_watched", "tell_line"]
+
+
+class Silent:
+    """A `Watcher` that shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Something about the run."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user should look at."""
+
+    def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
+        """A line of metrics."""
+
+    def expect(self, seconds: float) -> None:
+        """How long the rest of the run takes."""
+
+
+class Display(Silent):
+    """A `Watcher` that prints; `translate` may turn the names of arguments into those of flags."""
+
+    def __init__(self, translate: Callable[[str], str] = str) -> None:
+        self._translate = translate
+
+    def note(self, text: str) -> None:
+        """Something about the run."""
+        print(harmless(self._translate(text)), flush=True)
+
+    def warn(self, text: str) -> None:
+        """Something that the user should look at."""
+        print(f"tokenmill: {harmless(self._translate(text))}", file=sys.stderr, flush=True)
+
+    def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
+        """A line of metrics."""
+        print(harmless(tell_line(line, steps, seconds_left)), flush=True)
+
+    def expect(self, seconds: float) -> None:
+        """How long the rest of the run takes."""
+        self.note(f"time      about {duration(seconds)}, by the first micro-batch")
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at standard output: in a terminal or a notebook."""
+    return sys.stdout.isatty() or "ipykernel" in sys.modules
+
+
+def tell_line(line: dict[str, Any], steps: int, seconds_left: float) -> str:
+    """A line of metrics for people.
+
+    >>> tell_line({"step": 20, "val_loss": 2.5, "bits_per_byte": 1.25}, 100, 3)
+    'step  20/100  validation loss 2.5000  1.2500 bits per byte'
+    """
+    last = count(steps)
+    words = [f"step {count(line['step']):>{len(last)}}/{last}"]
+    if "loss" in line:
+        words += [
+            f"loss {line['loss']:.4f}",
+            f"rate {line['rate']:4.0%}",
+            f"{count(round(line['tokens_per_second'])):>9} tokens/s",
+            f"data {line['waiting']:5.1%}",
+            size(line["memory"]),
+        ]
+        if "mfu" in line:
+            words.append(f"mfu {line['mfu']:.1%}")
+        if line["step"] < steps and math.isfinite(seconds_left):
+            words.append(f"{duration(seconds_left)} left")
+    elif "val_loss" in line:
+        words.append(f"validation loss {line['val_loss']:.4f}")
+        if "bits_per_byte" in line:
+            words.append(f"{line['bits_per_byte']:.4f} bits per byte")
+    elif "sample" in line:
+        words.append(f"sample: {line['sample']}")
+    return "  ".join(words)
