@@ -9,6 +9,7 @@ line prints that text without a traceback and exits with `exit_status`.
     ├── FolderError       an output folder in the wrong state: busy, foreign, changed settings
     ├── DatasetError      a dataset that is damaged, incomplete or not one
     ├── TokenizerError    a tokenizer that cannot be loaded, or is another than expected
+    ├── TooLongError      a text that cannot be cut and is too long to be held in memory
     ├── StateError        a saved state that belongs to another run
     └── WorkError         work that stopped half-way (disk full, worker killed) and can go on
 """
@@ -22,6 +23,7 @@ __all__ = [
     "StateError",
     "TokenizerError",
     "TokenmillError",
+    "TooLongError",
     "UsageError",
     "WorkError",
 ]
@@ -53,6 +55,14 @@ class DatasetError(TokenmillError):
 
 class TokenizerError(TokenmillError):
     """A tokenizer cannot be loaded, or is not the one that the tokens were made with."""
+
+
+class TooLongError(TokenmillError):
+    """More of one text would have to be held in memory than may be."""
+
+    def __init__(self, size: int, reason: str) -> None:
+        super().__init__(reason)
+        self.size = size
 
 
 class StateError(TokenmillError):

@@ -117,27 +117,6 @@ def test_documents_in_pieces_lose_the_lines_that_whole_ones_lose(
     assert removed == expected_removed
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    document=st.lists(st.sampled_from(LINES), max_size=30).map("\n".join), block=st.integers(8, 60)
-)
-def test_pieces_leave_cut_after_a_letter(document, block):
-    before, records.BLOCK = records.BLOCK, block
-    try:
-        parts = handed_in_pieces(document.encode(), block, [], 4)
-    finally:
-        records.BLOCK = before
-    (results, _) = remove_everywhere(parts, 4, True)
-    for pieces in results:
-        text = b""
-        for piece in pieces[:-1]:
-            text += piece
-            rest = b"".join(pieces)[len(text) :]
-            if text and rest:
-                assert text.decode()[-1].isalpha()
-                assert rest[:1] in (b"\n", b" ")
-
-
 def mark(texts: list[str], min_line: int) -> list[bool]:
     keys = b"".join(line_keys(text.encode(), min_line) for text in texts)
     flags, seen = [], set()

@@ -50,8 +50,8 @@ def clean(text: str) -> str:
 def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False) -> bytes:
     """Documents as UTF-8 joined by NUL bytes, each cleaned, still joined by NUL bytes.
 
-    `continues`: the block begins in the middle of a document, with the space or newline that
-    follows a letter. `goes_on`: the block ends in the middle of a document, with a letter.
+    `continues`: the block begins in the middle of a document. `goes_on`: it ends in the middle of
+    one. `Cutter` says where that may be.
     """
     view = memoryview(block)
     pieces = []

@@ -19,14 +19,15 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import TokenizerError, TooLongError
 from tokenmill.mill.bundle import Bundle
+from tokenmill.mill.encode import Encoder
 from tokenmill.mill.lines import LineRemover, line_keys
-from tokenmill.mill.part import Batch, Job, PartReader
+from tokenmill.mill.part import Batch, Job, PartReader, TooLargeError, too_large
 from tokenmill.mill.records import Chunk
 from tokenmill.mill.sources import BadFileError
 from tokenmill.mill.texts import Prepared, prepare_chunk
-from tokenmill.tokenizers import Tokenizer, encode_block, encode_terminated
+from tokenmill.tokenizers import Tokenizer
 
 __all__ = ["CONTINUES", "GOES_ON", "RECORD", "grind", "scan_lines"]
 
@@ -88,7 +89,12 @@ def _with_bad_files_aside(job: Job, work: Callable[[Aside], dict[str, Any]]) -> 
             return work(aside)
         except BadFileError as error:
             number = next(n for n in job.sources if job.sources[n].path == error.source)
-            if job.repeated_lines is not None or number in aside:
+            # What is skipped must not depend on `memory`, so that is never set aside.
+            if (
+                job.repeated_lines is not None
+                or number in aside
+                or isinstance(error, TooLargeError)
+            ):
                 raise
             aside[number] = error
 
@@ -145,6 +151,7 @@ class _Segment:
         self.job = job
         self.tokenizer = tokenizer
         self.bundle = bundle
+        self.encoder = Encoder(tokenizer, job.most)
         self.counts = _Counts()
         self.tokens = self.records = 0
         self.open: _OpenDocument | None = None
@@ -170,8 +177,12 @@ class _Segment:
         )
 
     def finish(self) -> None:
-        """Take leave of a document that goes on in the next part."""
+        """Flush a document that continues in the next part."""
         if self.open is not None:
+            ids = self.encoder.finish()
+            self.bundle.write("tokens", ids.astype(self.job.dtype).data)
+            self.tokens += len(ids)
+            self.open.lengthen(len(ids))
             self._write_records([self.open.record(GOES_ON)])
             self.open = None
 
@@ -231,11 +242,11 @@ class _Segment:
             self.bundle.write("rejected", orjson.dumps(entry) + b"\n")
 
     def _tokenize(self, prepared: Prepared, batch: Batch) -> None:
-        settings, chunk, block = self.job.settings, batch.chunk, prepared.block
-        if block is not None:
-            ids, offsets = encode_block(self.tokenizer, block)
-        else:
-            ids, offsets = encode_terminated(self.tokenizer, prepared.texts)
+        settings, chunk = self.job.settings, batch.chunk
+        try:
+            ids, offsets = self.encoder.encode(prepared, chunk)
+        except TooLongError as error:
+            raise too_large(batch.source.path, error, self.job) from None
         if len(ids) and int(ids.max()) >= self.tokenizer.vocab_size:
             raise TokenizerError(
                 f"tokenizer {self.tokenizer.name} gave the id {int(ids.max())}, beyond its "
@@ -336,6 +347,9 @@ class _OpenDocument:
         for name in ("length", "raw", "text", "characters"):
             self._record[name] += record[name]
         self._record["flags"] |= record["flags"]
+
+    def lengthen(self, tokens: int) -> None:
+        self._record["length"] += tokens
 
     def record(self, flags: int) -> Any:
         """The record so far. Its key is 0 while the whole document is not known."""

@@ -22,7 +22,7 @@ __all__ = ["LineRemover", "line_keys"]
 
 _NEWLINE, _RETURN = 10, 13
 _WHITE = np.isin(np.arange(256), list(b" \t\r\v\f"))
-_ANY_LINE = Cutter()
+_ANYWHERE = Cutter(anywhere=True)
 
 Places = npt.NDArray[np.int64]
 
@@ -99,8 +99,8 @@ class LineRemover:
     """Takes repeated lines out of the documents of one part, met in order.
 
     `repeated` holds a flag for each line of the part that counts. A document that arrives in
-    pieces leaves in pieces that are again cut after a letter: where the line before a cut was
-    removed, the end of the piece is held back and leaves with the next one.
+    pieces leaves in pieces that are again cut behind something visible: where the line before a
+    cut was removed, the end of the piece is held back and leaves with the next one.
     """
 
     def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:
@@ -175,7 +175,7 @@ class LineRemover:
         self._started = started or (bool(result) if self._tidy else bool(kept.any()))
         self._end_gone = goes_on and not kept[-1]
         if self._end_gone:
-            cut = max(0, _ANY_LINE.last(result, 0, len(result)))
+            cut = max(0, _ANYWHERE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
         return result
 

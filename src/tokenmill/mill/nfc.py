@@ -29,6 +29,7 @@ class _Tables(NamedTuple):
     classes: Bytes  # by the key of a character: its canonical combining class
     unsure: Mask  # by key: it changes, or may compose with what precedes it
     classes_by_code: Bytes
+    moved: frozenset[int]  # code points that change, or may compose with what precedes them
 
 
 @functools.cache
@@ -56,13 +57,20 @@ def _tables() -> _Tables:
         classes[keys] = 0 if len(encoded) == 4 else classes_by_code[code]
     leads[0xF0:0xF5] = b"\1" * 5
     unsure[_key(chr(_TABLED).encode()) :] = True
-    return _Tables(bytes(leads), classes, unsure, classes_by_code)
+    return _Tables(bytes(leads), classes, unsure, classes_by_code, frozenset(moved))
 
 
 def _key(encoded: bytes) -> int:
     """18 bits of a character's first three bytes; 64 keys in a row if it has only two."""
     first, second, third, *_ = encoded + b"\x80"
     return (first & 0x3F) << 12 | (second & 0x3F) << 6 | (third & 0x3F)
+
+
+def begins_anew(character: str) -> bool:
+    """Whether NFC treats a character, and what precedes it, as if each were alone."""
+    code = ord(character)
+    tables = _tables()
+    return code < _TABLED and not tables.classes_by_code[code] and code not in tables.moved
 
 
 def compose(text: bytes) -> bytes:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenmill.errors import TooLongError
+from tokenmill.mill.budget import needed_budget
 from tokenmill.mill.find import SourceFile
 from tokenmill.mill.plan import Piece
 from tokenmill.mill.records import Chunk, Cutter, Places
@@ -37,6 +39,8 @@ class Job:
     dtype: str
     folder: Path
     cuttable: bool
+    most: int  # bytes of a document that may be held at once
+    workers: int
     repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
     aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
@@ -52,17 +56,40 @@ class Job:
         _refuse_changed(source)
         if source.kind == "array":
             raise BadFileError(source.path, "it is one JSON array, not a record a line")
-        yield from read_piece(
+        chunks = read_piece(
             source,
             piece.start,
             piece.end,
             self.step,
             separator=self.settings.separator,
             text_field=self.settings.text_field,
-            cutter=Cutter() if self.cuttable else None,
+            cutter=Cutter(anywhere=True),
             border_cutter=self.border_cutter,
+            most=self.most,
         )
+        try:
+            yield from chunks
+        except TooLongError as error:
+            raise too_large(source.path, error, self) from None
         _refuse_changed(source)
+
+
+class TooLargeError(BadFileError):
+    """A document that cannot be cut and does not fit into memory. It is never skipped."""
+
+    def __reduce__(self) -> tuple[type[TooLargeError], tuple[str, str]]:
+        return TooLargeError, (self.source, self.reason)
+
+
+def too_large(path: str, error: TooLongError, job: Job) -> TooLargeError:
+    """Says how much memory would do."""
+    need = -(-needed_budget(error.size) * job.workers // 10**8) * 10**8
+    workers = "1 worker" if job.workers == 1 else f"{job.workers} workers"
+    return TooLargeError(
+        path,
+        f"{error}, and {workers} would need {need / 1e9:.1f} GB for that; give "
+        f"`memory={need / 1e9:.1f}GB` or more, or use fewer `workers`",
+    )
 
 
 def _refuse_changed(source: SourceFile) -> None:

@@ -3,10 +3,11 @@
 A record is what stands between two separators. Records are found in a stream block by block, in
 native code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
 
-A document longer than a block is handed on in pieces. A piece ends with a letter and the next
-begins with a newline or a space: every pre-tokenizer in use ends a token there, so the ids of the
-pieces are the ids of the whole. The same holds for the borders of parts inside a document, which
-is how one huge document keeps all cores busy.
+A document longer than a block is passed on in pieces. Borders of parts inside a document are
+between a letter and a newline or space: every pre-tokenizer in use ends a token there, so the two
+sides are tokenized independently, which is how one huge document keeps all cores busy. Pieces
+within a part may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`), because one worker
+tokenizes them in order (`encode.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import BinaryIO
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 import numpy as np
 import numpy.typing as npt
+
+from tokenmill.errors import TooLongError
+from tokenmill.mill.nfc import begins_anew
 
 __all__ = [
     "BLOCK",
@@ -40,6 +44,7 @@ BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, nor
 _NEWLINE = 10
 _CONTEXT = 8  # bytes before a space or line end that tell whether a letter is there
 _TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
+_WIDEST = 4  # bytes of a character
 
 # A run of blank lines with something after it. No part of a run can match in two ways, so that
 # the search is linear.
@@ -93,9 +98,14 @@ class Cutter:
 
     `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
     short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
+
+    `anywhere`: where there is no such place, cut wherever the pieces, cleaned one by one, are the
+    cleaned whole: between a visible character and a line end, or else before any character that is
+    neither white space nor removed nor composed with what precedes it.
     """
 
     short_line: int = 0
+    anywhere: bool = False
 
     def first(self, data: bytes, start: int, end: int) -> int:
         """The first place to cut in data[start:end], or -1."""
@@ -113,7 +123,12 @@ class Cutter:
         find: Callable[[bytes, int, int], int],
         narrow: Callable[[int], tuple[int, int]],
     ) -> int:
-        for white in (b"\n",) if self.short_line else (b"\n", b" "):
+        places = [(b"\n", _is_letter_before)]
+        if self.anywhere:
+            places.append((b"\n", _is_visible_before))
+        if not self.short_line:
+            places.append((b" ", _is_letter_before))
+        for white, fits in places:
             low, high = start, end
             for _ in range(_TRIES):
                 found = find(white, low, high)
@@ -121,7 +136,11 @@ class Cutter:
                     break
                 low, high = narrow(found)
                 cut = found - 1 if white == b"\n" and data[found - 1 : found] == b"\r" else found
-                if cut > start and _is_letter_before(data, cut) and self._allows(data, cut):
+                if cut > start and fits(data, cut) and self._allows(data, cut):
+                    return cut
+        if self.anywhere:
+            for cut in range(end - _WIDEST, max(start, end - _TRIES), -1):
+                if _is_solid(data[cut : cut + _WIDEST]):
                     return cut
         return -1
 
@@ -136,15 +155,42 @@ def _is_letter_before(data: bytes, place: int) -> bool:
     last = data[place - 1]
     if last < 0x80:
         return 65 <= last & 0xDF <= 90
-    start = place - 1
-    while start > max(0, place - 4) and data[start] & 0xC0 == 0x80:
-        start -= 1
-    try:
-        letter = data[start:place].decode("utf-8")
-    except UnicodeDecodeError:
-        return False
+    letter = _character_before(data, place)
     # Cleaning makes a letter and a mark of some, such as U+0958, and a mark is no place to cut.
     return letter.isalpha() and normalize("NFC", letter).isalpha()
+
+
+def _is_visible_before(data: bytes, place: int) -> bool:
+    last = data[place - 1]
+    if last < 0x80:
+        return 0x20 < last < 0x7F
+    return category(_character_before(data, place) or "\0") not in ("Cc", "Cf", "Cn")
+
+
+def _character_before(data: bytes, place: int) -> str:
+    """The character that ends at a place; empty if there is none."""
+    start = place - 1
+    while start > max(0, place - _WIDEST) and data[start] & 0xC0 == 0x80:
+        start -= 1
+    try:
+        return data[start:place].decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _is_solid(data: bytes) -> bool:
+    """Whether some bytes begin with a character that no cleaning of what precedes it touches."""
+    first = data[0]
+    if first < 0x80:
+        return 0x20 < first < 0x7F
+    if first < 0xC2:
+        return False
+    width = 2 + (first >= 0xE0) + (first >= 0xF0)
+    try:
+        character = data[:width].decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return category(character)[0] in "LNPS" and begins_anew(character)
 
 
 def overlaps_itself(separator: bytes) -> bool:
@@ -202,11 +248,12 @@ def read_records(
     *,
     continues: bool = False,
     to_be_continued: bool = False,
+    most: int = 1 << 62,
 ) -> Iterator[Chunk]:
     """The records in a stream of blocks that begins at offset `start` of its source.
 
     `continues` and `to_be_continued` say that the stream's first record began before it and that
-    its last one ends after it.
+    its last one ends after it. `most` is how many bytes may be held that cannot be cut.
     """
     held: list[bytes] = []  # blocks before the rest, with neither a separator nor a place to cut
     rest = b""
@@ -236,11 +283,13 @@ def read_records(
             if edge > 0:
                 held.append(rest[:edge])
                 rest = rest[edge:]
+            if (size := sum(map(len, held))) > most:
+                raise TooLongError(size, f"{size:,} bytes from byte {start} on cannot be cut")
             continue
         piece, rest = b"".join([*held, rest[:cut]]), rest[cut:]
         held.clear()
         chunk = _one_piece(piece, start, continues)
-        chunk.goes_on, chunk.mid_line = True, rest[:1] == b" "
+        chunk.goes_on, chunk.mid_line = True, rest[:1] not in (b"\r", b"\n")
         yield chunk
         start += len(piece)
         continues = True

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import InputError, UsageError
+from tokenmill.mill.budget import machine_memory, most_held
 from tokenmill.mill.engines import LocalEngine, available_cores, disk_error
 from tokenmill.mill.find import find_files, tell_passed_over
 from tokenmill.mill.folder import OutputFolder
@@ -126,6 +127,8 @@ class Mill:
             raise UsageError(f"`workers` is {workers}; it must be at least 1.")
         self.workers = workers or available_cores()
         self.memory = memory or self.workers * MEMORY_A_WORKER
+        # Without a cap, a document that has to be held whole may take what the machine has.
+        self.most = most_held((memory or max(self.memory, machine_memory() // 2)) // self.workers)
         if self.memory < self.workers * (128 << 20):
             need = "1 worker needs" if self.workers == 1 else f"{self.workers} workers need"
             raise UsageError(
@@ -191,6 +194,8 @@ class Mill:
             dtype=self.dtype,
             folder=folder,
             cuttable=self.tokenizer.cuttable,
+            most=self.most,
+            workers=self.workers,
         )
 
 

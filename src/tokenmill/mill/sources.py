@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from tokenmill.errors import InputError
+from tokenmill.errors import InputError, TooLongError
+from tokenmill.mill.budget import PARSED
 from tokenmill.mill.compression import Stream, decompress
 from tokenmill.mill.json_lines import list_names, read_json_lines
 from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, bound, find_border, read_records
@@ -57,24 +58,25 @@ def read_piece(
     text_field: str,
     cutter: Cutter | None,
     border_cutter: Cutter | None,
+    most: int = 1 << 62,
 ) -> Iterator[Chunk]:
     """The documents of one piece of a file: a range of bytes, or of row groups for Parquet.
 
     A compressed file is always one piece. `step` is the distance of the file's nominal borders;
     `border_cutter` says where a border may fall inside a document, `cutter` where a document may
-    be handed on in pieces.
+    be handed on in pieces. `most` is how many bytes of a document may be held at once.
     """
     try:
         if origin.kind == "parquet":
-            yield from _read_parquet(origin, start, end, text_field, cutter)
+            yield from _read_parquet(origin, start, end, text_field, cutter, most)
         elif origin.compression:
-            yield from _read_compressed(origin, separator, text_field, cutter)
+            yield from _read_compressed(origin, separator, text_field, cutter, most)
         else:
             with Path(origin.path).open("rb") as file:
                 if origin.kind == "jsonl":
                     first, _ = find_border(file, start, origin.size, step, b"\n", None)
                     last, _ = find_border(file, end, origin.size, step, b"\n", None)
-                    blocks = _blocks(file, origin, first, last)
+                    blocks = _bounded_lines(_blocks(file, origin, first, last), first, most)
                     yield from read_json_lines(blocks, first, text_field, cutter)
                     return
                 borders = separator, border_cutter
@@ -90,6 +92,7 @@ def read_piece(
                         cutter,
                         continues=not whole,
                         to_be_continued=not complete,
+                        most=most,
                     )
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise BadFileError(origin.path, _explain(error, origin.compression)) from error
@@ -129,6 +132,21 @@ def _blocks(file: BinaryIO, origin: Origin, start: int, end: int) -> Iterator[by
         yield block
 
 
+def _bounded_lines(blocks: Iterator[bytes], start: int, most: int) -> Iterator[bytes]:
+    """The same blocks, if no line in them is longer than may be held."""
+    place = line_start = start
+    for block in blocks:
+        first, last = block.find(b"\n"), block.rfind(b"\n")
+        size = place + (first if first >= 0 else len(block)) - line_start
+        if size > PARSED * most:
+            reason = f"the line at byte {line_start} has {size:,} bytes or more"
+            raise TooLongError(size // PARSED, reason)
+        yield block
+        if last >= 0:
+            line_start = place + last + 1
+        place += len(block)
+
+
 def _refuse_wide(origin: Origin, head: bytes) -> None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise BadFileError(
@@ -137,15 +155,15 @@ def _refuse_wide(origin: Origin, head: bytes) -> None:
 
 
 def _read_compressed(
-    origin: Origin, separator: bytes | None, text_field: str, cutter: Cutter | None
+    origin: Origin, separator: bytes | None, text_field: str, cutter: Cutter | None, most: int
 ) -> Iterator[Chunk]:
     with Path(origin.path).open("rb") as raw:
         stream = _decompress(raw, origin)  # Arrow's closes the file when nobody holds it
         blocks = _compressed_blocks(stream, origin)
         if origin.kind == "jsonl":
-            chunks = read_json_lines(blocks, 0, text_field, cutter)
+            chunks = read_json_lines(_bounded_lines(blocks, 0, most), 0, text_field, cutter)
         else:
-            chunks = read_records(blocks, 0, separator, cutter)
+            chunks = read_records(blocks, 0, separator, cutter, most=most)
         place = 0
         for chunk in chunks:
             # Progress counts what is on the disk, so that the total is known beforehand.
@@ -190,7 +208,7 @@ def count_row_groups(path: str) -> list[int]:
 
 
 def _read_parquet(
-    origin: Origin, start: int, end: int, text_field: str, cutter: Cutter | None
+    origin: Origin, start: int, end: int, text_field: str, cutter: Cutter | None, most: int
 ) -> Iterator[Chunk]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -202,8 +220,9 @@ def _read_parquet(
             row = sum(file.metadata.row_group(i).num_rows for i in range(start))
             share = max(1, sum(file.metadata.row_group(i).num_rows for i in groups))
             size = origin.size * len(groups) / max(1, file.num_row_groups)
+            rows = _rows_at_once(file.metadata, groups, column, row, most)
             batches = file.iter_batches(
-                _ROWS, row_groups=groups, columns=[column], use_threads=False
+                rows, row_groups=groups, columns=[column], use_threads=False
             )
             for batch in batches:
                 texts: list[bytes] = []
@@ -223,6 +242,26 @@ def _read_parquet(
     except (OSError, pa.ArrowException) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(origin.path, f"the Parquet file is damaged ({told})") from error
+
+
+def _rows_at_once(metadata: Any, groups: list[int], column: str, row: int, most: int) -> int:
+    """How many rows to decode at once: about a block's worth by their average size."""
+    largest = 1
+    for number in groups:
+        group = metadata.row_group(number)
+        columns = (group.column(i) for i in range(group.num_columns))
+        size = sum(
+            entry.total_uncompressed_size
+            for entry in columns
+            if entry.path_in_schema.split(".")[0] == column
+        )
+        average = size // max(1, group.num_rows)
+        if average > PARSED * most:
+            reason = f"the texts from row {row} on have {average:,} bytes each"
+            raise TooLongError(average // PARSED, reason)
+        largest = max(largest, average)
+        row += group.num_rows
+    return max(1, min(_ROWS, BLOCK // largest))
 
 
 def _text_column(schema: Any, text_field: str, origin: Origin, pa: Any) -> str:

@@ -65,6 +65,14 @@ class Prepared:
         nuls = np.flatnonzero(np.frombuffer(self.block or b"", np.uint8) == 0)
         return np.concatenate(([0], nuls + 1)), np.append(nuls, len(self.block or b""))
 
+    def cut_block(self, first: int, stop: int) -> bytes:
+        """The block with some of its texts only."""
+        assert self.block is not None
+        starts, ends = self._borders
+        if first == 0 and stop == len(ends):
+            return self.block
+        return self.block[int(starts[first]) : int(ends[stop - 1])]
+
     @property
     def text_sizes(self) -> Places:
         """The bytes of each document."""

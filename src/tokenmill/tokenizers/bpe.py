@@ -26,8 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers.cutting import CutRules
 from tokenmill.tokenizers.fingerprint import hash_content
 from tokenmill.tokenizers.protocol import Ids, Offsets
+from tokenmill.tokenizers.settle import Settler
 from tokenmill.tokenizers.spelling import spell
 from tokenmill.tokenizers.terminated import concatenate, drop_terminators, gather
 
@@ -44,6 +46,8 @@ class Vocabulary(Protocol):
     vocab_size: int
     cuttable: bool
     joinable: bool
+    cut_rules: CutRules | None  # None: nothing is known but `cuttable`
+    merging: bool  # whether the text between two cuts is merged and nothing else
 
     def native(self, added: Mapping[str, int]) -> Any:
         """A gigatoken tokenizer without special tokens, but with these added tokens."""
@@ -112,6 +116,20 @@ class BytePairTokenizer:
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         return drop_terminators(*self.encode_terminated(texts))
 
+    def settle(self, text: bytes) -> tuple[Ids, int]:
+        """The ids of the beginning of a text that no continuation changes, and its bytes."""
+        if self._settler is None:
+            return np.zeros(0, np.uint32), 0
+        return self._settler.settle(text)
+
+    @cached_property
+    def _settler(self) -> Settler | None:
+        rules = self._vocabulary.cut_rules
+        if rules is None:
+            return None
+        merging = self._vocabulary.merging
+        return Settler(rules, self.encode_batch, self._spellings, merging=merging)
+
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         return spell(ids, self._spellings, self.name)
 
@@ -137,7 +155,9 @@ class BytePairTokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         # The native half cannot be pickled; a copy in another process builds its own.
-        return {**self.__dict__, "_joining": None, "_plain": None}
+        state = {**self.__dict__, "_joining": None, "_plain": None}
+        state.pop("_settler", None)
+        return state
 
     def _must_be_alone(self, text: bytes) -> bool:
         return not self._vocabulary.joinable or b"\0" in text

@@ -1,21 +1,49 @@
 r"""Where a text may be cut so that its pieces, encoded one by one, give the ids of the whole.
 
-The place is between a letter and a following space or line end (`\n`, `\r\n`). There the ids of
-the two sides are independent if (1) no alternative of the pre-tokenizer's pattern can match a
-letter followed by a space or line end, so that a match ends there; (2) no alternative looks
-behind its start, so that the second piece reads as if it were alone; (3) the only look ahead,
-`\s+(?!\S)`, is about the end of a run of white space, and the first piece ends with a letter;
-(4) a normalizer neither joins nor changes the two sides.
+A cut is exact if (1) no alternative of the pre-tokenizer's pattern can match both characters next
+to it, so a match ends there; (2) no alternative looks behind its start, so the second piece reads
+as if it were alone; (3) the first piece reads the same without what follows; (4) a normalizer
+neither joins nor changes the two sides.
 
-For (4): NFC never composes across a space or newline, but it turns some letters (such as U+0958)
-into a letter and a mark. Patterns whose punctuation takes newlines along then join the mark with
-the newline, so with NFC only the patterns where marks are letters, or where punctuation takes no
-newlines, are accepted. What is not known here may not be cut.
+Between a letter and a space or line end all of that holds for every pattern known here. Part
+borders use that place alone (`is_cuttable`), and so does a tokenizer of which no more is known.
+`CutRules` has more places, by the classes of the two characters:
+
+GPT-2, `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. Letters, numbers,
+white space and the rest are matched apart, but for the apostrophe before letters and the space
+before anything. So any change of class is a cut unless white space comes first (a space may belong
+to the word; and (3) fails, since `(?!\S)` asks what follows it) or an apostrophe precedes a letter.
+
+cl100k and qwen2, `[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|…`. One
+character of punctuation may belong to the letters after it, and newlines to the punctuation before
+them: neither is a cut. Between a newline and a visible character is one: no alternative matches
+both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take newlines to the last without looking
+further. A run of numbers is cut after every third from its start; qwen2's anywhere.
+
+o200k: as cl100k, but contractions belong to the letters before them (no cut between a letter and an
+apostrophe), punctuation takes `/` after newlines (no cut between those), and marks count as letters
+and as punctuation (no cut beside any).
+
+For (4), with NFC, no cut is next to a character that NFC changes or composes with what precedes it.
+
+Characters are classified by Python's Unicode tables. Newer ones in the library's tables are
+unassigned in Python's, or the other way round: those have no class, and no cut is next to them.
 """
 
 from __future__ import annotations
 
-__all__ = ["CUTTABLE_SCHEMES", "is_cuttable"]
+import functools
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CutRules", "Family", "family_of", "family_of_scheme", "is_cuttable"]
+
+Family = Literal["gpt2", "cl100k", "qwen2", "o200k"]
+Classes = npt.NDArray[np.uint8]
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
@@ -23,30 +51,193 @@ _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # Patterns as tokenizer.json files spell them. GPT-2's own has no pattern: it is ByteLevel's.
-_GPT2 = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-)
-_CL100K = tuple(
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-    for digits in (r"\p{N}{1,3}", r"\p{N}")
-)
-_O200K = (
+_CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|DIGITS| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_FAMILIES: dict[str | None, Family] = {
+    None: "gpt2",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    _CL100K.replace("DIGITS", r"\p{N}{1,3}"): "cl100k",
+    _CL100K.replace("DIGITS", r"\p{N}"): "qwen2",
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
-)
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}": "o200k",
+}
+_SCHEMES: dict[str, Family] = {
+    "gpt2": "gpt2",
+    "cl100k": "cl100k",
+    "o200k": "o200k",
+    "qwen2": "qwen2",
+}
 
-_SAFE = frozenset((*_GPT2, *_CL100K, *_O200K))
-_SAFE_WITH_NFC = frozenset((*_GPT2, *_O200K))
 
-CUTTABLE_SCHEMES = frozenset({"gpt2", "cl100k", "o200k", "qwen2"})
+def family_of(pattern: str | None) -> Family | None:
+    r"""The family whose rules hold for a pre-tokenizer's pattern (None: ByteLevel's own).
 
-
-def is_cuttable(pattern: str | None, *, nfc: bool) -> bool:
-    r"""Whether a pre-tokenizer's pattern (None: GPT-2's) lets a text be cut.
-
-    >>> is_cuttable(None, nfc=True), is_cuttable(r"\w+|\W+", nfc=False)
-    (True, False)
+    >>> family_of(None), family_of(r"\w+|\W+")
+    ('gpt2', None)
     """
-    return pattern is None or pattern in (_SAFE_WITH_NFC if nfc else _SAFE)
+    return _FAMILIES.get(pattern)
+
+
+def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
+    """Whether texts may be cut between any letter and a following space or line end.
+
+    NFC turns some letters (such as U+0958) into a letter and a mark. Where punctuation takes
+    newlines along and a mark is punctuation, that is no cut.
+    """
+    return family is not None and not (nfc and family in ("cl100k", "qwen2"))
+
+
+def family_of_scheme(scheme: str) -> Family | None:
+    """The family of a tiktoken scheme."""
+    return _SCHEMES.get(scheme)
+
+
+_UNKNOWN, UPPER, LOWER, LETTER, MARK, NUMBER, OTHER, APOSTROPHE, SLASH, SPACE, NEWLINE = range(11)
+_KINDS = 11
+_LETTERS = (UPPER, LOWER, LETTER)
+_VISIBLE = (*_LETTERS, NUMBER, OTHER, APOSTROPHE, SLASH)
+_TABLED = 0x30000
+_TAIL = 4096  # bytes searched for a cut before all of a text is
+
+
+@dataclass(frozen=True)
+class CutRules:
+    """Where a text may be cut for one family of patterns.
+
+    `forbidden` are pairs of bytes, as numbers, between which no cut is: those in added tokens.
+    """
+
+    family: Family
+    nfc: bool
+    forbidden: frozenset[int] = frozenset()
+
+    def last(self, text: bytes) -> int:
+        """The last place to cut in some valid UTF-8, or 0.
+
+        >>> CutRules("gpt2", nfc=False).last("日本語。日本".encode())
+        12
+        """
+        near = _character_start(text, max(0, len(text) - _TAIL))
+        for start in (near, 0) if near else (0,):
+            tail = text[start:]
+            classes = self.classify(tail)
+            allowed = _pairs(self.family)[classes[:-1], classes[1:]]
+            if self.forbidden:
+                array = np.frombuffer(text, np.uint8)
+            widths = np.cumsum(_widths(tail))
+            for i in np.flatnonzero(allowed)[::-1].tolist():
+                cut = start + int(widths[i])
+                if not self.forbidden or (
+                    int(array[cut - 1]) << 8 | int(array[cut]) not in self.forbidden
+                ):
+                    return cut
+        return 0
+
+    def classify(self, text: bytes) -> Classes:
+        """The class of each character."""
+        codes = np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
+        return _table(self.nfc)[np.minimum(codes, _TABLED)]
+
+    def run(self, text: bytes) -> tuple[int, int]:
+        """The class of the run of characters that a text ends with, and where that run begins."""
+        classes = self.classify(text)
+        group = _GROUPS[self.family][classes]
+        changes = np.flatnonzero(group[1:] != group[:-1])
+        first = int(changes[-1]) + 1 if len(changes) else 0
+        return int(group[-1]), int(_widths(text)[:first].sum())
+
+    def after_threes(self, text: bytes) -> int:
+        """Where to cut a text that is a run of numbers, which are matched three at a time."""
+        widths = _widths(text)
+        return int(widths[: (len(widths) - 1) // 3 * 3].sum())
+
+
+def _character_start(text: bytes, place: int) -> int:
+    while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
+        place -= 1
+    return place
+
+
+def _widths(text: bytes) -> npt.NDArray[np.int64]:
+    """The bytes of each character."""
+    starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
+    return np.diff(np.append(starts, len(text)))
+
+
+@functools.cache
+def _table(nfc: bool) -> Classes:
+    """The class of every character, made in 0.1 s from what `unicodedata` says."""
+    kinds = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Zs": SPACE}
+    firsts = {"M": MARK, "N": NUMBER, "P": OTHER, "S": OTHER}
+    characters = [chr(code) for code in range(_TABLED)]
+    table = np.zeros(_TABLED + 1, np.uint8)
+    for code, character in enumerate(characters):
+        category = unicodedata.category(character)
+        table[code] = kinds.get(category) or firsts.get(category[0], _UNKNOWN)
+    for character, kind in {
+        "'": APOSTROPHE,
+        "/": SLASH,
+        "\t": SPACE,
+        "\r": NEWLINE,
+        "\n": NEWLINE,
+    }.items():
+        table[ord(character)] = kind
+    if nfc:
+        for code, character in enumerate(characters):
+            parts = unicodedata.normalize("NFD", character)
+            if unicodedata.combining(character):
+                table[code] = _UNKNOWN
+            if parts != character:
+                table[[ord(part) for part in parts[1:]]] = _UNKNOWN
+                if unicodedata.normalize("NFC", character) != character:
+                    table[code] = _UNKNOWN
+    return table
+
+
+@functools.cache
+def _pairs(family: Family) -> npt.NDArray[np.bool_]:
+    """Whether a cut may be between characters of two classes."""
+    allowed = np.zeros((_KINDS, _KINDS), np.bool_)
+
+    def allow(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        allowed[np.ix_(before, after)] = True
+
+    if family == "gpt2":
+        rest = (MARK, OTHER, APOSTROPHE, SLASH)
+        kinds = (_LETTERS, (NUMBER,), rest, (SPACE, NEWLINE))
+        for before in kinds[:-1]:
+            for after in kinds:
+                if before is not after:
+                    allow(before, after)
+        allowed[np.ix_((APOSTROPHE,), _LETTERS)] = False
+        return allowed
+    marks = () if family == "o200k" else (MARK,)
+    rest = (*marks, OTHER, APOSTROPHE, SLASH)
+    allow(_LETTERS, (NUMBER, *rest, SPACE, NEWLINE))
+    allow((NUMBER,), (*_LETTERS, *rest, SPACE, NEWLINE))
+    allow(rest, (NUMBER, SPACE))
+    allow((NEWLINE,), (*_LETTERS, NUMBER, *rest))
+    if family == "qwen2":
+        allow((NUMBER,), (NUMBER,))
+    if family == "o200k":
+        allowed[np.ix_(_LETTERS, (APOSTROPHE,))] = False
+        allowed[NEWLINE, SLASH] = False
+    return allowed
+
+
+def _group(*members: tuple[int, ...]) -> Classes:
+    groups = np.zeros(_KINDS, np.uint8)
+    for member in members:
+        groups[list(member)] = member[0]
+    return groups
+
+
+# The classes whose runs lie within one match of the pattern, and numbers.
+_REST = (OTHER, MARK, APOSTROPHE, SLASH)
+_GROUPS: dict[Family, Classes] = {
+    "gpt2": _group((LETTER, UPPER, LOWER), (NUMBER,), _REST, (SPACE, NEWLINE)),
+    "cl100k": _group((LETTER, UPPER, LOWER), (NUMBER,), _REST),
+    "qwen2": _group((LETTER, UPPER, LOWER), (NUMBER,), _REST),
+    "o200k": _group((LETTER,), (LOWER,), (NUMBER,), (OTHER, APOSTROPHE, SLASH)),
+}

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import build_native
-from tokenmill.tokenizers.cutting import CUTTABLE_SCHEMES
+from tokenmill.tokenizers.cutting import CutRules, family_of_scheme, is_cuttable
 
 __all__ = ["SCHEMES", "RankVocabulary", "read_rank_file"]
 
@@ -113,7 +113,10 @@ class RankVocabulary:
                 )
         self.special_ids = dict(special_ids)
         self.vocab_size = 1 + max([len(tokens) - 1, *special_ids.values()])
-        self.cuttable = scheme in CUTTABLE_SCHEMES
+        family = family_of_scheme(scheme)
+        self.cuttable = is_cuttable(family, nfc=False)
+        self.cut_rules = CutRules(family, nfc=False) if family else None
+        self.merging = True
         self._tokens = tokens
         self._scheme = scheme
         self._where = where

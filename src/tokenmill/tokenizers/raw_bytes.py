@@ -58,6 +58,10 @@ class ByteTokenizer:
         ids[offsets[1:] - 1] = self.eot_id or 0
         return ids, offsets
 
+    def settle(self, text: bytes) -> tuple[Ids, int]:
+        """The ids of the beginning of a text that no continuation changes: all of them."""
+        return self.encode_batch([text])[0], len(text)
+
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         return drop_terminators(*self.encode_terminated(texts))
 

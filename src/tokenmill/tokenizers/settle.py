@@ -1,0 +1,147 @@
+r"""Encode the beginning of a text whose end is not known yet, exactly and in bounded memory.
+
+Most texts have a place to cut (`cutting.py`). Inside one long match of the pre-tokenizer's pattern,
+such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging such a run costs 25
+times its size, so it is merged in windows. Byte-pair merging takes the pair of lowest rank, the
+leftmost of several, until none is left; let E(x) be the result for x. Three facts:
+
+(1) If E(uv) has a token boundary between u and v, then E(uv) = E(u)E(v). No merge crossed it, and
+    a merge that was the first choice in uv was also the first choice in its own half.
+(2) If E(pt) = E(p)t and E(ts) = tE(s) for a token t, then E(pts) = E(p)tE(s). Until the first merge
+    that crosses a border of t, say that with p, all choices in pt are the same as without s. So the
+    crossing merge would also happen in E(pt), which it does not.
+(3) Every token has at most L bytes. So for any continuation z, E(wz) has a boundary n among the
+    last L bytes of w, or at its end, and by (1) begins with E(w[:n]).
+
+Take w and encode it once. Then encode w[u:n], for some u near the end and for each n of (3). If all
+of these have a token t in common with E(w), at the same place, then by (1) and (2) every E(w[:n])
+begins with the tokens of E(w) up to and including t. By (3), so does E(wz), whatever z is.
+
+The windows must be valid UTF-8, while tokens may end inside a character. A token across the end of w
+starts at a character if no token of the vocabulary has the two bytes next to that end in the middle
+and half a character at one of its own ends. Only ends with such bytes are used.
+
+`ignore_merges` and tiktoken give the token of a whole match without merging. No window is that
+short. A library that merges differently fails the tests, which compare with two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.tokenizers.cutting import LETTER, MARK, NUMBER, CutRules
+from tokenmill.tokenizers.protocol import Ids, Offsets
+
+__all__ = ["Settler"]
+
+_LONGEST = 256  # bytes of a token; with longer ones, windows would cost too much
+_OVERLAPS = (8, 64)  # how far before the end the second windows begin, in longest tokens
+
+
+class Settler:
+    """Finds how much of a text has ids that no continuation changes."""
+
+    def __init__(
+        self,
+        rules: CutRules,
+        encode_batch: Callable[[Sequence[bytes]], tuple[Ids, Offsets]],
+        spellings: Sequence[bytes | None],
+        *,
+        merging: bool,
+    ) -> None:
+        self._rules = rules
+        self._encode = encode_batch
+        self._lengths = np.array([len(spelling or b"") for spelling in spellings], np.int64)
+        self._longest = int(self._lengths.max())
+        self._merging = merging and self._longest <= _LONGEST
+        self._straddled = _straddled_pairs(spellings)
+
+    def settle(self, text: bytes) -> tuple[Ids, int]:
+        """The ids of the beginning of a text that are settled, and the bytes that they spell."""
+        cut = self._rules.last(text)
+        if not cut and self._merging:
+            return self._settle_run(text)
+        return self._encode([text[:cut]])[0], cut
+
+    def _settle_run(self, text: bytes) -> tuple[Ids, int]:
+        nothing = np.zeros(0, np.uint32), 0
+        places = _characters(text)
+        end = next(
+            (
+                int(place)
+                for place in places[:0:-1][: self._longest]
+                if (text[place - 1] << 8 | text[place]) not in self._straddled
+            ),
+            0,
+        )
+        window = text[:end]
+        if not window:
+            return nothing
+        kind, start = self._rules.run(window)
+        if kind == NUMBER and self._rules.family in ("cl100k", "o200k"):
+            cut = self._rules.after_threes(window) if start == 0 else 0
+            return self._encode([window[:cut]])[0], cut
+        if kind == 0 or not self._may_settle(window, kind, start):
+            return nothing
+        ids = self._encode([window])[0]
+        ends = np.cumsum(self._lengths[ids])
+        assert ends[-1] == len(window)
+        borders = ends[(np.frombuffer(text, np.uint8)[ends] & 0xC0) != 0x80]
+        for times in _OVERLAPS:
+            # Begun where a token begins, a run of one letter falls into the same tokens again.
+            near = borders[: np.searchsorted(borders, end - times * self._longest, side="right")]
+            if not len(near) or near[-1] < start:
+                return nothing
+            settled = self._common_end(window, int(near[-1]), places, ends)
+            if settled:
+                return ids[: np.searchsorted(ends, settled) + 1], settled
+        return nothing
+
+    def _may_settle(self, window: bytes, kind: int, start: int) -> bool:
+        """Where o200k's letters have no case, what a match takes depends on the letters before."""
+        if self._rules.family != "o200k" or kind != LETTER or start == 0:
+            return True
+        return int(self._rules.classify(window[:start])[-1]) > MARK
+
+    def _common_end(
+        self, window: bytes, start: int, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> int:
+        """The end of the last token that all encodings have in common, or 0."""
+        low = np.searchsorted(places, len(window) - self._longest)
+        stops = places[low : np.searchsorted(places, len(window), side="right")].tolist()
+        common = _spans(start, ends[np.searchsorted(ends, start, side="right") :])
+        ids, offsets = self._encode([window[start:stop] for stop in stops])
+        for i in range(len(stops)):
+            lengths = self._lengths[ids[offsets[i] : offsets[i + 1]]]
+            common &= _spans(start, start + np.cumsum(lengths))
+        return max((end for _, end in common), default=0)
+
+
+def _spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
+    """Where some tokens in a row start and end."""
+    return set(pairwise([start, *ends.tolist()]))
+
+
+def _characters(text: bytes) -> npt.NDArray[np.int64]:
+    """Where characters begin, and the end."""
+    starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
+    return starts.astype(np.int64)
+
+
+def _straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
+    """The bytes on both sides of a character's start in tokens with half a character at an end."""
+    pairs: set[int] = set()
+    for spelling in spellings:
+        if spelling is None or spelling.isascii():
+            continue
+        try:
+            spelling.decode()
+        except UnicodeDecodeError:
+            pairs.update(
+                before << 8 | after for before, after in pairwise(spelling) if after & 0xC0 != 0x80
+            )
+    return frozenset(pairs)
