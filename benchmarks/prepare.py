@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from corpus import EOT, make_corpus
 from results import record
@@ -53,7 +53,7 @@ def run_gigatoken(files: list[Path]) -> tuple[float, int]:
     return time.perf_counter() - started, sum(path.stat().st_size for path in files)
 
 
-def run_prepare(files: list[Path], dedup: str) -> tuple[float, int]:
+def run_prepare(files: list[Path], dedup: Literal["documents", "lines"]) -> tuple[float, int]:
     """The whole of `tokenmill.prepare`."""
     import tokenmill
 
