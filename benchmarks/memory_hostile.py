@@ -119,9 +119,7 @@ def measure(path: Path, out: Path, memory: str, workers: int) -> dict[str, Any]:
     words = [sys.executable, "-m", "tokenmill.cli", "prepare", path, *options]
     started, peak = time.monotonic(), 0
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            [*map(str, words)], stdout=subprocess.DEVNULL, stderr=said
-        )
+        process = subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL, stderr=said)
         while process.poll() is None:
             peak = max(peak, tree_memory(process.pid))
             time.sleep(0.02)

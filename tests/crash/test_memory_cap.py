@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from runs import kill_all, members, start
 
 CAP = 700_000_000
@@ -29,12 +30,10 @@ def proportional_memory(process: int) -> int:
     return int(rollup.partition("\nPss:")[2].split()[0]) << 10
 
 
-def test_words_that_never_repeat_do_not_fill_the_memory(tmp_path: Path) -> None:
-    text = tmp_path / "x.txt"
-    make_new_words(text, 64_000_000)
-    process = start(
-        *("prepare", text, "--out", tmp_path / "data", "--workers", "2", "--memory", str(CAP))
-    )
+def find_peak(text: Path, out: Path, memory: int, workers: int) -> tuple[int, int, str]:
+    """Peak memory of all processes of a run, its status, and what it said."""
+    options = ("--out", out, "--workers", str(workers), "--memory", str(memory))
+    process = start("prepare", text, *options)
     peak = 0
     began = time.monotonic()
     while process.poll() is None:
@@ -43,6 +42,40 @@ def test_words_that_never_repeat_do_not_fill_the_memory(tmp_path: Path) -> None:
         if time.monotonic() - began > 90:
             kill_all(process)
     _, told = process.communicate()
-    assert process.returncode == 0, told
+    return peak, process.returncode, told
+
+
+def test_words_that_never_repeat_do_not_fill_the_memory(tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    make_new_words(text, 64_000_000)
+    peak, status, told = find_peak(text, tmp_path / "data", CAP, 2)
+    assert status == 0, told
     assert (tmp_path / "data" / "train" / "shard_00000.bin").stat().st_size > 30_000_000
     assert peak < CAP
+
+
+SMALL_CAP, MAIN_PROCESS = 200_000_000, 157_286_400
+UNCUT = {"letters": b"a" * 24_000_000, "Chinese": "中文在此。\n".encode() * 1_500_000}
+
+
+@pytest.mark.parametrize("name", UNCUT)
+def test_text_without_a_letter_before_white_space_stays_under_the_cap(
+    name: str, tmp_path: Path
+) -> None:
+    text = tmp_path / "x.txt"
+    text.write_bytes(UNCUT[name])
+    peak, status, told = find_peak(text, tmp_path / "data", SMALL_CAP, 1)
+    assert status == 0, told
+    assert peak < SMALL_CAP + MAIN_PROCESS
+
+
+def test_a_record_too_large_for_the_cap_is_refused_with_the_cap_that_would_do(
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "x.jsonl"
+    text.write_bytes(b'{"text": "small"}\n{"text": "' + b"a" * 40_000_000 + b'"}\n')
+    peak, status, told = find_peak(text, tmp_path / "data", SMALL_CAP, 1)
+    assert status == 1
+    assert "x.jsonl: the line at byte 18 has 40,000,012 bytes" in told
+    assert "0.5" in told
+    assert peak < SMALL_CAP + MAIN_PROCESS

@@ -284,6 +284,8 @@ def read_records(
                 held.append(rest[:edge])
                 rest = rest[edge:]
             if (size := sum(map(len, held))) > most:
+                held.clear()
+                size += _count_uncut(blocks, separator, cutter)
                 raise TooLongError(size, f"{size:,} bytes from byte {start} on cannot be cut")
             continue
         piece, rest = b"".join([*held, rest[:cut]]), rest[cut:]
@@ -302,6 +304,16 @@ def read_records(
         chunk.goes_on, chunk.read = to_be_continued, len(rest)
         chunk.lines = count_byte(rest, _NEWLINE)
         yield chunk
+
+
+def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutter | None) -> int:
+    """The bytes of the blocks up to the next place to cut, to say how much memory would do."""
+    size = 0
+    for block in blocks:
+        size += len(block)
+        if _split_off(block, separator, 0) or (cutter and cutter.last(block, 0, len(block)) >= 0):
+            break
+    return size
 
 
 def count_byte(data: bytes, byte: int) -> int:

@@ -139,7 +139,11 @@ def _bounded_lines(blocks: Iterator[bytes], start: int, most: int) -> Iterator[b
         first, last = block.find(b"\n"), block.rfind(b"\n")
         size = place + (first if first >= 0 else len(block)) - line_start
         if size > PARSED * most:
-            reason = f"the line at byte {line_start} has {size:,} bytes or more"
+            for more in blocks if first < 0 else ():
+                size += more.find(b"\n") if b"\n" in more else len(more)
+                if b"\n" in more:
+                    break
+            reason = f"the line at byte {line_start} has {size:,} bytes"
             raise TooLongError(size // PARSED, reason)
         yield block
         if last >= 0:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from unicodedata import is_normalized
 
 import numpy as np
 import numpy.typing as npt
@@ -87,9 +88,12 @@ class Settler:
             return self._encode([window[:cut]])[0], cut
         if kind == 0 or not self._may_settle(window, kind, start):
             return nothing
+        if self._rules.nfc and not is_normalized("NFC", window.decode()):
+            return nothing  # places in the text and in what is encoded would differ
         ids = self._encode([window])[0]
         ends = np.cumsum(self._lengths[ids])
-        assert ends[-1] == len(window)
+        if ends[-1] != len(window):
+            return nothing
         borders = ends[(np.frombuffer(text, np.uint8)[ends] & 0xC0) != 0x80]
         for times in _OVERLAPS:
             # Begun where a token begins, a run of one letter falls into the same tokens again.

@@ -1,0 +1,169 @@
+"""Texts encoded piece by piece: the ids of the whole, by the libraries that define them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_cutting import make_sharp_document
+from vocabularies import CL100K, CONFIGURATIONS, O200K, make_reference, split, write_document
+
+from tokenmill.errors import TooLongError
+from tokenmill.tokenizers import Tokenizer, load_tokenizer, long_text
+from tokenmill.tokenizers.cutting import CutRules, Family
+from tokenmill.tokenizers.long_text import LongText
+
+NAMES = ["gpt2", "cl100k", "qwen2", "qwen2 with nfc", "o200k", "o200k with nfc", "ignore merges"]
+NAMES += ["white space added", "words added", "nfc in a sequence"]
+
+# Characters of every class that a pattern tells apart, and what NFC joins or changes.
+ALPHABET = [*" \t\n\r'/.,-_aZsltrevmdſʼª19²½日本のǅß", "\u0301", "\u093c", "\u0958", "é", "e\u0301"]
+ALPHABET += [
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\u200b",
+    "\u0e31",
+    "\u1161",
+    "\u11a8",
+    "가",
+    "😀",
+    "\u1100",
+]
+ALPHABET += ["'s", "'LL", "\r\n", "  ", "\n\n", "<think>", "ab", "12", "//", "。"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    document = make_sharp_document(**CONFIGURATIONS[request.param])
+    path = write_document(tmp_path_factory.mktemp("tokenizer"), document)
+    return load_tokenizer(path), make_reference(document)
+
+
+def encode_in_pieces(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[int]:
+    long = LongText(tokenizer, 1 << 30)
+    found, start = [], 0
+    while start < len(text):
+        size = sizes[len(found) % len(sizes)]
+        found.append(long.feed(text[start : start + size].encode()))
+        start += size
+    ids = [np.zeros(0, np.uint32), *(part for parts in [*found, long.finish()] for part in parts)]
+    return np.concatenate(ids).tolist()
+
+
+TEXTS = st.lists(st.sampled_from(ALPHABET), max_size=60).map("".join)
+RUNS = st.lists(st.tuples(st.sampled_from(ALPHABET), st.integers(1, 40)), max_size=8).map(
+    lambda runs: "".join(characters * count for characters, count in runs)
+)
+
+
+@given(text=TEXTS | RUNS | st.text(max_size=60), sizes=st.lists(st.integers(1, 20), min_size=1))
+@settings(deadline=None, max_examples=150)
+def test_any_text_in_any_pieces_has_the_ids_of_the_whole(
+    pair: Any, text: str, sizes: list[int]
+) -> None:
+    tokenizer, reference = pair
+    expected = reference.encode(text, add_special_tokens=False).ids
+    window, long_text.WINDOW = long_text.WINDOW, 8
+    try:
+        assert encode_in_pieces(tokenizer, text, sizes) == expected
+    finally:
+        long_text.WINDOW = window
+
+
+RULES: list[Family] = ["gpt2", "cl100k", "qwen2", "o200k"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_place_that_a_rule_allows_is_a_cut(
+    name: Family, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    document = make_sharp_document(**CONFIGURATIONS[name])
+    reference = make_reference(document)
+    rules = CutRules(name, nfc=False)
+    chance = random.Random(name)
+    for _ in range(1500):
+        text = "".join(chance.choices(ALPHABET, k=chance.randint(2, 12)))
+        whole = reference.encode(text, add_special_tokens=False).ids
+        rest = text.encode()
+        cuts = []
+        while cut := rules.last(rest):
+            cuts.append(cut)
+            rest = rest[:cut]
+        for cut in cuts:
+            halves = [text.encode()[:cut].decode(), text.encode()[cut:].decode()]
+            ids = [reference.encode(half, add_special_tokens=False).ids for half in halves]
+            assert ids[0] + ids[1] == whole, (text, cut)
+
+
+def make_hostile(size: int) -> dict[str, str]:
+    rng = np.random.default_rng(3)
+    chinese = rng.integers(0x4E00, 0x9FA5, size // 3).astype("<u4").tobytes().decode("utf-32-le")
+    letters = rng.integers(97, 123, size).astype(np.uint8).tobytes().decode()
+    return {
+        "a": "a" * size,
+        "ab": "ab" * (size // 2),
+        "Chinese": chinese,
+        "common Chinese": "的一是不了人我在有他" * (size // 30),
+        "letters": letters,
+        "digits": rng.integers(48, 58, size).astype(np.uint8).tobytes().decode(),
+        "spaces": "x" + " " * size + "y",
+        "newlines": "x" + "\n" * size + "y",
+        "emoji": "😀" * (size // 4),
+        "marks": "\u0301" * (size // 2),
+        "dashes": "-=" * (size // 2),
+        "a space and letters": " " + letters,
+        "punctuation before letters": "..." + letters,
+    }
+
+
+@pytest.mark.parametrize("name", make_hostile(12))
+def test_words_longer_than_the_window_have_tiktokens_ids(
+    name: str, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_text, "WINDOW", 10_000)
+    text = make_hostile(60_000)[name]
+    long = LongText(gpt2, 20_000)  # and never hold more than two windows
+    ids = [
+        *(
+            ids
+            for i in range(0, len(text), 1_999)
+            for ids in long.feed(text[i : i + 1_999].encode())
+        ),
+        *long.finish(),
+    ]
+    # tiktoken takes quadratic time for a long word, so its own text is cut by nothing.
+    assert np.concatenate(ids).tolist() == tiktoken_gpt2.encode_ordinary(text)
+    assert len(ids) > 3
+
+
+@pytest.mark.parametrize("pattern", [CL100K, O200K])
+@pytest.mark.parametrize("name", ["a", "Chinese", "common Chinese", "digits", "marks", "letters"])
+def test_long_words_of_other_patterns_have_the_librarys_ids(
+    pattern: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_text, "WINDOW", 10_000)
+    document = make_sharp_document(pre_tokenizer=split(pattern))
+    tokenizer = load_tokenizer(write_document(tmp_path, document))
+    text = make_hostile(30_000)[name]
+    expected = make_reference(document).encode(text, add_special_tokens=False).ids
+    assert encode_in_pieces(tokenizer, text, [777]) == expected
+
+
+def test_what_can_neither_be_cut_nor_held_is_an_error_that_names_the_tokenizer(
+    gpt2: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Whole:
+        name, cuttable = "whole", False
+
+    monkeypatch.setattr(long_text, "WINDOW", 10)
+    long = LongText(Whole(), 100)  # type: ignore[arg-type]
+    long.feed(b"words go on " * 8)
+    with pytest.raises(TooLongError, match=r"108 bytes .* tokenizer whole"):
+        long.feed(b"words go on ")
