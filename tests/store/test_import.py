@@ -153,7 +153,7 @@ def test_what_cannot_be_imported_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="not finished"):
         tokenmill.open(tmp_path / "out")
     write_raw(tmp_path / "y.bin", [1, 2, 256])
-    with pytest.raises(FolderError, match="something else"):
+    with pytest.raises(FolderError, match="other settings"):
         tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out", **options)
     tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out2", **options)
     again = tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out2", **options)

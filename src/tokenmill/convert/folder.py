@@ -37,7 +37,7 @@ class OutputFolder:
     >>> OutputFolder(place, {"to": "mds"}, record=".export.json").__enter__()
     Traceback (most recent call last):
     ...
-    tokenmill.errors.FolderError: ... holds something else that was begun before: to was 'npy', \
+    tokenmill.errors.FolderError: ... holds an unfinished run with other settings: to was 'npy', \
 is 'mds'. Choose another --out, or delete that folder.
     """
 
