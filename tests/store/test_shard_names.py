@@ -129,6 +129,24 @@ def test_what_is_named_like_a_shard_and_is_no_file_is_refused(tmp_path, says):
         assert Path(odd).name in str(caught.value)
 
 
+@pytest.mark.parametrize("says", ODD)
+def test_one_of_another_format_is_passed_over(tmp_path, says):
+    write_llmc_folder(tmp_path / "llmc", [[1], [2], [3]])
+    for name in ("old.npy", "old.idx", "old.ds"):
+        ODD[says](tmp_path / "llmc" / name)
+    assert len(tokenmill.open(tmp_path / "llmc")["train"]) == 2
+    write_raw(tmp_path / "pair" / "train.bin", [1])
+    ODD[says](tmp_path / "pair" / "train.idx")  # of Megatron, whose ids need not be uint16
+    with pytest.raises(DatasetError, match=rf"train\.idx.*{says}"):
+        tokenmill.open(tmp_path / "pair")
+
+
+def test_a_folder_of_broken_links_names_them(tmp_path):
+    (tmp_path / "x_000001.bin").symlink_to("/nowhere/blob")
+    with pytest.raises(DatasetError, match=r"x_000001\.bin is a link to nothing"):
+        tokenmill.open(tmp_path)
+
+
 IDS = np.random.default_rng(0).integers(0, 50257, 1000)
 
 

@@ -68,4 +68,7 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
     cure = "Give its format as `format=NAME`; or, if it holds ids and nothing else, `dtype=uint16`."
     if asked.format is not None:
         cure = "Give what it lacks, or omit `format` to have it recognised."
+    if asked.is_folder:
+        broken = {name: one for name, one in asked.others.items() if one != "is a folder"}
+        reasons += [f"  {name} {one}" for name, one in [*broken.items()][:3]]
     raise DatasetError("\n".join([f"{what} is not token data in a known format.", *reasons, cure]))

@@ -28,7 +28,9 @@ _MASK = bytes.maketrans(b"123456789", b"0" * 9)
 def list_shards(asked: Asked, ending: str) -> list[str]:
     """The files of the folder with an ending, by name, where all numbers count as numbers.
 
-    What has the ending and is no file is refused: to leave it out would change the data.
+    Something with the ending that is not a file, such as a broken link, is refused where files have
+    the ending too, or its name but for the ending: leaving it out would change the data. By itself
+    it belongs to none of them, and is passed over.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -40,16 +42,18 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
     """
     if ending in asked.listed:
         return list(asked.listed[ending])
+    names = []
+    if ending in asked.names:
+        names = [name for name in asked.files if name.endswith(ending) and name[0] != "."]
     for name, what in asked.others.items():
-        if name.endswith(ending) and name[0] != ".":
+        if not name.endswith(ending) or name[0] == ".":
+            continue
+        if names or f"\0{name.removesuffix(ending)}." in f"\0{asked.names}":
             raise DamagedFileError(
                 name,
                 f"in {asked.path} {what}",
                 "Put the file itself in its place, or move it out of the folder.",
             )
-    names = []
-    if ending in asked.names:
-        names = [name for name in asked.files if name.endswith(ending) and name[0] != "."]
     if asked.chosen is None:
         names = sort_names(names)
     else:  # in the order of the user: those with the ending, or else those beside the others
