@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,13 +192,17 @@ def test_invalid_utf_8_is_repaired_dropped_or_refused(tmp_path: Path, name: str)
         tokenmill.prepare(text, tmp_path / "refuse", on_bad_text="refuse", **OPTIONS)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
-def test_wide_text_is_refused_with_the_cure(tmp_path: Path, encoding: str) -> None:
-    text = tmp_path / "x.txt"
-    mark = "\ufeff" if encoding == "utf-16-be" else ""
-    text.write_bytes((mark + "Grüße aus einer anderen Welt").encode(encoding))
-    with pytest.raises(InputError, match="UTF-16"):
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-16BE", "UTF-32", "UTF-32LE"])
+def test_wide_text_is_refused_with_the_cure(tmp_path: Path, encoding: str, name: str) -> None:
+    text = tmp_path / name
+    text.write_bytes('{"text": "Grüße aus einer anderen Welt"}'.encode(encoding))
+    with pytest.raises(InputError, match=f"the text is {encoding}; convert it") as refused:
         tokenmill.prepare(text, tmp_path / "out", **OPTIONS)
+    cure = re.findall(r"`(iconv .*)`", str(refused.value))[0].split()
+    text.write_bytes(subprocess.run([*cure, text], check=True, capture_output=True).stdout)
+    report = tokenmill.prepare(text, tmp_path / "out", **OPTIONS)
+    assert report.manifest.ledger["repaired_documents"] == 0
 
 
 def test_json_array_is_refused_at_once_or_set_aside(tmp_path: Path) -> None:
@@ -205,7 +210,7 @@ def test_json_array_is_refused_at_once_or_set_aside(tmp_path: Path) -> None:
     texts.mkdir()
     (texts / "a.txt").write_text("good")
     (texts / "array.json").write_text(json.dumps(GOOD, indent=1))
-    with pytest.raises(InputError, match=r"array.json is one JSON array"):
+    with pytest.raises(InputError, match=r"array.json: it is one JSON array"):
         tokenmill.prepare(texts, tmp_path / "out", **OPTIONS)
     report = tokenmill.prepare(texts, tmp_path / "out", skip_bad_files=True, **OPTIONS)
     assert [entry["source"] for entry in report.manifest.ledger["set_aside"]] == [
@@ -226,22 +231,44 @@ def test_binary_files_in_a_folder_are_passed_over_and_counted(tmp_path: Path) ->
     assert "2 (2 that are no text passed over)" in planned.stdout
 
 
-def test_links_to_nowhere_and_pipes_among_the_matches_of_a_glob_do_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("good")
-    (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
-    os.mkfifo(tmp_path / "pipe.txt")
-    told = run("prepare", tmp_path / "*.txt", "--out", tmp_path / "out", *FLAGS)
+@pytest.mark.parametrize("given", [".", "*"])
+def test_broken_link_is_refused_at_once_or_set_aside(tmp_path: Path, given: str) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("good")
+    (texts / "b.parquet").symlink_to("../blobs/b5bb9d")
+    os.mkfifo(texts / "pipe.txt")
+    command = ("prepare", texts / given, "--out", tmp_path / "out", *FLAGS)
+    refused = run(*command)
+    assert refused.returncode == 1
+    assert f"{texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    told = run(*command, "--skip-bad-files")
     assert told.returncode == 0, told.stderr
+    assert f"Set aside: {texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d." in told.stdout
+    assert f"1 pipe, socket or device ({texts / 'pipe.txt'})" in told.stderr
 
 
-def test_name_that_is_no_utf_8_is_refused_clearly(tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/caf\xe9.txt"
-    with open(name, "wb") as file:  # noqa: PTH123
-        file.write(b"good")
-    told = run("prepare", tmp_path, "--out", tmp_path / "out", *FLAGS)
-    assert told.returncode == 1
-    assert r"caf\xe9.txt' is no UTF-8. Rename it." in told.stderr
-    assert "Traceback" not in told.stderr
+def test_name_that_is_no_utf_8_is_read_and_written_as_a_uri(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    odd = {b"caf\xe9.txt": b"words", b"caf\xe9.parquet": parquet_bytes(9), b"\xff.jsonl": b"broken"}
+    for name, data in odd.items():
+        with open(os.path.join(os.fsencode(texts), name), "wb") as file:  # noqa: PTH118, PTH123
+            file.write(data)
+    (texts / "plain.txt").write_text("good")
+    command = ("prepare", texts, "--out", tmp_path / "out", *FLAGS)
+    told = run(*command)
+    assert told.returncode == 0, told.stderr
+    manifest = json.loads((tmp_path / "out" / "dataset_metadata.json").read_text())
+    uris = [f"{texts.as_uri()}/{name}" for name in ("caf%E9.parquet", "caf%E9.txt")]
+    assert [source["path"] for source in manifest["sources"]] == [
+        *uris, str(texts / "plain.txt"), f"{texts.as_uri()}/%FF.jsonl",
+    ]  # fmt: skip
+    assert manifest["ledger"]["documents_kept"] == 11
+    rejected = json.loads((tmp_path / "out" / "rejected.jsonl").read_text())
+    assert rejected["source"] == f"{texts.as_uri()}/%FF.jsonl"
+    assert run(*command).returncode == 0
 
 
 class MeddlesWith:
@@ -325,7 +352,7 @@ def test_file_without_permission_is_named(tmp_path: Path) -> None:
     folder = run("prepare", texts, "--out", tmp_path / "other", preexec_fn=_obey_permissions)
     texts.chmod(0o755)
     assert folder.returncode == 1
-    assert f"The folder {texts} cannot be read: Permission denied." in folder.stderr
+    assert f"{texts}: Permission denied" in folder.stderr
 
 
 def test_error_of_the_library_is_a_tokenmill_error(tmp_path: Path) -> None:

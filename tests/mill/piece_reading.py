@@ -27,6 +27,7 @@ def read(
     separator: bytes | None = b"<|endoftext|>",
     cutter: Cutter | None = None,
     groups: tuple[int, int] | None = None,
+    window: int = 1 << 27,
 ) -> list[Chunk]:
     compression = COMPRESSIONS.get(path.suffix)
     inner = path.with_suffix("").suffix if compression else path.suffix
@@ -43,6 +44,7 @@ def read(
             text_field=text_field,
             cutter=cutter,
             border_cutter=cutter,
+            window=window,
         )
     )
 

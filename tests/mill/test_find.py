@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -92,23 +95,6 @@ def test_a_name_tells_what_a_file_is(
     assert source.unit == ("row" if kind == "parquet" else "byte")
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),
-        (b'{"text": "a"}', "jsonl"),
-        (b'{\n  "text": "a"\n}\n', "text"),
-        (b'\n\n{"text": "a"}\n{"text": "b"}', "jsonl"),
-        (b'[\n  {"text": "a"}\n]\n', "array"),
-        (b"", "jsonl"),
-    ],
-)
-def test_json_is_judged_by_its_head(tmp_path: Path, content: bytes, kind: str) -> None:
-    (tmp_path / "a.json").write_bytes(content)
-    ((source,), _) = find_files([tmp_path / "a.json"])
-    assert source.kind == kind
-
-
 def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
     (tmp_path / "latin.dat").write_bytes("Grüße".encode("latin-1"))
@@ -171,11 +157,68 @@ def test_links_to_folders_are_told_and_followed_only_where_the_user_names_them(
     write_all(tmp_path, "in/a.txt", "elsewhere/b.txt")
     (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "in" / "circle").symlink_to(tmp_path / "in")
-    (tmp_path / "in" / "nowhere").symlink_to(tmp_path / "missing")
     sources, passed_over = find_files([tmp_path / "in"])
     assert [Path(source.path).name for source in sources] == ["a.txt"]
     assert names_passed_over(passed_over) == {"a link to a folder": ["circle", "link"]}
     assert names_found(tmp_path / "in" / "link") == ["b.txt"]
+
+
+def test_broken_links_are_sources_with_a_fault(tmp_path: Path) -> None:
+    write_all(tmp_path, "a.txt")
+    (tmp_path / "b.parquet").symlink_to("../blobs/b5bb9d")
+    (tmp_path / "circle.txt").symlink_to("circle.txt")
+    (tmp_path / ".hidden").symlink_to("nowhere")
+    (tmp_path / "c.zip").symlink_to("nowhere")
+    for given in ([tmp_path], [tmp_path / "*"]):
+        sources, passed_over = find_files(given)
+        assert {Path(source.path).name: source.fault for source in sources} == {
+            "a.txt": None,
+            "b.parquet": "a broken link to ../blobs/b5bb9d",
+            "circle.txt": "a broken link to circle.txt",
+        }
+        assert names_passed_over(passed_over) == {"an archive": ["c.zip"]}
+    ((named,), _) = find_files([tmp_path / "b.parquet"])
+    assert named.fault == "a broken link to ../blobs/b5bb9d"
+
+
+def test_pipes_and_sockets_are_passed_over_and_told(tmp_path: Path) -> None:
+    write_all(tmp_path, "a.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(tmp_path / "socket"))  # names of sockets are short
+        for given in (tmp_path, tmp_path / "*"):
+            sources, passed_over = find_files([given])
+            assert [Path(source.path).name for source in sources] == ["a.txt"]
+            assert tell_passed_over(passed_over) == (
+                f"2 pipes, sockets or devices (such as {tmp_path}/pipe.txt)"
+            )
+
+
+def make_deep(folder: Path, name: str, levels: int) -> None:
+    """Folders in folders, as deep as no path can say, with a file at the bottom."""
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=handle)
+        inner = os.open(name, os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(os.open("deep.txt", os.O_WRONLY | os.O_CREAT, dir_fd=handle))
+    os.close(handle)
+
+
+@pytest.mark.parametrize(("name", "levels"), [("n" * 250, 20), ("nn", 1500)])
+def test_a_path_that_is_too_long_is_a_source_with_a_fault(
+    tmp_path: Path, name: str, levels: int
+) -> None:
+    write_all(tmp_path, "a.txt", "z.txt")
+    make_deep(tmp_path, name, levels)
+    try:
+        sources, _ = find_files([tmp_path])
+        assert [source.fault for source in sources] == [None, None, "File name too long"]
+        with pytest.raises(InputError, match="cannot be read: File name too long"):
+            find_files([f"{tmp_path}/{'n' * 5000}"])
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / name], check=True)
 
 
 def test_where_nothing_is_text_all_that_was_passed_over_is_told(tmp_path: Path) -> None:

@@ -141,3 +141,13 @@ def test_damaged_parquet_is_bad_never_a_crash(tmp_path: Path) -> None:
     except BadFileError:
         texts = []
     assert all(text.decode() in values for text in texts)
+
+
+def test_two_columns_of_one_name_are_named_unless_they_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+    pq.write_table(pa.table(columns, names=["text", "id", "text"]), path)
+    with pytest.raises(BadFileError, match="2 columns are named 'text'; rename"):
+        read(path)
+    pq.write_table(pa.table(columns, names=["id", "text", "id"]), path)
+    assert texts_of(read(path)) == [b"b"]

@@ -15,6 +15,7 @@ import pytest
 import zstandard
 from piece_reading import Origin, offsets_of, read, rejections_of, texts_of
 
+from tokenmill.errors import InputError
 from tokenmill.mill import records, sources
 from tokenmill.mill.records import Cutter
 from tokenmill.mill.sources import BadFileError, is_utf8, read_piece
@@ -261,6 +262,49 @@ def test_junk_behind_a_compressed_stream_is_bad(tmp_path: Path, suffix: str, jun
     path.write_bytes(COMPRESS[suffix](TEXT) + junk)
     with pytest.raises(BadFileError):
         read(path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("zeros", [1, 512, 200_000])
+def test_zeros_behind_a_compressed_stream_are_padding(
+    tmp_path: Path, suffix: str, zeros: int
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](TEXT[:100]) + COMPRESS[suffix](TEXT[100:]) + bytes(zeros))
+    assert texts_of(read(path)) == DOCUMENTS
+
+
+def zstd_long(data: bytes, window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=window_log, enable_ldm=False, write_content_size=False, compression_level=1
+    )
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize("before", [b"", zstd(b"a frame before<|endoftext|>")])
+@pytest.mark.parametrize("window_log", [28, 30, 31])
+def test_zstd_with_a_long_window_is_read_where_memory_allows(
+    tmp_path: Path, window_log: int, before: bytes
+) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(before + zstd_long(TEXT, window_log))
+    chunks = read(path, window=1 << window_log)
+    assert texts_of(chunks)[bool(before) :] == DOCUMENTS
+    with pytest.raises(InputError, match="window of") as refused:
+        read(path, window=(1 << window_log) - 1)
+    assert not isinstance(refused.value, BadFileError)  # or skip_bad_files would leave it out
+    assert f"`memory={(1 << window_log) + (128 << 20)}`" in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_a_zstd_frame_in_one_segment_needs_a_window_of_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    for size in (100, 300, 70_000):
+        parameters = zstandard.ZstdCompressionParameters(window_log=20)
+        data = zstandard.ZstdCompressor(compression_params=parameters).compress(b"w " * size)
+        path.write_bytes(data)
+        assert sum(map(len, texts_of(read(path, window=1 << 18)))) == 2 * size
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)

@@ -1,19 +1,33 @@
-"""Compressed files as streams of what is in them: gzip, zstd, bz2 and xz.
+"""Compressed files as streams of their content: gzip, zstd, bz2 and xz.
 
-A stream is read to its trailer: one that is cut short or altered raises OSError, EOFError or
-LZMAError, and is never taken for a short one. A file may hold several streams in a row.
+A stream is read to its trailer: one that is cut short or altered raises an error of `DAMAGED`,
+never a short read. A file may hold several streams in a row, with zeros between and after them
+(tapes and block devices pad that way). Anything else after a stream is damage. Memory holds the
+window of one stream: at most 64 MiB for xz, and the caller's limit for zstd.
 """
 
 from __future__ import annotations
 
 import bz2
 import lzma
+import sys
+import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol, cast
 
-__all__ = ["Stream", "decompress"]
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
+__all__ = ["DAMAGED", "LARGEST_WINDOW", "USUAL_WINDOW", "Stream", "WindowError", "decompress"]
+
+DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
+USUAL_WINDOW = 1 << 27  # all that zstd needs without --long
+LARGEST_WINDOW = 1 << 31  # --long=31
 _COMPRESSED = 1 << 16  # bytes given to a decompressor at once
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_LONGEST_HEADER = 18  # of a zstd frame
 
 
 class Stream(Protocol):
@@ -23,27 +37,34 @@ class Stream(Protocol):
         """Some bytes, at most `size`; none at the end."""
 
 
-def decompress(raw: BinaryIO, compression: str) -> Stream:
-    """What is in a file that is open.
+class WindowError(Exception):
+    """A sound zstd stream whose window is larger than allowed. `window` is its size in bytes."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(f"a window of {window:,} bytes")
+        self.window = window
+
+
+def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -> Stream:
+    """The content of an open file. `window` limits the memory that a zstd stream may take.
 
     >>> import gzip, io
-    >>> decompress(io.BytesIO(gzip.compress(b"text")), "gzip").read(100)
+    >>> decompress(io.BytesIO(gzip.compress(b"text") + bytes(512)), "gzip").read(100)
     b'text'
     """
-    if compression in ("xz", "bz2"):
-        return _Members(raw, lzma.LZMADecompressor if compression == "xz" else bz2.BZ2Decompressor)
-    import pyarrow as pa
-
-    # Arrow checks the trailers, and that the last stream in the file is complete.
-    stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
-    return cast("Stream", stream)
+    start: dict[str, Callable[[], Any]] = {
+        "gzip": _Gzip,
+        "zstd": lambda: _Zstd(window),
+        "bz2": bz2.BZ2Decompressor,
+        "xz": lzma.LZMADecompressor,
+    }
+    return _Members(raw, start[compression])
 
 
 class _Members:
-    """The streams of a bz2 or xz file, one after another.
+    """The streams of a file, one after another.
 
-    Python's own readers take a damaged stream behind the first one for the end of the file; Arrow
-    fails where a stream of nothing comes before another.
+    Python's own readers take a damaged stream after the first one for the end of the file.
     """
 
     def __init__(self, raw: BinaryIO, start: Callable[[], Any]) -> None:
@@ -52,10 +73,17 @@ class _Members:
         self._decompressor = start()
 
     def read(self, size: int) -> bytes:
-        """Some bytes, at most `size`; none at the end of the last stream."""
+        """As many bytes as there are, at most `size`; none at the end of the last stream."""
+        blocks: list[bytes] = []
+        while size and (block := self._read(size)):
+            blocks.append(block)
+            size -= len(block)
+        return b"".join(blocks)
+
+    def _read(self, size: int) -> bytes:
         while True:
             if self._decompressor.eof:
-                more = self._decompressor.unused_data.lstrip(b"\0")  # xz files may be padded
+                more = self._decompressor.unused_data.lstrip(b"\0")
                 while not more:
                     if not (data := self._raw.read(_COMPRESSED)):
                         return b""
@@ -68,3 +96,72 @@ class _Members:
                 more = b""
             if block := self._decompressor.decompress(more, size):
                 return cast("bytes", block)
+
+
+class _Gzip:
+    """One gzip stream, with the interface of the standard library's other decompressors."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail or data, size)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inner.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+class _Zstd:
+    """One zstd frame. A window that is too large raises WindowError, which says how large."""
+
+    def __init__(self, window: int) -> None:
+        self._limit = window.bit_length() - 1
+        option = zstd.DecompressionParameter.window_log_max
+        self._inner = zstd.ZstdDecompressor(options={option: self._limit})
+        self._header = b""
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        if len(self._header) < _LONGEST_HEADER:
+            self._header = (self._header + data)[:_LONGEST_HEADER]
+        try:
+            return self._inner.decompress(data, size)
+        except zstd.ZstdError:
+            window = _find_window(self._header)
+            if 1 << self._limit < window <= LARGEST_WINDOW:
+                raise WindowError(window) from None
+            raise
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return self._inner.needs_input
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+def _find_window(header: bytes) -> int:
+    """The window that a zstd frame asks for (RFC 8878, 3.1.1.1); 0 if the header has none."""
+    if len(header) < _LONGEST_HEADER or not header.startswith(_ZSTD):
+        return 0
+    descriptor = header[4]
+    if not descriptor & 0x20:
+        base = 1 << (10 + (header[5] >> 3))
+        return base + base // 8 * (header[5] & 7)
+    # A frame in a single segment: the window is as large as the content.
+    start = 5 + (0, 1, 2, 4)[descriptor & 3]
+    width = 1 << (descriptor >> 6)
+    return int.from_bytes(header[start : start + width], "little") + (256 if width == 2 else 0)

@@ -7,14 +7,15 @@ found by reading.
 from __future__ import annotations
 
 from tokenmill.mill.json_lines import read_json_lines
-from tokenmill.mill.sources import BadFileError, Origin, read_head, read_piece
+from tokenmill.mill.recognize import SourceFile
+from tokenmill.mill.sources import BadFileError, read_head, read_piece, refuse_wide
 
 __all__ = ["find_fault"]
 
 _HEAD = 1 << 16
 
 
-def find_fault(origin: Origin, text_field: str) -> str | None:
+def find_fault(source: SourceFile, text_field: str) -> str | None:
     """Why a file cannot be read, or has no text where it should be; None if it looks sound.
 
     >>> import tempfile
@@ -27,21 +28,22 @@ def find_fault(origin: Origin, text_field: str) -> str | None:
     "line 1: no field 'text'; it has id, body; name the field with `text_field=NAME`"
     >>> find_fault(source, "body")
     """
-    if origin.kind == "array":
-        return "it is one JSON array, not a record a line; convert it with `jq -c '.[]'`"
+    if source.fault:
+        return source.fault
     try:
-        if origin.kind == "parquet":
-            _look_at_footer(origin, text_field)
+        if source.kind == "parquet":
+            _look_at_footer(source, text_field)
             return None
-        head = read_head(origin, _HEAD)
+        head = read_head(source, _HEAD)
+        refuse_wide(source, head)
     except BadFileError as error:
         return error.reason
-    return _judge_records(head, text_field) if origin.kind == "jsonl" else None
+    return _judge_records(head, text_field) if source.kind == "jsonl" else None
 
 
-def _look_at_footer(origin: Origin, text_field: str) -> None:
+def _look_at_footer(source: SourceFile, text_field: str) -> None:
     no_rows = read_piece(
-        origin, 0, 0, 1, separator=None, text_field=text_field, cutter=None, border_cutter=None
+        source, 0, 0, 1, separator=None, text_field=text_field, cutter=None, border_cutter=None
     )
     assert not list(no_rows)
 

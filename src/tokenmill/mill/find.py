@@ -1,8 +1,8 @@
 """Inputs to files: which files some paths, folders and globs stand for, and as what each is read.
 
-Nothing is left out in silence: what a folder holds beside text is passed over and told, with the
-reason. A file that the user named is read whatever it holds, unless it cannot be text at all.
-Costs a look at each name, and at the head of files whose name does not tell what they are.
+Nothing is left out in silence. What a folder holds beside text is passed over and counted, with
+the reason. What should be text and cannot be read, such as a broken link, is among the files with
+its fault. A file that the user named is read whatever it holds, unless it cannot be text at all.
 """
 
 from __future__ import annotations
@@ -11,52 +11,32 @@ import difflib
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import orjson
 
 from tokenmill.errors import InputError
 from tokenmill.hub.address import is_address
+from tokenmill.mill.recognize import (
+    NOT_TEXT,
+    SourceFile,
+    is_archive,
+    name_source,
+    recognize,
+    why_not_text,
+)
 from tokenmill.store.manifest import MANIFEST_NAME
-from tokenmill.store.text import HEAD, looks_like_text
 
 __all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-_KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
-# Names taken as text unseen. Others in a folder are taken if their first bytes look like text.
-_TEXT = frozenset(
-    ".txt .text .md .markdown .rst .tex .log .csv .tsv .html .htm .xml .yaml .yml .toml .ini .cfg "
-    ".py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go .java .kt .scala .js .mjs .jsx .ts "
-    ".tsx .rb .php .pl .pm .lua .r .jl .hs .ml .mli .clj .ex .exs .erl .swift .m .cs .fs .vb .sql "
-    ".sh .bash .zsh .fish .ps1 .bat .tcl .el .lisp .scm .nim .zig .d .pas .f .f90 .adb .ads .v "
-    ".vhd .s .asm .cmake .mk .css .scss .proto .po .srt .bib".split()
-)
-_ARCHIVES = frozenset(
-    ".tar .tgz .tbz .tbz2 .txz .tzst .zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split()
-)
+_SPECIAL = "a pipe, socket or device"
 _REASONS = {  # for passing over one, and several
-    "no text": ("that is no text", "that are no text"),
+    NOT_TEXT: ("that is no text", "that are no text"),
     "an archive": ("archive", "archives"),
+    "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
     "a finished dataset": ("finished dataset", "finished datasets"),
     "a link to a folder": ("link to a folder", "links to folders"),
+    _SPECIAL: ("pipe, socket or device", "pipes, sockets or devices"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """One input file, and what tells whether it changed."""
-
-    path: str
-    kind: str  # "text", "jsonl", "parquet", or "array": one JSON array, which cannot be read
-    compression: str | None
-    size: int
-    modified: int
-
-    @property
-    def unit(self) -> str:
-        return "row" if self.kind == "parquet" else "byte"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +47,7 @@ class PassedOver:
     reason: str
 
     def __str__(self) -> str:
-        return self.path if self.reason == "no text" else f"{self.path} ({self.reason})"
+        return self.path if self.reason == NOT_TEXT else f"{self.path} ({self.reason})"
 
 
 def tell_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
@@ -92,8 +72,10 @@ def find_files(
     """The files that some paths, folders and globs stand for, in the given order.
 
     Folders are walked in the order of names, hidden entries and `leave_out` aside. Returns the
-    sources, each once, and what was passed over: files that are no text, archives, datasets, and
-    links to folders, which could lead in circles. Inputs that are such links are followed.
+    sources, each once, and what was passed over: files that are not text, archives, datasets,
+    pipes and the like, and links to folders, which could lead in circles. Inputs that are links to
+    folders are followed. Broken links, and what the system refuses to show, are sources with a
+    fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
@@ -105,26 +87,31 @@ def find_files(
         real = _real_path(path, folders)
         if real in found:
             continue
-        try:
-            source = _look_at(path)
-            path.encode()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-        except UnicodeEncodeError:
-            raise InputError(f"The name {os.fsencode(path)!r} is no UTF-8. Rename it.") from None
-        if named and _is_archive(path):
-            raise InputError(f"{path} is an archive. Unpack it and name the folder that it makes.")
-        if not named and not _looks_like_text(source):
-            reason = "an archive" if _is_archive(path) else "no text"
-            passed_over.append(PassedOver(path=path, reason=reason))
+        source = recognize(path)
+        if source is None:
+            passed_over.append(PassedOver(path=name_source(path), reason=_SPECIAL))
+            continue
+        if named:
+            _refuse_what_is_never_text(source)
+        elif reason := why_not_text(source):
+            passed_over.append(PassedOver(path=source.path, reason=reason))
             continue
         found[real] = source
     if not found:
         raise InputError(
-            f"No text was found in {', '.join(map(str, inputs))}"
+            f"No text was found in {', '.join(name_source(os.fspath(item)) for item in inputs)}"
             + (f"; passed over: {tell_passed_over(passed_over)}." if passed_over else ".")
         )
     return list(found.values()), passed_over
+
+
+def _refuse_what_is_never_text(source: SourceFile) -> None:
+    if is_archive(source.path):
+        raise InputError(
+            f"{source.path} is an archive. Unpack it and name the folder that it makes."
+        )
+    if why_not_text(source) == "compressed Parquet":
+        raise InputError(f"{source.path} is compressed Parquet. Decompress it and name the result.")
 
 
 def _expand(
@@ -151,17 +138,29 @@ def _expand(
             if not matches:
                 raise InputError(f"Nothing matches {item!r}.")
             for match in matches:
-                if Path(match).is_dir():
+                if os.path.isdir(match):  # noqa: PTH112
                     if not _is_left_out(Path(match), leave_out, passed_over):
                         yield from _walk(Path(match), leave_out, passed_over)
-                elif Path(match).is_file():
+                else:
                     yield match, False
+        elif os.path.islink(item):  # noqa: PTH114  a broken one
+            yield item, True
         elif os.path.exists(item):  # noqa: PTH110
             raise InputError(f"{item} is neither a file nor a folder.")
         else:
-            near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
-            hint = f" Did you mean {path.parent / near[0]}?" if near else ""
-            raise InputError(f"There is no file or folder {item}.{hint}")
+            raise InputError(_explain_missing(path))
+
+
+def _explain_missing(path: Path) -> str:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
+        hint = f" Did you mean {path.parent / near[0]}?" if near else ""
+        return f"There is no file or folder {path}.{hint}"
+    except (OSError, ValueError) as error:  # a NUL byte in a name is a ValueError
+        return f"{path} cannot be read: {getattr(error, 'strerror', error)}."
+    return f"{path} cannot be read."
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -174,23 +173,35 @@ def _names_in(folder: Path) -> list[str]:
 def _walk(
     folder: Path, leave_out: Path | None, passed_over: list[PassedOver]
 ) -> Iterator[tuple[str, bool]]:
-    def fail(error: OSError) -> None:
-        raise InputError(f"The folder {error.filename} cannot be read: {error.strerror}.")
-
-    for here, folders, files in os.walk(folder, onerror=fail):
-        inside = [Path(here) / name for name in sorted(folders) if not name.startswith(".")]
-        links = [path for path in inside if path.is_symlink()]
-        passed_over += [PassedOver(path=str(path), reason="a link to a folder") for path in links]
-        folders[:] = [
-            path.name
-            for path in inside
-            if path not in links and not _is_left_out(path, leave_out, passed_over)
-        ]
+    # Without recursion: folders may be nested deeper than Python's stack.
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(here) as entries:
+                visible = [entry for entry in entries if not entry.name.startswith(".")]
+        except OSError:
+            yield str(here), False  # recognized as a folder that cannot be read
+            continue
+        folders: list[Path] = []
         # Strings, because a Path per file would take most of the time of a walk.
-        prefix = str(Path(here) / "x")[:-1]
-        for name in sorted(files):
-            if not name.startswith(".") and os.path.isfile(prefix + name):  # noqa: PTH113
-                yield prefix + name, False
+        prefix = str(here / "x")[:-1]
+        for entry in sorted(visible, key=lambda entry: entry.name):
+            if not _is_folder(entry):
+                yield prefix + entry.name, False
+            elif entry.is_symlink():
+                name = name_source(prefix + entry.name)
+                passed_over.append(PassedOver(path=name, reason="a link to a folder"))
+            elif not _is_left_out(here / entry.name, leave_out, passed_over):
+                folders.append(here / entry.name)
+        waiting += reversed(folders)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or a path that is too long
+        return False
 
 
 def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedOver]) -> bool:
@@ -208,7 +219,10 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    return other.exists() and one.samefile(other)
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def _real_path(path: str, folders: dict[str, str]) -> str:
@@ -219,66 +233,3 @@ def _real_path(path: str, folders: dict[str, str]) -> str:
     if folder not in folders:
         folders[folder] = os.path.realpath(folder)
     return os.path.join(folders[folder], name)  # noqa: PTH118
-
-
-def _look_at(path: str) -> SourceFile:
-    stat = os.stat(path)  # noqa: PTH116
-    plain, suffix = os.path.splitext(path)
-    compression = _COMPRESSIONS.get(suffix.lower())
-    inner = os.path.splitext(plain if compression else path)[1].lower()
-    kind = _KINDS.get(inner, "text")
-    if kind == "parquet" and compression:
-        kind = "text"
-    source = SourceFile(
-        path=path,
-        kind=kind,
-        compression=compression,
-        size=stat.st_size,
-        modified=stat.st_mtime_ns,
-    )
-    if inner == ".json" and not compression:
-        return _judge_json(source)
-    return source
-
-
-def _judge_json(source: SourceFile) -> SourceFile:
-    """A `.json` file may be JSON lines, or one document of JSON over many lines."""
-    try:
-        with Path(source.path).open("rb") as file:
-            head = file.read(1 << 16).lstrip()
-    except OSError:
-        return source  # let the run name it
-    line, _, more = head.partition(b"\n")
-    if head.startswith(b"[") and not _parses(line):
-        return SourceFile(**{**asdict(source), "kind": "array"})
-    if head.startswith(b"{") and more and not _parses(line):
-        return SourceFile(**{**asdict(source), "kind": "text"})
-    return source
-
-
-def _parses(line: bytes) -> bool:
-    try:
-        orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return False
-    return True
-
-
-def _is_archive(path: str) -> bool:
-    plain, suffix = os.path.splitext(path.lower())
-    return suffix in _ARCHIVES or (suffix in _COMPRESSIONS and plain.endswith(".tar"))
-
-
-def _looks_like_text(source: SourceFile) -> bool:
-    if _is_archive(source.path):
-        return False
-    plain = source.path[: -len(".xx")] if source.compression else source.path
-    suffix = os.path.splitext(plain)[1].lower()
-    if source.compression or source.kind != "text" or suffix in _TEXT:
-        return True
-    try:
-        with Path(source.path).open("rb") as file:
-            head = file.read(HEAD)
-    except OSError:
-        return True  # let the run name it
-    return looks_like_text(head)

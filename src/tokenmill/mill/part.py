@@ -19,7 +19,7 @@ from tokenmill.mill.find import SourceFile
 from tokenmill.mill.plan import Piece
 from tokenmill.mill.records import Chunk, Cutter, Places
 from tokenmill.mill.settings import Settings
-from tokenmill.mill.sources import BadFileError, is_utf8, read_piece
+from tokenmill.mill.sources import BadFileError, is_utf8, local_path, read_piece
 
 __all__ = ["Batch", "Job", "PartReader"]
 
@@ -41,6 +41,7 @@ class Job:
     cuttable: bool
     most: int  # bytes of a document that may be held at once
     workers: int
+    window: int  # bytes that the window of a zstd stream may take
     repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
     aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
@@ -53,9 +54,9 @@ class Job:
     def read(self, piece: Piece) -> Iterator[Chunk]:
         """The documents of one of the pieces."""
         source = self.sources[piece.source]
+        if source.fault:
+            raise BadFileError(source.path, source.fault)
         _refuse_changed(source)
-        if source.kind == "array":
-            raise BadFileError(source.path, "it is one JSON array, not a record a line")
         chunks = read_piece(
             source,
             piece.start,
@@ -66,6 +67,7 @@ class Job:
             cutter=Cutter(anywhere=True),
             border_cutter=self.border_cutter,
             most=self.most,
+            window=self.window,
         )
         try:
             yield from chunks
@@ -95,7 +97,7 @@ def too_large(path: str, error: TooLongError, job: Job) -> TooLargeError:
 def _refuse_changed(source: SourceFile) -> None:
     """A file that changes while it is read would give half of this and half of that."""
     try:
-        stat = Path(source.path).stat()
+        stat = local_path(source.path).stat()
     except OSError:
         return  # reading says more about that
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):

@@ -20,12 +20,14 @@ from typing import Any, Literal
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.mill.budget import machine_memory, most_held
+from tokenmill.mill.compression import USUAL_WINDOW
 from tokenmill.mill.engines import LocalEngine, available_cores, disk_error
-from tokenmill.mill.find import find_files, tell_passed_over
+from tokenmill.mill.find import SourceFile, find_files, tell_passed_over
 from tokenmill.mill.folder import OutputFolder
 from tokenmill.mill.part import Job
 from tokenmill.mill.plan import Part, make_plan
 from tokenmill.mill.settings import Settings
+from tokenmill.mill.sources import LEAST_MEMORY
 from tokenmill.mill.stages import Nobody, Stages, Watcher
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
@@ -33,6 +35,7 @@ from tokenmill.tokenizers import Tokenizer, load_tokenizer
 __all__ = ["Mill", "Report", "Watcher", "prepare"]
 
 MEMORY_A_WORKER = 288 << 20
+_FAULTS = 20  # listed at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +149,8 @@ class Mill:
                 f"tokenizer {self.tokenizer.name} has no end-of-text token; use `eot='none'`."
             )
         sources, passed_over = find_files(inputs, leave_out=Path(out))
-        for source in sources:
-            if source.kind == "array" and not self.settings.skip_bad_files:
-                raise InputError(
-                    f"{source.path} is one JSON array, not a record a line.\n"
-                    f"Convert it first: jq -c '.[]' {source.path} > records.jsonl"
-                )
+        if not self.settings.skip_bad_files:
+            _refuse_faults(sources)
         self.plan = make_plan(sources, self.settings, self.tokenizer.fingerprint, passed_over)
 
     def run(self, folder: OutputFolder, watcher: Watcher) -> Report:
@@ -196,6 +195,26 @@ class Mill:
             cuttable=self.tokenizer.cuttable,
             most=self.most,
             workers=self.workers,
+            window=max(USUAL_WINDOW, self.memory // self.workers - LEAST_MEMORY),
+        )
+
+
+def _refuse_faults(sources: Sequence[SourceFile]) -> None:
+    """Name the files that are known to be bad before any work is done."""
+    faults = [f"  {source.path}: {source.fault}" for source in sources if source.fault]
+    if faults:
+        files = "1 file" if len(faults) == 1 else f"{len(faults):,} files"
+        more = [f"  … and {len(faults) - _FAULTS:,} more"] if len(faults) > _FAULTS else []
+        raise InputError(
+            "\n".join(
+                [
+                    f"{files} cannot be read; nothing was done yet:",
+                    *faults[:_FAULTS],
+                    *more,
+                    "Repair or remove them and run again, or pass `skip_bad_files=True` to leave "
+                    "them out.",
+                ]
+            )
         )
 
 

@@ -7,20 +7,40 @@ used is a `Rejection` with its place; the records around it are kept.
 
 from __future__ import annotations
 
-import lzma
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+from urllib.parse import unquote_to_bytes
 
 from tokenmill.errors import InputError, TooLongError
 from tokenmill.mill.budget import PARSED
-from tokenmill.mill.compression import Stream, decompress
+from tokenmill.mill.compression import (
+    DAMAGED,
+    LARGEST_WINDOW,
+    USUAL_WINDOW,
+    Stream,
+    WindowError,
+    decompress,
+)
+from tokenmill.mill.encodings import find_wide_encoding
 from tokenmill.mill.json_lines import list_names, read_json_lines
 from tokenmill.mill.records import BLOCK, Chunk, Cutter, Rejection, bound, find_border, read_records
 
-__all__ = ["BadFileError", "Origin", "count_row_groups", "is_utf8", "read_head", "read_piece"]
+__all__ = [
+    "BadFileError",
+    "Origin",
+    "count_row_groups",
+    "is_utf8",
+    "local_path",
+    "read_head",
+    "read_piece",
+    "refuse_wide",
+]
 
+LEAST_MEMORY = 128 << 20  # of a worker, beside the window of a zstd stream
 _ROWS = 256  # rows of a Parquet file decoded at once
+_URI = "file:///"
 
 
 class BadFileError(InputError):
@@ -48,6 +68,17 @@ class Origin(Protocol):
     def size(self) -> int: ...
 
 
+def local_path(name: str) -> Path:
+    """Where a source is. A name that is not UTF-8 stands in manifests as a `file:` URI.
+
+    >>> local_path("a.txt"), os.fsencode(local_path("file:///texts/caf%E9.txt"))
+    (PosixPath('a.txt'), b'/texts/caf\\xe9.txt')
+    """
+    if name.startswith(_URI):
+        return Path(os.fsdecode(unquote_to_bytes(name[len(_URI) - 1 :])))
+    return Path(name)
+
+
 def read_piece(
     origin: Origin,
     start: int,
@@ -59,20 +90,22 @@ def read_piece(
     cutter: Cutter | None,
     border_cutter: Cutter | None,
     most: int = 1 << 62,
+    window: int = USUAL_WINDOW,
 ) -> Iterator[Chunk]:
     """The documents of one piece of a file: a range of bytes, or of row groups for Parquet.
 
     A compressed file is always one piece. `step` is the distance of the file's nominal borders;
     `border_cutter` says where a border may fall inside a document, `cutter` where a document may
-    be handed on in pieces. `most` is how many bytes of a document may be held at once.
+    be handed on in pieces. `most` is how many bytes of a document may be held at once, `window`
+    how many the window of a zstd stream may take.
     """
     try:
         if origin.kind == "parquet":
             yield from _read_parquet(origin, start, end, text_field, cutter, most)
         elif origin.compression:
-            yield from _read_compressed(origin, separator, text_field, cutter, most)
+            yield from _read_compressed(origin, separator, text_field, cutter, most, window)
         else:
-            with Path(origin.path).open("rb") as file:
+            with local_path(origin.path).open("rb") as file:
                 if origin.kind == "jsonl":
                     first, _ = find_border(file, start, origin.size, step, b"\n", None)
                     last, _ = find_border(file, end, origin.size, step, b"\n", None)
@@ -94,19 +127,18 @@ def read_piece(
                         to_be_continued=not complete,
                         most=most,
                     )
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except DAMAGED as error:
         raise BadFileError(origin.path, _explain(error, origin.compression)) from error
 
 
 def read_head(origin: Origin, size: int) -> bytes:
     """The first bytes of a file of text or JSON lines, out of its compression."""
     try:
-        with Path(origin.path).open("rb") as raw:
-            stream = _decompress(raw, origin) if origin.compression else raw
+        with local_path(origin.path).open("rb") as raw:
+            stream = _decompress(raw, origin, LARGEST_WINDOW) if origin.compression else raw
             head = stream.read(size)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except DAMAGED as error:
         raise BadFileError(origin.path, _explain(error, origin.compression)) from error
-    _refuse_wide(origin, head)
     return head
 
 
@@ -127,7 +159,7 @@ def _blocks(file: BinaryIO, origin: Origin, start: int, end: int) -> Iterator[by
         if not block:
             raise BadFileError(origin.path, "the file became shorter while it was read")
         if place == 0:
-            _refuse_wide(origin, block)
+            refuse_wide(origin, block)
         place += len(block)
         yield block
 
@@ -151,41 +183,56 @@ def _bounded_lines(blocks: Iterator[bytes], start: int, most: int) -> Iterator[b
         place += len(block)
 
 
-def _refuse_wide(origin: Origin, head: bytes) -> None:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+def refuse_wide(origin: Origin, head: bytes) -> None:
+    """Raise BadFileError if a text that begins like this is UTF-16 or UTF-32."""
+    if encoding := find_wide_encoding(head):
         raise BadFileError(
-            origin.path, "the text is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`"
+            origin.path, f"the text is {encoding}; convert it with `iconv -f {encoding} -t UTF-8`"
         )
 
 
 def _read_compressed(
-    origin: Origin, separator: bytes | None, text_field: str, cutter: Cutter | None, most: int
+    origin: Origin,
+    separator: bytes | None,
+    text_field: str,
+    cutter: Cutter | None,
+    most: int,
+    window: int,
 ) -> Iterator[Chunk]:
-    with Path(origin.path).open("rb") as raw:
-        stream = _decompress(raw, origin)  # Arrow's closes the file when nobody holds it
-        blocks = _compressed_blocks(stream, origin)
+    with local_path(origin.path).open("rb") as raw:
+        blocks = _compressed_blocks(_decompress(raw, origin, window), origin)
         if origin.kind == "jsonl":
             chunks = read_json_lines(_bounded_lines(blocks, 0, most), 0, text_field, cutter)
         else:
             chunks = read_records(blocks, 0, separator, cutter, most=most)
         place = 0
-        for chunk in chunks:
-            # Progress counts what is on the disk, so that the total is known beforehand.
-            chunk.read, place = raw.tell() - place, raw.tell()
-            yield chunk
+        try:
+            for chunk in chunks:
+                # Progress counts what is on the disk, so that the total is known beforehand.
+                chunk.read, place = raw.tell() - place, raw.tell()
+                yield chunk
+        except WindowError as error:
+            # Not a bad file: what a dataset leaves out must not depend on `memory`.
+            need = error.window + LEAST_MEMORY
+            raise InputError(
+                f"{origin.path} was compressed with a window of {error.window:,} bytes (zstd "
+                "--long), more than the memory of a worker holds.\n"
+                f"Pass `workers=1` and `memory={need}`, or as much for each worker; or compress "
+                "the file again without --long."
+            ) from error
 
 
-def _decompress(raw: BinaryIO, origin: Origin) -> Stream:
+def _decompress(raw: BinaryIO, origin: Origin, window: int) -> Stream:
     if origin.size == 0:
         raise BadFileError(origin.path, f"the file is empty, which no {origin.compression} file is")
-    return decompress(raw, origin.compression or "")
+    return decompress(raw, origin.compression or "", window=window)
 
 
 def _compressed_blocks(stream: Stream, origin: Origin) -> Iterator[bytes]:
     first = True
     while block := stream.read(BLOCK):
         if first:
-            _refuse_wide(origin, block)
+            refuse_wide(origin, block)
             first = False
         yield block
 
@@ -205,7 +252,8 @@ def count_row_groups(path: str) -> list[int]:
     import pyarrow.parquet as pq
 
     try:
-        metadata = pq.read_metadata(path)
+        with local_path(path).open("rb") as raw:
+            metadata = pq.read_metadata(raw)
     except (OSError, pa.ArrowException):
         return []
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
@@ -218,7 +266,10 @@ def _read_parquet(
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(origin.path, pre_buffer=False, page_checksum_verification=True) as file:
+        with (
+            local_path(origin.path).open("rb") as raw,  # Arrow cannot open names beyond UTF-8
+            pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file,
+        ):
             column = _text_column(file.schema_arrow, text_field, origin, pa)
             groups = list(range(start, min(end, file.num_row_groups)))
             row = sum(file.metadata.row_group(i).num_rows for i in range(start))
@@ -244,6 +295,8 @@ def _read_parquet(
                     row += 1
                 yield from bound(chunk, cutter)
     except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the file system, which says itself what is wrong
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(origin.path, f"the Parquet file is damaged ({told})") from error
 
@@ -269,7 +322,8 @@ def _rows_at_once(metadata: Any, groups: list[int], column: str, row: int, most:
 
 
 def _text_column(schema: Any, text_field: str, origin: Origin, pa: Any) -> str:
-    if text_field not in schema.names:
+    found = [column.type for column in schema if column.name == text_field]
+    if not found:
         texts = [column.name for column in schema if _is_text(column.type, pa)]
         cure = (
             f"; use {' or '.join(f'`text_field={name!r}`' for name in texts[:5])}"
@@ -278,9 +332,11 @@ def _text_column(schema: Any, text_field: str, origin: Origin, pa: Any) -> str:
         )
         reason = f"no column {text_field!r}; it has {list_names(schema.names)}{cure}"
         raise BadFileError(origin.path, reason)
-    kind = schema.field(text_field).type
-    if not _is_text(kind, pa):
-        raise BadFileError(origin.path, f"column {text_field!r} holds {kind}, not text")
+    if len(found) > 1:
+        reason = f"{len(found)} columns are named {text_field!r}; rename all but the one to read"
+        raise BadFileError(origin.path, reason)
+    if not _is_text(found[0], pa):
+        raise BadFileError(origin.path, f"column {text_field!r} holds {found[0]}, not text")
     return text_field
 
 

@@ -29,7 +29,7 @@ from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
 from tokenmill.mill.faults import find_fault
 from tokenmill.mill.find import SourceFile, find_files
 from tokenmill.mill.records import Cutter
-from tokenmill.mill.sources import BadFileError, read_piece
+from tokenmill.mill.sources import BadFileError, local_path, read_piece
 from tokenmill.tokenizers.load import load_tokenizer
 from tokenmill.tokenizers.protocol import Tokenizer
 
@@ -86,22 +86,25 @@ def train_tokenizer(
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
     """Files of plain text, sorted; what is not in one is written to `rest`."""
-    paths = {
-        Path(source.path).resolve()
+    plain = {
+        source: Path(source.path).resolve()
         for source in sources
-        if source.kind == "text" and not source.compression
+        if source.kind == "text"
+        and not source.compression
+        # gigatoken opens no file whose name is not UTF-8
+        and local_path(source.path) == Path(source.path)
     }
     try:
         with rest.open("wb") as file:
             for source in sources:
-                if source.kind != "text" or source.compression:
+                if source not in plain:
                     _extract(source, text_field, file)
     except OSError as error:
         raise WorkError(
             f"The text of the inputs cannot be kept in {rest.parent}: {error.strerror}. Name a "
             "folder with more room in the environment variable TMPDIR."
         ) from error
-    return sorted([*paths, rest])
+    return sorted([*plain.values(), rest])
 
 
 def _extract(source: SourceFile, text_field: str, file: BinaryIO) -> None:

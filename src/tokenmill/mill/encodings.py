@@ -1,0 +1,98 @@
+"""Which encoding some bytes are in, where that is not UTF-8.
+
+UTF-16 and UTF-32 are recognised by their byte order mark, or by where their NUL bytes are, and are
+certain. What an 8-bit or East Asian encoding is called is a guess, for people to judge.
+"""
+
+from __future__ import annotations
+
+import codecs
+from unicodedata import category
+
+__all__ = ["find_wide_encoding", "guess_encoding"]
+
+_MARKS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_WIDE = {"UTF-32LE": (4, 3), "UTF-32BE": (4, 0), "UTF-16LE": (2, 1), "UTF-16BE": (2, 0)}
+_STOPS_LE = tuple(stop.encode("utf-16-le") for stop in "、。")
+_STOPS_BE = tuple(stop.encode("utf-16-be") for stop in "、。")
+_HEAD = 4096
+_FEW = 32  # one NUL byte in so many bytes may be a stray one
+_SAMPLE = 1 << 14  # bytes; more makes the guess slower and hardly better
+_LEAST = 4  # bytes beyond ASCII, without which a guess is worth nothing
+_GUESSED = {  # as Python's codecs call them, and as iconv does; those in most use first
+    "cp1252": "WINDOWS-1252",
+    "cp1250": "WINDOWS-1250",
+    "cp1251": "WINDOWS-1251",
+    "koi8_r": "KOI8-R",
+    "cp1253": "WINDOWS-1253",
+    "cp1255": "WINDOWS-1255",
+    "cp1256": "WINDOWS-1256",
+    "cp932": "SHIFT_JIS",
+    "euc_jp": "EUC-JP",
+    "gb18030": "GB18030",
+    "big5": "BIG5",
+    "cp949": "EUC-KR",
+}
+
+
+def find_wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32, by the first bytes of a text; None for every other encoding.
+
+    >>> find_wide_encoding("words".encode("utf-16-le")), find_wide_encoding(b"words")
+    ('UTF-16LE', None)
+    """
+    for mark, name in _MARKS:
+        if head.startswith(mark):
+            return name
+    head = head[:_HEAD]
+    if head.count(0) * _FEW >= len(head):
+        for name, (width, high) in _WIDE.items():
+            # The low byte is 0 in few characters. In the wrong byte order, it is in most.
+            low = head[width - 1 - high :: width].count(0)
+            if head[high::width].count(0) > 4 * low and _decode(head, name):
+                return name
+    # Chinese and Japanese have few NUL bytes, but full stops with a control character in them.
+    for name, stops in (("UTF-16LE", _STOPS_LE), ("UTF-16BE", _STOPS_BE)):
+        if any(stop in head for stop in stops) and {"、", "。"} & _decode(head, name):
+            return None if _decode(head, "UTF-8") else name
+    return None
+
+
+def _decode(head: bytes, encoding: str) -> set[str]:
+    """The characters of some bytes; none if they are not text in that encoding."""
+    try:
+        characters = set(codecs.getincrementaldecoder(encoding)().decode(head))
+    except UnicodeDecodeError:
+        return set()
+    odd = {"Cc", "Cn", "Co"}  # controls, and what no text has: unassigned, private use
+    plain = all(
+        character in "\t\n\r\f" or category(character) not in odd for character in characters
+    )
+    return characters if plain else set()
+
+
+def guess_encoding(sample: bytes) -> str | None:
+    """The likely encoding of some bytes that are not UTF-8, as iconv calls it; None if unclear.
+
+    >>> guess_encoding("Привет, как дела? Всё хорошо, спасибо.".encode("koi8-r"))
+    'KOI8-R'
+    """
+    sample = sample[:_SAMPLE]
+    if sum(byte >= 0x80 for byte in sample) < _LEAST:
+        return None
+    from charset_normalizer import from_bytes
+
+    matches = from_bytes(sample, cp_isolation=list(_GUESSED), preemptive_behaviour=False)
+    # Several encodings may fit equally well; the one in most use is named.
+    fitting = {
+        codec
+        for match in matches
+        if (match.chaos, match.coherence) == (matches[0].chaos, matches[0].coherence)
+        for codec in match.could_be_from_charset
+    }
+    return next((name for codec, name in _GUESSED.items() if codec in fitting), None)

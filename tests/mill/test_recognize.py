@@ -1,0 +1,191 @@
+"""recognize.py: what a file is read as, by its name and its first bytes, compressed or not."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import InputError
+from tokenmill.mill.find import find_files
+from tokenmill.mill.recognize import SourceFile, name_source, recognize
+from tokenmill.mill.sources import local_path
+
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+
+
+def recognized(path: Path, data: bytes) -> SourceFile:
+    path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](data))
+    source = recognize(str(path))
+    assert source is not None
+    return source
+
+
+ROW = b'{"text": "a"}\n'
+LONG = b'{"text": "%s"}\n' % (b"word " * 20_000)
+PRETTY = json.dumps({"title": "a", "rows": [{"id": n} for n in range(9000)]}, indent=2).encode()
+COMPACT_ROWS = b'{"rows": [\n' + b",\n".join(b'{"id": %d}' % n for n in range(9)) + b"\n]}\n"
+WITH_COMMENTS = b'{\n  // settings\n  "compilerOptions": {\n    "strict": true,\n  },\n}\n'
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (ROW * 2, "jsonl"),
+        (ROW.strip(), "jsonl"),
+        (b"\n\n" + ROW * 2, "jsonl"),
+        (b"", "jsonl"),
+        (LONG * 3, "jsonl"),
+        (b'{"id": NaN, "text": "a"}\n' + ROW, "jsonl"),
+        (b"NaN\n" + ROW, "jsonl"),
+        (b'{"text": "never closed\n' + ROW, "jsonl"),
+        (b'{"text": "never closed\n' + LONG, "jsonl"),
+        (b'{"text": "never closed', "jsonl"),
+        (b'{"text":\n' + ROW * 9, "jsonl"),
+        (b'{"a": [1, 2\n' + ROW * 9000, "jsonl"),
+        (b"[1, 2\n" + ROW * 9, "jsonl"),
+        (b'\xef\xbb\xbf{"text": bad}\n' + ROW, "jsonl"),
+        (b'{"text": "caf\xe9", oops}\n' + ROW, "jsonl"),
+        (b'{\n  "text": "a"\n}\n', "text"),
+        (b'\xef\xbb\xbf{\n  "text": "a"\n}\n', "text"),
+        (PRETTY, "text"),
+        (COMPACT_ROWS, "text"),
+        (COMPACT_ROWS.replace(b"9", b"9" * 70_000), "text"),
+        (WITH_COMMENTS, "text"),
+        (b"{\n" + b' "caf\xe9": 1,\n' * 9 + b' "b": 2\n}', "text"),
+    ],
+)
+def test_json_lines_with_broken_lines_are_told_from_one_document(
+    tmp_path: Path, content: bytes, kind: str, suffix: str
+) -> None:
+    source = recognized(tmp_path / f"a.json{suffix}", content)
+    assert (source.kind, source.fault) == (kind, None)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("content", [b'[\n  {"text": "a"}\n]\n', json.dumps([1] * 50_000).encode()])
+def test_one_json_array_is_a_fault_with_its_cure(
+    tmp_path: Path, content: bytes, suffix: str
+) -> None:
+    source = recognized(tmp_path / f"a.json{suffix}", content)
+    assert "one JSON array" in str(source.fault)
+    assert "jq -c '.[]'" in str(source.fault)
+
+
+def lengthen(data: str) -> bytes:
+    """Long texts in place of short ones, without which a head would hold every whole file."""
+    return data.replace("LONG", "x" * 30_000).encode("utf-8", "replace")
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.just("LONG"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    value=st.dictionaries(st.text(max_size=5), VALUES, min_size=1),
+    indent=st.sampled_from([0, 1, 4]),
+)
+def test_every_object_printed_over_many_lines_is_one_document(value: Any, indent: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        data = json.dumps(value, indent=indent, ensure_ascii=False)
+        source = recognized(Path(folder) / "a.json", lengthen(data))
+    assert source.kind == "text"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    records=st.lists(st.dictionaries(st.text(max_size=5), VALUES), min_size=1, max_size=9),
+    broken=st.sampled_from(['{"a', '{"a": "b', "{]", '{"a": 1,}', '{"a": 1} {"a": 2}']),
+)
+def test_json_lines_after_a_broken_one_are_json_lines(records: Any, broken: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [broken, *map(json.dumps, records)]
+        source = recognized(Path(folder) / "a.json", lengthen("\n".join(lines)))
+    assert source.kind == "jsonl"
+
+
+def parquet() -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": ["words"] * 100}), sink)
+    return sink.getvalue()
+
+
+def npy() -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, np.arange(1000))
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_what_is_passed_over_is_passed_over_compressed_too(tmp_path: Path, suffix: str) -> None:
+    compress = COMPRESS[suffix]
+    texts = {"a.txt": b"words", "b.dat": b"words", "c": "Grüße".encode(), "d.jsonl": ROW}
+    others = {
+        "ls.bin": Path("/bin/sh").read_bytes(),
+        "x.npy": npy(),
+        "y": b"caf\xe9",
+        "z.dat": bytes(99),
+    }
+    for name, data in {**texts, **others}.items():
+        (tmp_path / f"{name}{suffix}").write_bytes(compress(data))
+    if suffix:
+        (tmp_path / f"p.parquet{suffix}").write_bytes(compress(parquet()))
+    for given_input in (tmp_path, tmp_path / "*"):
+        sources, passed_over = find_files([given_input])
+        assert [Path(source.path).name for source in sources] == [
+            f"{name}{suffix}" for name in texts
+        ]
+        reasons = {Path(entry.path).name: entry.reason for entry in passed_over}
+        expected = {f"{name}{suffix}": "no text" for name in others}
+        assert reasons == expected | (
+            {f"p.parquet{suffix}": "compressed Parquet"} if suffix else {}
+        )
+    # The user may know better, unless it cannot be text at all.
+    assert find_files([tmp_path / f"ls.bin{suffix}"])[0]
+    if suffix:
+        with pytest.raises(InputError, match=r"p\.parquet\S+ is compressed Parquet\. Decompress"):
+            find_files([tmp_path / f"p.parquet{suffix}"])
+
+
+def test_a_damaged_compressed_file_is_left_to_the_run_to_name(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"words" * 9)[:-20])
+    (tmp_path / "b.gz").write_bytes(b"plain")
+    sources, passed_over = find_files([tmp_path])
+    assert [Path(source.path).name for source in sources] == ["a.gz", "b.gz"]
+    assert not passed_over
+
+
+@settings(deadline=None)
+@given(
+    st.binary(min_size=1, max_size=20).filter(lambda name: not {0, 47} & set(name) and name != b".")
+)
+def test_every_name_can_be_written_down_and_found_again(name: bytes) -> None:
+    path = b"/folder/" + name
+    written = name_source(os.fsdecode(path))
+    assert json.loads(json.dumps(written).encode()) == written
+    assert os.fsencode(local_path(written)) == path
