@@ -55,10 +55,14 @@ def test_one_is_said_otherwise_than_many(tmp_path: Path, bad: int, repaired: str
     options = ("--dedup", "lines", "--val-fraction", "0")
     told = run("prepare", text, "--out", tmp_path / "out", *QUICK, *options)
     assert told.returncode == 0, told.stderr
-    assert f"Repaired: {repaired} invalid UTF-8." in told.stdout
+    listed = tmp_path / "out" / "repaired.jsonl"
+    assert f"Repaired: {repaired} invalid UTF-8: see {listed}." in told.stdout
+    assert len(listed.read_text().splitlines()) == bad
     assert f"Lines: {bad} repeated line{'s' if bad > 1 else ''} removed." in told.stdout
     made = run("pretokenize", text, "--tokenizer", "bytes", "--workers", bad)
-    assert f"  repaired: {repaired} invalid UTF-8" in made.stdout
+    listed = tmp_path / "a.repaired.jsonl"
+    assert f"  repaired: {repaired} invalid UTF-8: see {listed}" in made.stdout
+    assert len(listed.read_text().splitlines()) == bad
     planned = run("prepare", text, "--dry-run", "--tokenizer", "bytes", "--workers", bad)
     assert planned.stdout.count(f"with {bad} worker{'s' if bad > 1 else ''}\n") == 1
     assert not re.search(r"\b1 \w+s\b", told.stdout + made.stdout.replace("s.", "."))
@@ -73,3 +77,13 @@ def test_an_empty_training_split_is_told_and_peek_leads_on(tmp_path: Path) -> No
     assert told.returncode == 1
     assert "There are some in split 'val'." in told.stderr
     assert run("info", out).stdout.startswith(f"{out}: 11 tokens of 1 document\n")
+
+
+def test_a_file_in_another_encoding_is_named_with_the_cure(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_bytes("L'été dernier, nous avons visité la forêt près du château.".encode("cp1252"))
+    told = run("prepare", text, "--out", tmp_path / "out", *QUICK, "--val-fraction", "0")
+    assert (
+        f"Not UTF-8: {text}: 10.3% of its text was replaced; it looks like WINDOWS-1252: "
+        "try iconv -f WINDOWS-1252 -t UTF-8."
+    ) in told.stdout

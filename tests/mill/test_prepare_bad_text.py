@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from in_process import in_process
 from naive import (
@@ -18,6 +22,8 @@ from naive import (
 
 import tokenmill
 from tokenmill.errors import InputError
+from tokenmill.mill.run import Mill
+from tokenmill.mill.texts import prepare_chunk
 
 
 @pytest.fixture
@@ -113,3 +119,115 @@ def test_a_dropped_giant_does_not_make_a_duplicate_of_a_good_document(tmp_path: 
             )
         assert report.manifest.splits["train"].documents == 1
         assert list(report.manifest.ledger["dropped"]) == ["invalid UTF-8"]
+
+
+def list_repairs(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "repaired.jsonl").read_text().splitlines()]
+
+
+def replaced_bytes(data: bytes) -> int:
+    """How many bytes are in no valid sequence, by another way than the code under test."""
+    valid = data.decode("utf-8", "ignore").encode()
+    return len(data) - len(valid)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
+@pytest.mark.parametrize(("part", "block"), [(16 << 20, 4 << 20), (500, 128)])
+def test_repaired_documents_are_listed_with_their_places(
+    tmp_path: Path, no_flush: None, name: str, part: int, block: int
+) -> None:
+    documents = [f"line one of {n}\nline two\nline three".encode() for n in range(200)]
+    documents[30] = b"words of a giant \xef\xbf\xbd\n" * 90  # U+FFFD is there already
+    documents[31] = b"and more words\n" * 90 + b"at the \xfe\xff end"
+    for number in (0, 3, 30, 77, 199):
+        documents[number] = documents[number][:22] + b"\xff\xc3" + documents[number][22:]
+    documents[78] = documents[77]  # a duplicate is not kept, and not listed
+    if name == "a.jsonl":
+        rows = [b'{"text": "%s"}' % text.replace(b"\n", b"\\n") for text in documents]
+        data = b"\n".join(rows)
+    else:
+        rows, data = documents, END.join(documents)
+    width = 1 if name == "a.jsonl" else len(END)
+    starts = [sum(map(len, rows[:n])) + width * n for n in range(len(rows))]
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with in_process(part=part, block=block):
+        report = tokenmill.prepare(path, tmp_path / "out", tokenizer="bytes", workers=1)
+    expected = []
+    for number in (0, 3, 30, 31, 77, 199):
+        row, start = rows[number], starts[number]
+        bad = start + next(i for i, c in enumerate(row) if c in b"\xff\xfe")
+        expected.append(
+            {
+                "source": str(path),
+                "line": data.count(b"\n", 0, bad) + 1,
+                "offset": start,
+                "replaced_bytes": replaced_bytes(row),
+            }
+        )
+    found = list_repairs(tmp_path / "out")
+    if name == "a.jsonl" and block == 128:  # a record of many blocks has lost its line
+        for entry, wanted in zip(found, expected, strict=True):
+            assert entry["line"] in (None, wanted["line"])
+            wanted["line"] = entry["line"]
+    assert found == expected
+    assert report.manifest.ledger["repaired_documents"] == len(found)
+
+
+def test_repaired_rows_are_listed_and_sound_input_has_no_list(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    column = pa.array([b"good", b"caf\xe9", None, b"\xff"], pa.binary())
+    pq.write_table(pa.table({"text": column}), path)
+    options: dict[str, Any] = {"tokenizer": "bytes", "workers": 1, "val_fraction": 0}
+    with in_process():
+        tokenmill.prepare(path, tmp_path / "out", **options)
+        tokenmill.prepare(path, tmp_path / "drop", on_bad_text="drop", **options)
+    assert list_repairs(tmp_path / "out") == [
+        {"source": str(path), "row": 1, "replaced_bytes": 1},
+        {"source": str(path), "row": 3, "replaced_bytes": 1},
+    ]
+    assert not (tmp_path / "drop" / "repaired.jsonl").exists()
+
+
+GERMAN = "Die Straße führt über die Brücke, sagte der Müller. Größe und Höhe ändern sich. "
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
+
+
+def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_bytes((GERMAN * 9).encode("latin-1"))
+    (texts / "b.txt").write_bytes((GERMAN * 200).encode() + b" one \xff byte")
+    (texts / "c.txt.gz").write_bytes(gzip.compress((JAPANESE * 9).encode("shift_jis")))
+    rows = [b'{"text": "%d words of German"}' % n for n in range(90)]
+    rows[50:] = [b'{"text": "%s"}' % (GERMAN * n).encode("cp1252") for n in range(40)]
+    (texts / "d.jsonl").write_bytes(b"\n".join(rows))
+    (texts / "e.txt").write_text(GERMAN)
+    with in_process():
+        report = tokenmill.prepare(texts, tmp_path / "out", tokenizer="bytes", workers=1)
+    ledger = report.manifest.ledger
+    told = ledger["other_encodings"]
+    assert told["files"] == 3
+    assert [(Path(entry["source"]).name, entry["encoding"]) for entry in told["examples"]] == [
+        ("a.txt", "WINDOWS-1252"),
+        ("c.txt.gz", "SHIFT_JIS"),
+        ("d.jsonl", "WINDOWS-1252"),
+    ]
+    first = told["examples"][0]
+    assert first["bytes"] == len((GERMAN * 9).encode("latin-1"))
+    assert first["replaced_bytes"] == 9 * sum(character > "\x7f" for character in GERMAN)
+    assert {Path(entry["source"]).name for entry in list_repairs(tmp_path / "out")} == {
+        "a.txt", "b.txt", "c.txt.gz", "d.jsonl",
+    }  # fmt: skip
+
+
+def test_many_bad_records_in_a_block_cost_no_more_than_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "caf\xe9"}\n' * 60_000)
+    started = time.process_time()
+    for on_bad_text in ("repair", "drop"):
+        mill = Mill(path, tmp_path / "out", tokenizer="bytes", workers=1, on_bad_text=on_bad_text)
+        part = mill.plan.parts[0]
+        for chunk in mill.job(part, tmp_path).read(part.pieces[0]):
+            prepare_chunk(chunk, mill.settings, mill.plan.sources[0])
+    assert time.process_time() - started < 5

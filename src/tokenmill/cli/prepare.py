@@ -26,7 +26,7 @@ from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.mill.find import tell_passed_over
-from tokenmill.mill.folder import REJECTED_NAME
+from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.mill.run import Mill, Report
 from tokenmill.mill.run import prepare as prepare_dataset
 from tokenmill.mill.settings import Settings
@@ -137,7 +137,7 @@ def show_report(report: Report, seconds: float) -> None:
     if ledger["duplicate_lines"]:
         _line(f"Lines: {counted(ledger['duplicate_lines'], 'repeated line')} removed.")
     if ledger["repaired_documents"]:
-        _line(f"Repaired: {counted(ledger['repaired_documents'], 'document')} had invalid UTF-8.")
+        _show_repairs(report)
     for entry in ledger["set_aside"]:
         _line(f"Set aside: {entry['source']}: {name_flags(entry['reason'])}.")
     if (report.path / REJECTED_NAME).exists():
@@ -158,6 +158,22 @@ def show_report(report: Report, seconds: float) -> None:
         )
     _line(f"\nNext:  tokenmill info {here}")
     _line(f"       tokenmill peek {here}")
+
+
+def _show_repairs(report: Report) -> None:
+    ledger = report.manifest.ledger
+    repaired = counted(ledger["repaired_documents"], "document")
+    listed = report.path / REPAIRED_NAME
+    see = f": see {listed}" if listed.exists() else ""
+    _line(f"Repaired: {repaired} had invalid UTF-8{see}.")
+    files = ledger.get("other_encodings", {"files": 0, "examples": []})
+    for entry in files["examples"]:
+        share = entry["replaced_bytes"] / max(1, entry["bytes"])
+        guess = entry["encoding"]
+        cure = f"; it looks like {guess}: try iconv -f {guess} -t UTF-8" if guess else ""
+        _line(f"Not UTF-8: {entry['source']}: {share:.1%} of its text was replaced{cure}.")
+    if files["files"] > len(files["examples"]):
+        _line(f"… and {count(files['files'] - len(files['examples']))} more files like that.")
 
 
 def _disk(report: Report) -> int:

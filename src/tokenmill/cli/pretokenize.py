@@ -12,6 +12,7 @@ from rich.text import Text
 from tokenmill.cli.console import count, counted, duration, harmless, parse_size, size, stdout
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
+from tokenmill.mill.folder import REPAIRED_NAME
 from tokenmill.mill.pretokenize import npy_path
 from tokenmill.mill.pretokenize import pretokenize as pretokenize_file
 from tokenmill.tokenizers import load_tokenizer
@@ -79,7 +80,9 @@ def pretokenize(
         for reason, entry in made.dropped.items():
             _line(f"  dropped ({reason}): {count(entry['documents'])}")
         if made.repaired:
-            _line(f"  repaired: {counted(made.repaired, 'document')} had invalid UTF-8")
+            listed = made.path.with_suffix(f".{REPAIRED_NAME}")
+            repaired = counted(made.repaired, "document")
+            _line(f"  repaired: {repaired} had invalid UTF-8: see {listed}")
         if made.rejected is not None:
             _line(f"  rejected records are listed in {made.rejected}")
     _line("\nNext, in Python:  tokens = numpy.load(PATH, mmap_mode='r')")

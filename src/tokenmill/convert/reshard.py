@@ -26,7 +26,7 @@ from tokenmill.convert.prepared import (
 )
 from tokenmill.errors import UsageError
 from tokenmill.mill.engines import disk_error
-from tokenmill.mill.folder import REJECTED_NAME
+from tokenmill.mill.folder import REPORT_NAMES
 from tokenmill.store.dataset import open
 from tokenmill.store.documents import read_table_header, sums
 from tokenmill.store.files import open_inside
@@ -97,8 +97,9 @@ def reshard(
                 progress=progress,
             )
             made = replace(wanted, splits=splits)
-            if (dataset.path / REJECTED_NAME).is_file():
-                _copy(dataset.path, folder.path, REJECTED_NAME)
+            for name in REPORT_NAMES:
+                if (dataset.path / name).is_file():
+                    _copy(dataset.path, folder.path, name)
             with open_inside(dataset.path, TOKENIZER_NAME) as file:
                 write_manifest(folder.path, made, file.read())
             return made

@@ -31,13 +31,15 @@ from tokenmill.store.manifest import (
     write_atomically,
 )
 
-__all__ = ["REJECTED_NAME", "WORK_NAME", "OutputFolder"]
+__all__ = ["REJECTED_NAME", "REPAIRED_NAME", "REPORT_NAMES", "WORK_NAME", "OutputFolder"]
 
 WORK_NAME = ".work"
 _LOCK_NAME = "lock"
 REJECTED_NAME = "rejected.jsonl"
+REPAIRED_NAME = "repaired.jsonl"
+REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
 # The manifest first: without the rest, a folder with a manifest would pass for a dataset.
-_OURS = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, REJECTED_NAME, WORK_NAME)
+_OURS = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES, WORK_NAME)
 _CHOICE = (
     "Go back to what it was, choose another `out`, or add `restart=True` to discard what is done "
     "and start over."
@@ -135,7 +137,7 @@ class OutputFolder:
         for folder in (self.work, self.segments, self.shards, *splits):
             for stale in folder.glob("*.tmp"):
                 stale.unlink(missing_ok=True)
-        for name in (MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, REJECTED_NAME):
+        for name in (MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES):
             for stale in self.path.glob(f"{name}.*tmp"):
                 stale.unlink(missing_ok=True)
 

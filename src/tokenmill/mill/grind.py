@@ -35,12 +35,14 @@ RECORD = np.dtype(
     [
         ("key", "<u8", (2,)),
         ("length", "<u8"),  # tokens, the end-of-text token included
-        ("source", "<u8"),
+        ("source", "<u4"),
+        ("line", "<u4"),  # of the first byte that was replaced, in its piece, from 1; 0: unknown
         ("offset", "<u8"),
         ("raw", "<u8"),  # bytes as they were read
         ("text", "<u8"),  # bytes after cleaning
         ("characters", "<u8"),
-        ("flags", "<u8"),
+        ("flags", "<u4"),
+        ("replaced", "<u4"),  # bytes that were not UTF-8
     ]
 )
 CONTINUES, GOES_ON = 1, 2  # flags of a record, beside those of the text
@@ -214,7 +216,7 @@ class _Segment:
     def _without_repeated_lines(
         self, remover: LineRemover, prepared: Prepared, chunk: Chunk
     ) -> Prepared:
-        facts = prepared.offsets, prepared.sizes, prepared.flags
+        facts = prepared.offsets, prepared.sizes, prepared.marks
         if prepared.block is not None and not (chunk.continues or chunk.goes_on):
             return Prepared(None, remover.remove_from_block(prepared.block), *facts)
         texts = remover.remove(
@@ -273,8 +275,14 @@ class _Segment:
         records["raw"] = prepared.sizes
         records["text"] = prepared.text_sizes
         records["characters"] = prepared.characters
-        if prepared.flags is not None:
-            records["flags"] = prepared.flags
+        if prepared.marks is not None:
+            records["flags"], records["replaced"] = (
+                prepared.marks["flags"],
+                prepared.marks["replaced"],
+            )
+            lines = prepared.marks["line"].astype(np.int64)
+            lines[lines > 0] += batch.lines_before
+            records["line"] = np.where(lines < 1 << 32, lines, 0)
         self._close_and_open(views, records, chunk.continues, chunk.goes_on)
 
     def _close_and_open(
@@ -347,6 +355,9 @@ class _OpenDocument:
         for name in ("length", "raw", "text", "characters"):
             self._record[name] += record[name]
         self._record["flags"] |= record["flags"]
+        replaced = int(self._record["replaced"]) + int(record["replaced"])
+        self._record["replaced"] = min(replaced, 2**32 - 1)
+        self._record["line"] = self._record["line"] or record["line"]
 
     def lengthen(self, tokens: int) -> None:
         self._record["length"] += tokens

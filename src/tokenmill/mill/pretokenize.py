@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.mill.engines import disk_error
-from tokenmill.mill.folder import REJECTED_NAME
+from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.mill.run import Mill, Watcher, prepare
 from tokenmill.mill.texts import prepare_chunk
 from tokenmill.store.manifest import Manifest, sync_folder
@@ -112,10 +112,8 @@ def pretokenize(
     )
     try:
         _copy(report.manifest, folder, folder / target.name, kind)
-        rejected = None
-        if (folder / REJECTED_NAME).exists():
-            rejected = target.with_suffix(".rejected.jsonl")
-            (folder / REJECTED_NAME).replace(rejected)
+        rejected = _move_report(folder / REJECTED_NAME, target)
+        _move_report(folder / REPAIRED_NAME, target)
         (folder / target.name).replace(target)
         sync_folder(target.parent)
         shutil.rmtree(folder)
@@ -133,6 +131,13 @@ def pretokenize(
         repaired=ledger["repaired_documents"],
         rejected=rejected,
     )
+
+
+def _move_report(report: Path, target: Path) -> Path | None:
+    """Put a report beside the ids, if there is one; returns where."""
+    if not report.exists():
+        return None
+    return report.replace(target.with_suffix(f".{report.name}"))
 
 
 def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:

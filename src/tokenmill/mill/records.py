@@ -86,10 +86,15 @@ class Chunk:
     # Of records that are no UTF-8, by their offset: where the first byte at fault is. (In plain
     # text, that follows from the text.)
     bad_bytes: dict[int, int] = field(default_factory=dict)
+    _newlines: Places | None = None
 
     def line_of(self, offset: int) -> int | None:
         """The line that an offset of the source is in, counted from this chunk's first."""
-        return self.whole.count(b"\n", 0, offset - self.begin) if self.whole else None
+        if not self.whole:
+            return None
+        if self._newlines is None:  # to count anew for each document would take their square
+            self._newlines = np.flatnonzero(np.frombuffer(self.whole, np.uint8) == _NEWLINE)
+        return int(self._newlines.searchsorted(offset - self.begin))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.mill.grind import CONTINUES, GOES_ON, RECORD
+from tokenmill.mill.repairs import REPAIR, FileRepairs, RepairLog
 from tokenmill.mill.repeats import mark_repeats
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.texts import BAD_TEXT, REPAIRED
@@ -53,6 +54,8 @@ class Sifted:
     tokens: dict[str, list[int]]  # a split: tokens from each segment
     documents: dict[str, int]
     stitched: dict[int, Stitched]  # by the number of the document's first record
+    repairs: Path  # a REPAIR for each document that was kept and repaired
+    repaired_files: dict[int, FileRepairs] = field(default_factory=dict)  # by number of the source
     ledger: dict[str, Any] = field(default_factory=dict)
 
 
@@ -94,6 +97,7 @@ def sift(
         tokens={split: [] for split in SPLITS},
         documents=dict.fromkeys(SPLITS, 0),
         stitched={number: whole.said for number, whole in spanning.wholes.items()},
+        repairs=folder / "repairs",
     )
     totals = _decide(result, segments, settings, marks, spanning)
     result.ledger = _ledger(totals, receipts, sum(map(sum, result.tokens.values())))
@@ -108,6 +112,8 @@ class _Whole:
     text: int = 0
     characters: int = 0
     flags: int = 0
+    replaced: int = 0
+    line: tuple[int, int] = (0, 0)  # of the first replaced byte: a segment, and a line in it
     said: Stitched = Stitched((0, 0), 0)
 
 
@@ -171,6 +177,9 @@ def _stitch(
             whole.text += int(record["text"])
             whole.characters += int(record["characters"])
             whole.flags |= int(record["flags"])
+            whole.replaced += int(record["replaced"])
+            if not whole.line[1]:
+                whole.line = i, int(record["line"])
             if not record["flags"] & GOES_ON:
                 digest = state.intdigest()
                 whole.said = Stitched((digest >> 64, digest & (2**64 - 1)), length)
@@ -294,7 +303,13 @@ def _decide(
     """Write the fate of every record, and count."""
     totals = _Totals()
     fate_of_first: dict[int, int] = {}
-    with result.fates.open("wb") as fates, marks.open("rb") as repeats:
+    with (
+        result.fates.open("wb") as fates,
+        marks.open("rb") as repeats,
+        result.repairs.open("wb") as file,
+    ):
+        log = RepairLog(file)
+        result.repaired_files = log.files
         for i, segment in enumerate(segments):
             given = dict.fromkeys(SPLITS, 0)
             for start, records in read_records(segment):
@@ -306,6 +321,8 @@ def _decide(
                 for number in spanning.later(first, len(records)):
                     fate[number - first] = fate_of_first[spanning.followers[number]]
                 fates.write(fate.tobytes())
+                log.count(records)
+                log.add(_find_repairs(i, first, records, fate, spanning))
                 starts = (records["flags"] & np.uint64(CONTINUES)) == 0
                 for number, split in enumerate(SPLITS, 1):
                     chosen = fate == number
@@ -314,6 +331,24 @@ def _decide(
             for split in SPLITS:
                 result.tokens[split].append(given[split])
     return totals
+
+
+def _find_repairs(
+    segment: int, first: int, records: Records, fate: npt.NDArray[np.uint8], spanning: _Spanning
+) -> Records:
+    """Those of some records that are kept and repaired, as a REPAIR each."""
+    repairs = np.zeros(len(records), REPAIR)
+    repairs["segment"] = segment
+    for name in ("source", "line", "offset", "replaced"):
+        repairs[name] = records[name]
+    for number in spanning.firsts(first, len(records)):
+        whole, repair = spanning.wholes[number], repairs[number - first]
+        repair["replaced"] = whole.replaced
+        repair["segment"], repair["line"] = whole.line
+    for number in spanning.later(first, len(records)):
+        repairs[number - first]["replaced"] = 0
+    kept: Records = repairs[(fate != DROPPED) & (repairs["replaced"] > 0)]
+    return kept
 
 
 def _fates(

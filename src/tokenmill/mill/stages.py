@@ -18,9 +18,10 @@ import xxhash
 from tokenmill.errors import InputError
 from tokenmill.mill.bundle import read_receipt
 from tokenmill.mill.engines import LocalEngine
-from tokenmill.mill.folder import REJECTED_NAME, OutputFolder
+from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME, OutputFolder
 from tokenmill.mill.pack import ShardJob, plan_shards
 from tokenmill.mill.plan import Plan
+from tokenmill.mill.repairs import describe_files, read_repairs
 from tokenmill.mill.repeats import mark_repeats, read_keys
 from tokenmill.mill.sift import SPLITS, Sifted, sift
 from tokenmill.mill.sources import BadFileError
@@ -89,6 +90,8 @@ class Stages:
             if not sifted.ledger["documents_kept"]:
                 raise InputError(self._nothing_kept(receipts, sifted))
             sifted.ledger["set_aside"] = self._set_aside(receipts)
+            files = describe_files(sifted.repaired_files, self.plan.sources)
+            sifted.ledger["other_encodings"] = files
             shards = self._pack(engine, sifted, segments)
         return self._complete(receipts, sifted, shards), done_before
 
@@ -303,42 +306,62 @@ class Stages:
                 if f"{split}/{path.name}" not in wanted:
                     path.unlink()
 
-    def _rejections(self, receipts: list[Receipt]) -> Iterator[dict[str, Any]]:
-        """The rejected records of all segments, with the place of each in its file."""
-        lines_before: dict[int, int] = {}
+    def _lines_before(self, receipts: list[Receipt]) -> Iterator[dict[int, int]]:
+        """For each part in turn, the lines of each source in the parts before it."""
+        before: dict[int, int] = {}
         for part, receipt in zip(self.plan.parts, receipts, strict=True):
-            path = self.folder.segments / f"{receipt['name']}.rejected"
-            if "rejected" in receipt["files"]:
-                with path.open("rb") as file:
-                    for line in file:
-                        yield self._rejection(orjson.loads(line), lines_before)
+            yield before
             facts = receipt["facts"]
             aside = {entry["source"] for entry in facts["set_aside"]}
             ground = [piece for piece in part.pieces if piece.source not in aside]
             for piece, count in zip(ground, facts["lines"], strict=True):
-                lines_before[piece.source] = lines_before.get(piece.source, 0) + count
+                before[piece.source] = before.get(piece.source, 0) + count
 
-    def _rejection(self, entry: list[Any], lines_before: dict[int, int]) -> dict[str, Any]:
-        number, line, offset, reason = entry
+    def _rejections(self, receipts: list[Receipt]) -> Iterator[dict[str, Any]]:
+        """The rejected records of all segments, with the place of each in its file."""
+        for receipt, before in zip(receipts, self._lines_before(receipts), strict=True):
+            if "rejected" in receipt["files"]:
+                with (self.folder.segments / f"{receipt['name']}.rejected").open("rb") as file:
+                    for record in file:
+                        number, line, offset, reason = orjson.loads(record)
+                        if line is not None:
+                            line += 1 + before.get(number, 0)
+                        yield self._place(number, line, offset) | {"reason": reason}
+
+    def _repairs(self, receipts: list[Receipt], sifted: Sifted) -> Iterator[dict[str, Any]]:
+        """The documents that were kept and repaired, with the place of each in its file."""
+        befores = enumerate(self._lines_before(receipts))
+        part, before = next(befores)
+        for segment, number, line, offset, replaced in read_repairs(sifted.repairs):
+            while part < segment:
+                part, before = next(befores)
+            known = line + before.get(number, 0) if line else None
+            yield self._place(number, known, offset) | {"replaced_bytes": replaced}
+
+    def _place(self, number: int, line: int | None, offset: int) -> dict[str, Any]:
         source = self.plan.sources[number]
         if source.unit == "row":
-            return {"source": source.path, "row": offset, "reason": reason}
-        if line is not None:
-            line += 1 + lines_before.get(number, 0)
-        return {"source": source.path, "line": line, "offset": offset, "reason": reason}
+            return {"source": source.path, "row": offset}
+        return {"source": source.path, "line": line, "offset": offset}
+
+    def _write_report(self, name: str, entries: Iterator[dict[str, Any]]) -> None:
+        """Write a file of JSON lines, if there are any."""
+        first = next(entries, None)
+        if first is None:
+            (self.folder.path / name).unlink(missing_ok=True)
+            return
+        with AtomicFile(self.folder.path / name) as file:
+            for entry in chain([first], entries):
+                file.write(orjson.dumps(entry) + b"\n")
+            file.finish()
 
     def _complete(
         self, receipts: list[Receipt], sifted: Sifted, shards: dict[str, list[Shard]]
     ) -> Manifest:
         """Write what goes beside the shards, and the manifest last."""
         root = self.folder.path
-        if any("rejected" in receipt["files"] for receipt in receipts):
-            with AtomicFile(root / REJECTED_NAME) as file:
-                for entry in self._rejections(receipts):
-                    file.write(orjson.dumps(entry) + b"\n")
-                file.finish()
-        else:
-            (root / REJECTED_NAME).unlink(missing_ok=True)
+        self._write_report(REJECTED_NAME, self._rejections(receipts))
+        self._write_report(REPAIRED_NAME, self._repairs(receipts, sifted))
         state = orjson.dumps(self.mill.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
         write_atomically(root / TOKENIZER_NAME, state + b"\n")
         manifest = Manifest(

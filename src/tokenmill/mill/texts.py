@@ -20,9 +20,19 @@ from tokenmill.mill.records import Chunk, Places, Rejection, count_byte, count_c
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, is_utf8
 
-__all__ = ["BAD_TEXT", "REPAIRED", "Prepared", "prepare_chunk"]
+__all__ = ["BAD_TEXT", "MARK", "REPAIRED", "Prepared", "prepare_chunk"]
 
 BAD_TEXT, REPAIRED = 4, 8  # flags of a text
+MARK = np.dtype(
+    [
+        ("flags", "<u4"),
+        ("replaced", "<u4"),  # bytes that were not UTF-8
+        ("line", "<u4"),  # of the first of them, counted from the chunk's first, from 1; 0: unknown
+    ]
+)
+_MOST = 2**32 - 1
+
+Marks = npt.NDArray[np.void]
 
 
 @dataclass
@@ -36,7 +46,7 @@ class Prepared:
     block: bytes | None
     offsets: list[int]
     sizes: Places  # of the documents as they were read
-    flags: list[int] | None  # None: all 0
+    marks: Marks | None  # a MARK each; None: all 0
 
     @classmethod
     def of(
@@ -44,13 +54,13 @@ class Prepared:
         texts: list[bytes],
         offsets: list[int],
         sizes: Places,
-        flags: list[int] | None,
+        marks: Marks | None,
         joined: bytes | None = None,
     ) -> Prepared:
         """Texts one by one, as a block if no NUL byte in them forbids it."""
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
-        return cls(texts, block if whole else None, offsets, sizes, flags)
+        return cls(texts, block if whole else None, offsets, sizes, marks)
 
     @property
     def texts(self) -> list[bytes]:
@@ -101,14 +111,14 @@ class Prepared:
         """Some of the documents."""
         kept, sizes = chosen.tolist(), self.sizes[chosen]
         offsets = list(compress(self.offsets, kept))
-        flags = None if self.flags is None else list(compress(self.flags, kept))
+        marks = None if self.marks is None else self.marks[chosen]
         if self.block is None or not chosen.any():
-            return Prepared.of(list(compress(self.texts, kept)), offsets, sizes, flags)
+            return Prepared.of(list(compress(self.texts, kept)), offsets, sizes, marks)
         edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
         starts, ends = self._borders[0][edges[::2]], self._borders[1][edges[1::2] - 1]
         runs = zip(starts.tolist(), ends.tolist(), strict=True)
         block = b"\0".join([self.block[start:end] for start, end in runs])
-        return Prepared(None, block, offsets, sizes, flags)
+        return Prepared(None, block, offsets, sizes, marks)
 
 
 def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepared:
@@ -116,34 +126,34 @@ def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepa
     of a document in pieces, the piece stays and is flagged."""
     listed, offsets = chunk.texts, chunk.offsets
     sizes = np.fromiter(map(len, listed), np.int64, len(listed))
-    flags: list[int] | None = None
+    marks: Marks | None = None
     block = b"\0".join(listed)
     # Few documents have other characters than ASCII, and to look for those is quick.
     if not all(text.isascii() or is_utf8(text) for text in listed):
-        listed, flags = _judge_bad_text(chunk, settings, source)
+        listed, marks = _judge_bad_text(chunk, settings, source)
         last = len(listed) - 1
         keep = [
             i
-            for i, flag in enumerate(flags)
+            for i, flag in enumerate(marks["flags"].tolist())
             if flag != BAD_TEXT or (i == 0 and chunk.continues) or (i == last and chunk.goes_on)
         ]
         listed = [listed[i] for i in keep]
-        flags = [flags[i] for i in keep]
+        marks = marks[keep]
         offsets, sizes = [offsets[i] for i in keep], sizes[keep]
         block = b"\0".join(listed)
     if not settings.normalize or not listed:
-        return Prepared.of(listed, offsets, sizes, flags, block)
+        return Prepared.of(listed, offsets, sizes, marks, block)
     if count_byte(block, 0) != len(listed) - 1:
         block = b"\0".join([text.replace(b"\0", b"") for text in listed])
     block = clean_block(block, continues=chunk.continues, goes_on=chunk.goes_on)
-    return Prepared(None, block, offsets, sizes, flags)
+    return Prepared(None, block, offsets, sizes, marks)
 
 
 def _judge_bad_text(
     chunk: Chunk, settings: Settings, source: SourceFile
-) -> tuple[list[bytes], list[int]]:
-    """The texts of a chunk, those that are no UTF-8 repaired, and flagged as repaired or bad."""
-    texts, flags = list(chunk.texts), [0] * len(chunk.texts)
+) -> tuple[list[bytes], Marks]:
+    """The texts of a chunk, those that are not UTF-8 repaired, and marked as repaired or bad."""
+    texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:
             text.decode("utf-8")
@@ -157,10 +167,19 @@ def _judge_bad_text(
                     f"invalid UTF-8 at {source.unit} {place} ({error.reason}); repair it, or set "
                     "`on_bad_text` to repair or drop",
                 ) from error
-            texts[i] = text.decode("utf-8", "replace").encode()
-            flags[i] = REPAIRED if settings.on_bad_text == "repair" else BAD_TEXT
-            if flags[i] == BAD_TEXT:
+            texts[i] = repaired = text.decode("utf-8", "replace").encode()
+            line = chunk.line_of(place)
+            if settings.on_bad_text == "repair":
+                replaced = _count_replaced(text, repaired)
+                marks[i] = (REPAIRED, min(replaced, _MOST), 0 if line is None else line + 1)
+            else:
+                marks[i] = (BAD_TEXT, 0, 0)
                 reason = f"invalid UTF-8 at {source.unit} {place}: {error.reason}"
-                line = chunk.line_of(place)
                 chunk.rejections.append(Rejection(line, offset, "invalid UTF-8", reason, len(text)))
-    return texts, flags
+    return texts, marks
+
+
+def _count_replaced(text: bytes, repaired: bytes) -> int:
+    """How many bytes of a text were replaced to repair it."""
+    mark = "\ufffd".encode()
+    return len(text) - len(repaired) + len(mark) * (repaired.count(mark) - text.count(mark))

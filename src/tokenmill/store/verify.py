@@ -4,7 +4,7 @@ Guarantees for a prepared dataset (`verify_foreign` tells those for others): whe
 nothing, every file is the one that the manifest was written for (checksums), the ids are of its
 vocabulary, the documents tile the tokens with the end of text in its place, no document is in two splits, the counts add up, the tokenizer is the right one, and
 nothing in the folder leads out of it. It goes on after a problem and reports all, a few a file.
-`rejected.jsonl` is a report for people and has no checksum; it is left alone.
+`rejected.jsonl` and `repaired.jsonl` are reports for people, without checksums; they are left alone.
 
 Costs: one reading of the folder at the disk's speed, and some tens of megabytes of memory
 whatever the size of the shards (see `overlap` for what comparing splits costs).
@@ -36,7 +36,7 @@ from tokenmill.store.verify_split import check_split
 
 __all__ = ["Findings", "Problem", "examine", "verify"]
 
-REJECTED_NAME = "rejected.jsonl"
+REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl")
 MOST_NOTES = 20
 
 Progress = Callable[[int, int], None]
@@ -150,7 +150,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _known(manifest: Manifest) -> set[str]:
     """The files that belong in the folder."""
-    known = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME, manifest.source_table.path}
+    known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.source_table.path}
     for split in manifest.splits.values():
         for shard in split.shards:
             known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
@@ -159,7 +159,7 @@ def _known(manifest: Manifest) -> set[str]:
 
 def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
     root = folder.resolve()
-    opened = known - {MANIFEST_NAME, REJECTED_NAME}  # whoever opens these looks at their links
+    opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # whoever opens these looks at their links
     for path in _walk(folder):
         if not path.is_symlink() or _relative(path, folder) in opened:
             continue
@@ -177,7 +177,7 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
     """Every file once, and every shard of a split but the last equally long."""
-    seen = {MANIFEST_NAME, TOKENIZER_NAME, REJECTED_NAME, manifest.source_table.path}
+    seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.source_table.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):
             for path in (shard.path, shard.documents_path):

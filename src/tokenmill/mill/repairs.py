@@ -1,0 +1,118 @@
+"""Which documents were repaired, and which files look as if they were not UTF-8 at all.
+
+The list goes to disk in input order while fates are decided, 40 bytes a repaired document. Memory
+holds a few numbers for each file with repaired documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.mill.encodings import guess_encoding
+from tokenmill.mill.recognize import SourceFile
+from tokenmill.mill.sources import BadFileError, local_path, read_head
+
+__all__ = ["REPAIR", "FileRepairs", "RepairLog", "describe_files", "read_repairs"]
+
+REPAIR = np.dtype(
+    [
+        ("segment", "<u8"),  # that the line is counted from
+        ("source", "<u8"),
+        ("line", "<u8"),  # of the first byte at fault, in the segment's piece, from 1; 0: unknown
+        ("offset", "<u8"),  # of the document
+        ("replaced", "<u8"),  # bytes
+    ]
+)
+_MUCH = 200  # a file with one byte in so many replaced is not UTF-8
+_SAMPLE = 1 << 16
+_EXAMPLES = 20
+_READ = 1 << 16  # records
+
+
+@dataclass
+class FileRepairs:
+    """What was repaired in one file."""
+
+    first: int  # the offset of the first repaired document
+    replaced: int = 0
+    size: int = 0  # bytes of all documents of the file
+
+
+class RepairLog:
+    """Writes the list, and sums up each file. Records are added in input order."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.files: dict[int, FileRepairs] = {}
+        self._file = file
+        self._source, self._size = -1, 0  # the file of the last record, and its bytes so far
+
+    def add(self, repairs: npt.NDArray[np.void]) -> None:
+        """Note some documents, as a REPAIR each."""
+        self._file.write(repairs.tobytes())
+
+    def count(self, records: npt.NDArray[np.void]) -> None:
+        """Sum up the files of some records."""
+        if not len(records):
+            return
+        sources = records["source"]
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(sources)) + 1))
+        replaced = np.add.reduceat(records["replaced"], starts, dtype=np.int64)
+        sizes = np.add.reduceat(records["raw"], starts, dtype=np.int64)
+        ends = np.append(starts[1:], len(records))
+        for run, source in enumerate(sources[starts].tolist()):
+            if source != self._source:
+                self._source, self._size = source, 0
+            self._size += int(sizes[run])
+            if replaced[run] and source not in self.files:
+                inside = records[starts[run] : ends[run]]
+                first = int(inside["offset"][inside["replaced"] > 0][0])
+                self.files[source] = FileRepairs(first)
+            if source in self.files:
+                self.files[source].replaced += int(replaced[run])
+                self.files[source].size = self._size
+
+
+def read_repairs(path: Path) -> Iterator[tuple[int, int, int, int, int]]:
+    """The list, one document at a time: segment, source, line, offset, replaced bytes."""
+    with path.open("rb") as file:
+        while data := file.read(_READ * REPAIR.itemsize):
+            yield from np.frombuffer(data, REPAIR).tolist()
+
+
+def describe_files(
+    files: Mapping[int, FileRepairs], sources: Sequence[SourceFile]
+) -> dict[str, Any]:
+    """How many files had much replaced in them, and for some of those what they look like."""
+    much = [number for number, file in files.items() if file.replaced * _MUCH >= file.size]
+    return {
+        "files": len(much),
+        "examples": [
+            {
+                "source": sources[number].path,
+                "bytes": files[number].size,
+                "replaced_bytes": files[number].replaced,
+                "encoding": guess_encoding(_read_sample(sources[number], files[number].first)),
+            }
+            for number in much[:_EXAMPLES]
+        ],
+    }
+
+
+def _read_sample(source: SourceFile, offset: int) -> bytes:
+    """Some bytes of a file from an offset on; from its beginning if it is compressed."""
+    try:
+        if source.kind == "parquet":
+            return b""
+        if source.compression:
+            return read_head(source, _SAMPLE)
+        with local_path(source.path).open("rb") as file:
+            file.seek(offset)
+            return file.read(_SAMPLE)
+    except (OSError, BadFileError):
+        return b""
