@@ -88,11 +88,13 @@ def guess_encoding(sample: bytes) -> str | None:
     from charset_normalizer import from_bytes
 
     matches = from_bytes(sample, cp_isolation=list(_GUESSED), preemptive_behaviour=False)
-    # Several encodings may fit equally well; the one in most use is named.
-    fitting = {
-        codec
-        for match in matches
-        if (match.chaos, match.coherence) == (matches[0].chaos, matches[0].coherence)
-        for codec in match.could_be_from_charset
-    }
+    if not matches:
+        return None
+    best = matches[0]
+    fitting = set(best.could_be_from_charset)
+    for match in matches:
+        # Western letters also make words of Central Europe, of which some are likelier by chance.
+        latin = {best.encoding, match.encoding} == {"cp1250", "cp1252"}
+        if match.chaos <= best.chaos and (latin or match.coherence == best.coherence):
+            fitting.update(match.could_be_from_charset)
     return next((name for codec, name in _GUESSED.items() if codec in fitting), None)
