@@ -124,6 +124,6 @@ def make_corpus(folder: Path, *, plain: int = 17 << 20, zipped: int = 6) -> Path
     (folder / "plain.txt").write_text(whole[:plain])
     for i in range(zipped):
         data = "<|endoftext|>".join([text[i * 50_000 : i * 50_000 + 150_000], words(9_000, i)])
-        with gzip.open(folder / f"zipped{i}.txt.gz", "wt", compresslevel=1) as file:
-            file.write(data)
+        with gzip.open(folder / f"zipped{i}.txt.gz", "wb", compresslevel=1) as file:
+            file.write(data.encode() + b"<|endoftext|>a caf\xe9 to be repaired, number %d" % i)
     return folder

@@ -46,6 +46,7 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         assert run(*command(corpus, out, dedup)).returncode == 0
         made[dedup] = contents(out)
         assert len(made[dedup]) > 8
+        assert made[dedup]["repaired.jsonl"].count(b"\n") == 6
     return made
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from in_process import in_process
 from inputs import make_inputs
 from naive import (
@@ -108,6 +111,35 @@ def watch_for_halves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(lines, "_find_lines", watch)
     return found
+
+
+def test_many_bad_documents_are_listed_alike_by_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "PART_BYTES", 2_000)
+    for name in "abc":
+        texts = (f"caf\xe9 {name}{n}\nand more" for n in range(400))
+        text = "<|endoftext|>".join(texts)
+        (tmp_path / f"{name}.txt").write_text(text, encoding="latin-1")
+    for workers in (1, 3):
+        tokenmill.prepare(
+            tmp_path / "*.txt", tmp_path / f"out{workers}", tokenizer="bytes", workers=workers
+        )
+    assert_same_files(tmp_path / "out1", tmp_path / "out3")
+    listed = (tmp_path / "out1" / "repaired.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in listed] == list(range(1, 401)) * 3
+
+
+def test_a_zstd_window_counts_against_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path.write_bytes(packer.compress(b"some words") + packer.flush())
+    with pytest.raises(InputError, match=r"a\.txt\.zst was compressed with a window") as refused:
+        make(path, tmp_path / "out", skip_bad_files=True)
+    (memory,) = re.findall(r"`memory=(\d+)`", str(refused.value))
+    report = make(path, tmp_path / "out", skip_bad_files=True, memory=int(memory))
+    assert report.manifest.ledger["documents_kept"] == 1
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])

@@ -248,6 +248,7 @@ def test_another_tokenizer_is_noticed(folder, where, value):
 
 def test_strange_files_are_notes_and_no_problems(folder):
     (folder / "rejected.jsonl").write_text("{}\n")
+    (folder / "repaired.jsonl").write_text("{}\n")
     (folder / "README.md").write_text("mine")
     (folder / "train" / "shard_00000.bin.tmp").write_text("")
     (folder / ".work" / "deep").mkdir(parents=True)
