@@ -261,8 +261,9 @@ def test_name_that_is_no_utf_8_is_read_and_written_as_a_uri(tmp_path: Path) -> N
     told = run(*command)
     assert told.returncode == 0, told.stderr
     manifest = json.loads((tmp_path / "out" / "dataset_metadata.json").read_text())
+    listed = (tmp_path / "out" / "sources.jsonl").read_text().splitlines()
     uris = [f"{texts.as_uri()}/{name}" for name in ("caf%E9.parquet", "caf%E9.txt")]
-    assert [source["path"] for source in manifest["sources"]] == [
+    assert [json.loads(source)["path"] for source in listed] == [
         *uris, str(texts / "plain.txt"), f"{texts.as_uri()}/%FF.jsonl",
     ]  # fmt: skip
     assert manifest["ledger"]["documents_kept"] == 11

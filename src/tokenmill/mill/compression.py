@@ -25,7 +25,7 @@ __all__ = ["DAMAGED", "LARGEST_WINDOW", "USUAL_WINDOW", "Stream", "WindowError",
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 USUAL_WINDOW = 1 << 27  # all that zstd needs without --long
 LARGEST_WINDOW = 1 << 31  # --long=31
-_COMPRESSED = 1 << 16  # bytes given to a decompressor at once
+_COMPRESSED = 1 << 18  # bytes given to a decompressor at once
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST_HEADER = 18  # of a zstd frame
 
@@ -78,7 +78,7 @@ class _Members:
         while size and (block := self._read(size)):
             blocks.append(block)
             size -= len(block)
-        return b"".join(blocks)
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
     def _read(self, size: int) -> bytes:
         while True:
