@@ -226,4 +226,4 @@ def test_the_data_are_all_that_must_be_given(data: Path, tmp_path: Path) -> None
     ended = run(*ONE, "train", data, "--runs", tmp_path, *SMALL, "--max-steps", "1")
     assert ended.returncode == 0, ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == [data.name]
-    assert f"tokenmill sample {data.name}" in ended.stdout
+    assert f"tokenmill sample --name {data.name}" in ended.stdout
