@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -122,3 +123,21 @@ def test_a_part_has_another_name_if_anything_that_decides_it_changes(tmp_path: P
     path.write_text("texts")
     others.append(plan_of(path).name)
     assert len({name, *others}) == len(others) + 1
+
+
+def test_small_compressed_and_parquet_files_share_parts_with_others(tmp_path: Path) -> None:
+    table = pa.table({"text": pa.array(["some words"])})
+    for number in range(300):
+        (tmp_path / f"{number:03}.txt").write_text("text")
+        (tmp_path / f"{number:03}.txt.gz").write_bytes(gzip.compress(b"text"))
+    for number in range(3):
+        pq.write_table(table, tmp_path / f"{number:03}.parquet")
+    (tmp_path / "999.txt.gz").write_bytes(b"x" * (5 << 20))  # over a part, out of its compression
+    assert [len(part.pieces) for part in plan_of(tmp_path).parts] == [603, 1]
+
+
+def test_a_part_has_only_so_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "MOST_FILES", 10)
+    for number in range(25):
+        (tmp_path / f"{number:02}.txt").write_text("text")
+    assert [len(part.pieces) for part in plan_of(tmp_path).parts] == [10, 10, 5]

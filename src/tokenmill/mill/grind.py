@@ -109,7 +109,7 @@ def _scan(job: Job, progress: Progress, aside: Aside) -> dict[str, Any]:
     count = 0
     with Bundle(job.folder, job.name) as bundle:
         bundle.write("lines", b"")
-        for batch in PartReader(job, set(aside)):
+        for batch in PartReader(job, aside):
             chunk = batch.chunk
             prepared = prepare_chunk(chunk, job.settings, batch.source)
             keys = _line_keys(prepared, chunk, job.settings.min_line)
@@ -138,7 +138,7 @@ def _line_keys(prepared: Prepared, chunk: Chunk, min_line: int) -> bytes:
 def _grind(job: Job, tokenizer: Tokenizer, progress: Progress, aside: Aside) -> dict[str, Any]:
     with Bundle(job.folder, job.name) as bundle:
         segment = _Segment(job, tokenizer, bundle)
-        reader = PartReader(job, set(aside))
+        reader = PartReader(job, aside)
         for batch in reader:
             segment.add(batch, progress)
         segment.finish()

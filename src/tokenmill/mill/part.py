@@ -6,7 +6,8 @@ does not care how many documents are in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -97,7 +98,7 @@ def too_large(path: str, error: TooLongError, job: Job) -> TooLargeError:
 def _refuse_changed(source: SourceFile) -> None:
     """A file that changes while it is read would give half of this and half of that."""
     try:
-        stat = local_path(source.path).stat()
+        stat = os.stat(local_path(source.path))  # noqa: PTH116  a Path takes ten times as long
     except OSError:
         return  # reading says more about that
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
@@ -116,37 +117,68 @@ class Batch:
 
 
 class PartReader:
-    """Reads the documents of a part. `lines` has the line ends of each piece that was read."""
+    """Reads the documents of a part. `lines` has the line ends of each piece that was read.
 
-    def __init__(self, job: Job, aside: set[int]) -> None:
+    A file that fails before any of its documents was handed out is added to `aside`, and reading
+    continues with the next. One that fails later raises BadFileError: the part must be read again
+    without it.
+    """
+
+    def __init__(self, job: Job, aside: dict[int, BadFileError]) -> None:
         self._job = job
-        self._pieces = [piece for piece in job.pieces if piece.source not in aside]
+        self._aside = aside
+        self._small: list[tuple[int, Chunk]] = []
+        self._held = 0
         self.lines: list[int] = []
 
     def __iter__(self) -> Iterator[Batch]:
-        small: list[Batch] = []
-        held = 0
-        for piece in self._pieces:
+        for piece in self._job.pieces:
+            if piece.source in self._aside:
+                continue
+            before, handed_out = len(self._small), False
             self.lines.append(0)
-            source = self._job.sources[piece.source]
-            for chunk in self._job.read(piece):
-                count = len(chunk.offsets)
-                sources = np.full(count, piece.source, np.int64)
-                batch = Batch(chunk, piece.source, source, sources, self.lines[-1])
-                self.lines[-1] += chunk.lines
-                if len(self._pieces) > 1 and _is_small(chunk):
-                    small.append(batch)
-                    held += sum(map(len, chunk.texts))
-                    if held >= _ENOUGH:
-                        yield _together(small)
-                        small, held = [], 0
-                    continue
-                if small:
-                    yield _together(small)
-                    small, held = [], 0
-                yield batch
-        if small:
-            yield _together(small)
+            try:
+                for chunk in self._job.read(piece):
+                    if len(self._job.pieces) > 1 and _is_small(chunk):
+                        self._small.append((piece.source, chunk))
+                        self._held += sum(map(len, chunk.texts))
+                        self.lines[-1] += chunk.lines
+                        if self._held >= _ENOUGH:
+                            handed_out = True
+                            yield self._together()
+                        continue
+                    handed_out = True
+                    if self._small:
+                        yield self._together()
+                    yield self._alone(piece.source, chunk, self.lines[-1])
+                    self.lines[-1] += chunk.lines
+            except BadFileError as error:
+                # A file whose lines were scanned must be read, or the marks are of other lines.
+                if handed_out or self._job.repeated_lines is not None:
+                    raise
+                self._aside[piece.source] = error
+                self.lines.pop()
+                del self._small[before:]
+                self._held = sum(len(text) for _, chunk in self._small for text in chunk.texts)
+        if self._small:
+            yield self._together()
+
+    def _alone(self, number: int, chunk: Chunk, lines_before: int) -> Batch:
+        sources = np.full(len(chunk.offsets), number, np.int64)
+        return Batch(chunk, number, self._job.sources[number], sources, lines_before)
+
+    def _together(self) -> Batch:
+        """The small chunks that are held, as one batch."""
+        numbers = [number for number, _ in self._small]
+        chunks = [chunk for _, chunk in self._small]
+        self._small, self._held = [], 0
+        whole = Chunk(
+            list(chain.from_iterable(chunk.texts for chunk in chunks)),
+            list(chain.from_iterable(chunk.offsets for chunk in chunks)),
+        )
+        whole.read = sum(chunk.read for chunk in chunks)
+        sources = np.repeat(np.array(numbers, np.int64), [len(chunk.offsets) for chunk in chunks])
+        return Batch(whole, numbers[0], self._job.sources[numbers[0]], sources, 0)
 
 
 def _is_small(chunk: Chunk) -> bool:
@@ -156,16 +188,3 @@ def _is_small(chunk: Chunk) -> bool:
         and not (chunk.continues or chunk.goes_on or chunk.rejections)
         and all(text.isascii() or is_utf8(text) for text in chunk.texts)
     )
-
-
-def _together(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    chunks = [batch.chunk for batch in batches]
-    whole = Chunk(
-        list(chain.from_iterable(chunk.texts for chunk in chunks)),
-        list(chain.from_iterable(chunk.offsets for chunk in chunks)),
-    )
-    whole.read = sum(chunk.read for chunk in chunks)
-    sources = np.concatenate([batch.sources for batch in batches])
-    return Batch(whole, batches[0].number, batches[0].source, sources, 0)

@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from errno import ELOOP, ENOENT, ENOTDIR
+from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 import orjson
@@ -95,7 +96,7 @@ def name_source(path: str) -> str:
     try:
         path.encode()
     except UnicodeEncodeError:
-        return local_path(path).absolute().as_uri()
+        return Path(local_path(path)).absolute().as_uri()
     return path
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tokenmill.mill.encodings import guess_encoding
 from tokenmill.mill.recognize import SourceFile
-from tokenmill.mill.sources import BadFileError, local_path, read_head
+from tokenmill.mill.sources import BadFileError, open_source, read_head
 
 __all__ = ["REPAIR", "FileRepairs", "RepairLog", "describe_files", "read_repairs"]
 
@@ -111,7 +111,7 @@ def _read_sample(source: SourceFile, offset: int) -> bytes:
             return b""
         if source.compression:
             return read_head(source, _SAMPLE)
-        with local_path(source.path).open("rb") as file:
+        with open_source(source.path) as file:
             file.seek(offset)
             return file.read(_SAMPLE)
     except (OSError, BadFileError):

@@ -65,11 +65,13 @@ class SourceTable(Sequence[Source]):
         """A table in memory; a table is itself one."""
         if isinstance(sources, cls):
             return sources
-        some = list(sources)
-        data = b"".join(orjson.dumps(source, option=orjson.OPT_APPEND_NEWLINE) for source in some)
-        checksum = xxhash.xxh3_128_hexdigest(data)
-        total = sum(source.bytes for source in some)
-        return cls(len(some), total, checksum, path=SOURCES_NAME, where=data)
+        count = total = 0
+        lines = bytearray()  # a list of what orjson returns would take some 4 kB per line
+        for source in sources:
+            lines += orjson.dumps(source, option=orjson.OPT_APPEND_NEWLINE)
+            count, total = count + 1, total + source.bytes
+        data = bytes(lines)
+        return cls(count, total, xxhash.xxh3_128_hexdigest(data), path=SOURCES_NAME, where=data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make, (self._count, self.bytes, self.xxh3_128, self.path, self._where)

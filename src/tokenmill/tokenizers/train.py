@@ -92,7 +92,7 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
         if source.kind == "text"
         and not source.compression
         # gigatoken opens no file whose name is not UTF-8
-        and local_path(source.path) == Path(source.path)
+        and local_path(source.path) == source.path
     }
     try:
         with rest.open("wb") as file:
