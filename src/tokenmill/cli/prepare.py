@@ -207,7 +207,9 @@ def _show_estimate(mill: Mill) -> None:
         _line(f"cannot be used: {name_flags(fault)}")
     if len(told.faults) > _FAULTS:
         _line(f"… and {count(len(told.faults) - _FAULTS)} more that cannot be used")
-    _line(f"\nMeasured on {size(told.sampled)} of it. Leave out --dry-run to begin.")
+    if told.looked_at < told.files:
+        _line(f"Checked the first bytes of {count(told.looked_at)} of {count(told.files)} files.")
+    _line(f"\nMeasured on {size(told.sampled)} of text. Omit --dry-run to begin.")
 
 
 def _line(text: str) -> None:

@@ -1,28 +1,26 @@
 """What a run would cost, measured on a sample of its input.
 
-A few chunks, spread over the input, are read, cleaned and tokenized; the rest follows from their
-averages. Of every file, the head is looked at, so that what a run would refuse is known before.
-Nothing is written.
+Text from all over the input is read, cleaned and tokenized (see `sample`), and the head of every
+file is looked at, so that what a run would refuse is known before. Both have a time limit, so that
+this takes seconds for any input. Nothing is written.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
 
 from tokenmill.mill.faults import find_fault
 from tokenmill.mill.find import PassedOver
 from tokenmill.mill.run import Mill
-from tokenmill.mill.sources import BadFileError
-from tokenmill.mill.texts import prepare_chunk
-from tokenmill.tokenizers import encode_terminated
+from tokenmill.mill.sample import take_sample
 
 __all__ = ["Estimate", "estimate"]
 
-_SAMPLES = 8
+_LOOKING = 4.0  # seconds for the heads of files
 _MAIN_PROCESS = 150 << 20
 
 
@@ -41,53 +39,46 @@ class Estimate:
     memory: int
     seconds: float
     workers: int
-    sampled: int  # bytes
+    sampled: int  # bytes of text
+    looked_at: int  # files whose first bytes were read
     faults: tuple[str, ...]  # files that cannot be read or used, and why
 
 
 def estimate(mill: Mill) -> Estimate:
     """Measure a sample of what a mill would read."""
-    parts = mill.plan.parts
-    read = tokens = documents = 0
-    spent = 0.0
-    faults = {
-        source.path: fault
-        for source in mill.plan.sources
-        if (fault := find_fault(source, mill.settings.text_field))
-    }
-    chosen = sorted({len(parts) * i // _SAMPLES for i in range(_SAMPLES)})
-    for i in chosen:
-        job = mill.job(parts[i], Path())
-        piece = parts[i].pieces[0]
-        started = time.perf_counter()
-        try:
-            for chunk in job.read(piece):
-                prepared = prepare_chunk(chunk, job.settings, job.sources[piece.source])
-                ids, _ = encode_terminated(mill.tokenizer, prepared.texts)
-                read += max(1, chunk.read)
-                tokens += len(ids)
-                documents += len(prepared.texts)
-                break
-        except BadFileError as error:
-            faults.setdefault(error.source, error.reason)
-        spent += time.perf_counter() - started
-    size = mill.plan.size
-    share = size / read if read else 0.0
+    parts, size = mill.plan.parts, mill.plan.size
+    sample = take_sample(mill)
+    faults, looked_at = _find_faults(mill)
     passes = 2 if mill.settings.dedup == "lines" else 1
-    tokens_in_all, documents_in_all = int(tokens * share), int(documents * share)
-    stored = tokens_in_all * np.dtype(mill.dtype).itemsize + 48 * documents_in_all
+    tokens, documents = sample.tokens, sample.documents
+    stored = tokens * np.dtype(mill.dtype).itemsize + 48 * documents
     return Estimate(
         files=len(mill.plan.sources),
         passed_over=mill.plan.passed_over,
         parts=len(parts),
         bytes=size,
-        tokens=tokens_in_all,
-        documents=documents_in_all,
+        tokens=tokens,
+        documents=documents,
         disk=stored,
-        disk_while_working=stored + 24 * documents_in_all + (size // 2 if passes == 2 else 0),
+        disk_while_working=stored + 24 * documents + (size // 2 if passes == 2 else 0),
         memory=mill.memory + _MAIN_PROCESS,
-        seconds=passes * spent * share / min(mill.workers, max(1, len(parts))),
+        seconds=passes * sample.seconds / min(mill.workers, max(1, len(parts))),
         workers=mill.workers,
-        sampled=read,
-        faults=tuple(f"{path}: {fault}" for path, fault in faults.items()),
+        sampled=sample.sampled,
+        looked_at=looked_at,
+        faults=tuple(f"{path}: {why}" for path, why in {**faults, **sample.faults}.items()),
     )
+
+
+def _find_faults(mill: Mill) -> tuple[dict[str, str], int]:
+    """The files that a run would refuse, and how many were looked at before time ran out."""
+    sources, started = mill.plan.sources, time.perf_counter()
+    faults, looked_at = {}, 0
+    # Every 97th first: if time runs out, those that were looked at are from everywhere.
+    for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
+        if fault := find_fault(sources[number], mill.settings.text_field):
+            faults[number] = fault
+        looked_at += 1
+        if time.perf_counter() - started > _LOOKING:
+            break
+    return {sources[number].path: faults[number] for number in sorted(faults)}, looked_at

@@ -32,6 +32,7 @@ __all__ = [
     "count_row_groups",
     "is_utf8",
     "local_path",
+    "measure_row_groups",
     "open_source",
     "read_head",
     "read_piece",
@@ -262,6 +263,28 @@ def count_row_groups(path: str) -> list[int]:
     except (OSError, pa.ArrowException):
         return []
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+
+
+def measure_row_groups(path: str, text_field: str) -> list[tuple[int, int]]:
+    """The bytes of the column of text, out of compression, and the rows of each row group.
+
+    Empty if the footer cannot be read or has no such column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    measured = []
+    try:
+        with open_source(path) as raw:
+            metadata = pq.read_metadata(raw)
+        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        column = names.index(text_field)
+    except (OSError, ValueError, pa.ArrowException):
+        return []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        measured.append((group.column(column).total_uncompressed_size, group.num_rows))
+    return measured
 
 
 def _read_parquet(
