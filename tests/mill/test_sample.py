@@ -27,7 +27,7 @@ class Writer:
     """Makes text that never repeats, in several styles, always the same for a seed."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311
+        self.random = random.Random(seed)
 
     def prose(self, size: int) -> str:
         words = self.random.choices(WORDS, k=size // 6)
