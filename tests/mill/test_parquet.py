@@ -90,7 +90,7 @@ def test_long_texts_in_parquet_come_in_pieces(
 def test_parquet_without_the_column_names_those_there_are(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, pa.string())
-    told = "no column 'body'; it has number, text; say --text-field text"
+    told = "no column 'body'; it has number, text; use `text_field='text'`"
     with pytest.raises(BadFileError, match=f"{told}$"):
         read(path, text_field="body")
     with pytest.raises(BadFileError, match="column 'number' holds int64, not text"):
