@@ -16,7 +16,8 @@ from tokenmill.tokenizers.terminated import concatenate, gather
 
 __all__ = ["Encoder"]
 
-_SLICE = 2 * WINDOW
+_SLICE = 2 * WINDOW  # bytes of one text that are encoded at once
+_MOST = 8 * _SLICE  # of several texts; that costs less, and copying the ids of slices costs time
 Run = tuple[Ids, Offsets]
 
 
@@ -32,7 +33,8 @@ class Encoder:
         """The ids of all texts, each followed by a terminator; see `encode_terminated`."""
         sizes = prepared.text_sizes
         first, last = int(chunk.continues), len(sizes) - int(chunk.goes_on)
-        if not first and last == len(sizes) and int(sizes.sum()) <= _SLICE:
+        whole = not first and last == len(sizes)
+        if whole and int(sizes.max()) <= _SLICE and int(sizes.sum()) <= _MOST:
             return self._encode_some(prepared, 0, last)
         runs = []
         if first:
