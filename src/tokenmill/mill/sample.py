@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.mill.find import SourceFile
-from tokenmill.mill.part import Job
-from tokenmill.mill.plan import Piece
+from tokenmill.mill.plan import Part, Piece
 from tokenmill.mill.records import Chunk
 from tokenmill.mill.sources import BadFileError, measure_row_groups
 from tokenmill.mill.texts import prepare_chunk
@@ -190,16 +189,7 @@ def _measure(mill: Mill, item: _Item, place: int) -> tuple[_Measured, int]:
     else:
         start = min(place // _TEXT * _TEXT, item.size - _TEXT)
         piece = Piece(item.source, start, start + _TEXT)
-    job = Job(
-        name="",
-        pieces=(piece,),
-        sources={item.source: source},
-        settings=mill.settings,
-        step=mill.plan.step,
-        dtype=mill.dtype,
-        folder=Path(),
-        cuttable=mill.tokenizer.cuttable,
-    )
+    job = mill.job(Part(name="", pieces=(piece,), size=0), Path())
     size, found = 0.0, _Found()
     for chunk in job.read(piece):
         found.add(chunk, mill, source)
