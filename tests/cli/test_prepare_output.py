@@ -87,3 +87,14 @@ def test_a_file_in_another_encoding_is_named_with_the_cure(tmp_path: Path) -> No
         f"Not UTF-8: {text}: 10.3% of its text was replaced; it looks like WINDOWS-1252: "
         "try iconv -f WINDOWS-1252 -t UTF-8."
     ) in told.stdout
+
+
+def test_the_final_rate_counts_the_bytes_that_progress_counts(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt.gz"
+    text.write_bytes(gzip.compress(b"the same words again and again\n" * 300_000))
+    first = tokenmill.prepare(text, tmp_path / "data", tokenizer="bytes")
+    again = tokenmill.prepare(text, tmp_path / "data", tokenizer="bytes")
+    assert (first.bytes_read, again.bytes_read) == (text.stat().st_size, 0)
+    told = shell("prepare", text, "--out", tmp_path / "other", "--tokenizer", "bytes")
+    (rate,) = re.findall(r"\d s, ([\d.]+ [kM]?B)/s\.", told.stdout)
+    assert parse_size(rate) < text.stat().st_size  # 9 MB of text are 30 kB on the disk

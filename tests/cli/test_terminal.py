@@ -13,24 +13,31 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from shell import COMMAND
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def run_on_terminal(*arguments: str | Path, stop_after: str = "") -> tuple[int, str]:
+def run_on_terminal(
+    *arguments: str | Path,
+    stop_after: str = "",
+    columns: int = 160,
+    command: Sequence[str | Path] = (COMMAND,),
+) -> tuple[int, str]:
     """Run a command on a terminal of its own; returns its status and all that it wrote."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, COMMAND, *map(str, arguments)],
+        [sys.executable, *map(str, (*command, *arguments))],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160"},
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)},
     )
     os.close(theirs)
     written = b""
@@ -97,6 +104,58 @@ def test_progress_tells_all_and_leaves_a_clean_screen(tmp_path: Path) -> None:
     assert not [line for line in left if "tokenizing" in line or "%" in line]
     assert [line for line in left if "Next:  tokenmill info" in line]
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")  # the cursor is back
+
+
+def frames(written: str) -> list[str]:
+    """Every line that was drawn, as it was drawn."""
+    return [ESCAPES.sub("", line) for line in re.split(r"[\r\n]+", written)]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_progress_never_wraps_on_a_narrow_terminal(tmp_path: Path, columns: int) -> None:
+    text, data = make_text(tmp_path), tmp_path / "data"
+    options = ("--tokenizer", "bytes", "--dedup", "lines", "--val-fraction", "0.5")
+    status, written = run_on_terminal("prepare", text, "--out", data, *options, columns=columns)
+    assert status == 0, written
+    for command in (
+        ("export", data, "--to", "npy", "--out", tmp_path / "npy"),
+        ("reshard", data, "--out", tmp_path / "resharded", "--tokens-per-shard", "999999"),
+        ("verify", data),
+    ):
+        status, more = run_on_terminal(*command, columns=columns)
+        assert status == 0, more
+        written += more
+    drawn = [line for line in frames(written) if re.search(r"\d%", line)]
+    assert [line for line in drawn if line.startswith("tokenizing") and "left" in line]
+    assert max(map(len, drawn)) <= columns
+    # A line that is cut would wrap in the middle of its numbers.
+    whole = r"(%|[kMG]?B|/s|tokens?|documents?|dropped|left|\d:\d\d|--)$"
+    assert not [line for line in drawn if not re.search(whole, line.rstrip())]
+
+
+SCRIPT = """
+import sys, tokenmill
+tokenmill.prepare(
+    sys.argv[1], sys.argv[2], tokenizer="bytes", workers=1, progress=eval(sys.argv[3])
+)
+print("done")
+"""
+
+
+def test_prepare_from_python_shows_progress_on_a_terminal_alone(tmp_path: Path) -> None:
+    text = make_text(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    status, written = run_on_terminal(text, tmp_path / "a", "None", command=(script,))
+    assert status == 0, written
+    assert "tokenizing" in written
+    assert [line for line in screen(written) if line.strip()] == ["done"]
+    _, written = run_on_terminal(text, tmp_path / "b", "False", command=(script,))
+    assert written.strip() == "done"
+    told = subprocess.run(
+        [sys.executable, script, text, tmp_path / "c", "None"], capture_output=True, text=True
+    )
+    assert (told.stdout, told.stderr) == ("done\n", "")
 
 
 def test_ctrl_c_on_a_terminal_leaves_a_clean_screen(tmp_path: Path) -> None:

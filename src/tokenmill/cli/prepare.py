@@ -143,7 +143,7 @@ def show_report(report: Report, seconds: float) -> None:
     if (report.path / REJECTED_NAME).exists():
         _line(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])
-    rate = ledger["bytes_in"] / max(1e-9, seconds)
+    rate = report.bytes_read / max(1e-9, seconds)
     told = f"{per_token:.2f} characters a token; {size(_disk(report))} on disk"
     _line(told + ("." if report.was_finished else f"; {duration(seconds)}, {size(rate)}/s."))
     if not manifest.splits["train"].tokens:

@@ -28,7 +28,7 @@ from tokenmill.hub.library import connect, telling
 from tokenmill.hub.listing import HubFile, find_commit, list_files
 
 if TYPE_CHECKING:
-    from tokenmill.mill.stages import Watcher
+    from tokenmill.progress import Watcher
 
 __all__ = [
     "DEFAULT_REPOSITORY",
@@ -133,7 +133,7 @@ def file_url(address: Address, commit: str, file: HubFile) -> str:
 def fetch_all(errands: Sequence[Errand], folder: Path, watcher: Watcher | None) -> int:
     """Fetch what is missing or wrong of some files; returns the bytes that were fetched."""
     if watcher is None:
-        from tokenmill.mill.stages import Nobody
+        from tokenmill.progress import Nobody
 
         watcher = Nobody()
     with telling_of_the_disk(folder):

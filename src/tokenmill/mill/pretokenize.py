@@ -19,8 +19,9 @@ import numpy as np
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.mill.engines import disk_error
 from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME
-from tokenmill.mill.run import Mill, Watcher, prepare
+from tokenmill.mill.run import Mill, prepare
 from tokenmill.mill.texts import prepare_chunk
+from tokenmill.progress import Watcher
 from tokenmill.store.manifest import Manifest, sync_folder
 from tokenmill.store.writer import NpyFile
 from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
@@ -74,6 +75,7 @@ def pretokenize(
     workers: int | None = None,
     memory: int | None = None,
     restart: bool = False,
+    progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Pretokenized:
     """Write the ids of a text file to a `.npy` file beside it.
@@ -107,6 +109,7 @@ def pretokenize(
         workers=workers,
         memory=memory,
         restart=restart,
+        progress=progress,
         watcher=watcher,
         **_AS_IT_IS,
     )

@@ -28,7 +28,8 @@ from tokenmill.mill.part import Job
 from tokenmill.mill.plan import Part, make_plan
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import LEAST_MEMORY
-from tokenmill.mill.stages import Nobody, Stages, Watcher
+from tokenmill.mill.stages import Stages
+from tokenmill.progress import Watcher, watching
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
@@ -47,6 +48,7 @@ class Report:
     was_finished: bool  # before this run, which then changed nothing
     parts: int
     parts_done_before: int
+    bytes_read: int  # of the input, by this run
 
     def __repr__(self) -> str:
         splits = (f"{name} {split.tokens:,} tokens" for name, split in self.manifest.splits.items())
@@ -72,6 +74,7 @@ def prepare(
     workers: int | None = None,
     memory: int | None = None,
     restart: bool = False,
+    progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Report:
     """Make a dataset out of text, or go on making it.
@@ -79,6 +82,9 @@ def prepare(
     `inputs` are files, folders and globs; `out` is a new folder or one that an interrupted run
     left. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
     `tokenmill.mill.settings.Settings`. `memory` is the cap in bytes for all processes together.
+
+    Progress is shown in terminals and notebooks; `progress=False` turns it off, and True prints it
+    elsewhere too. A `watcher` gets it instead.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -106,8 +112,11 @@ def prepare(
         skip_bad_files=skip_bad_files,
     )
     try:
-        with OutputFolder(Path(out), restart=restart) as folder:
-            return mill.run(folder, watcher or Nobody())
+        with (
+            OutputFolder(Path(out), restart=restart) as folder,
+            watching(watcher, progress) as shown,
+        ):
+            return mill.run(folder, shown)
     except OSError as error:
         raise disk_error(error) from error
 
@@ -157,12 +166,14 @@ class Mill:
         """Do what is left to do."""
         fingerprint = self.tokenizer.fingerprint
         manifest = folder.finished(self.plan, self.settings, fingerprint)
-        done_before = len(self.plan.parts)
+        done_before, read = len(self.plan.parts), 0
         if manifest is None:
             if self.plan.passed_over:
                 watcher.note(f"Passed over: {tell_passed_over(self.plan.passed_over)}.")
             folder.remember(self.plan, self.settings, fingerprint)
-            manifest, done_before = Stages(self, folder, watcher).finish()
+            stages = Stages(self, folder, watcher)
+            manifest, done_before = stages.finish()
+            read = stages.bytes_read
             was_finished = False
         else:
             was_finished = True
@@ -173,6 +184,7 @@ class Mill:
             was_finished=was_finished,
             parts=len(self.plan.parts),
             parts_done_before=done_before,
+            bytes_read=read,
         )
 
     def engine(self) -> LocalEngine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -26,6 +26,7 @@ from tokenmill.mill.repeats import mark_repeats, read_keys
 from tokenmill.mill.sift import SPLITS, Sifted, sift
 from tokenmill.mill.sources import BadFileError
 from tokenmill.mill.worker import Check, Grind, Pack, Scan, Task
+from tokenmill.progress import Watcher
 from tokenmill.store.manifest import (
     TOKENIZER_NAME,
     Manifest,
@@ -39,32 +40,11 @@ from tokenmill.store.writer import AtomicFile
 if TYPE_CHECKING:
     from tokenmill.mill.run import Mill
 
-__all__ = ["Nobody", "Stages", "Watcher"]
+__all__ = ["Stages"]
 
 Receipt = dict[str, Any]
 Aside = dict[int, str]  # bad files by the number of their source, and what is wrong with each
 BadSources = tuple[tuple[int, str], ...]
-
-
-class Watcher(Protocol):
-    """Who is told how the work goes."""
-
-    def begin(self, stage: str, total: int, done: int) -> None:
-        """A stage begins that has `total` units of work, of which `done` were done before."""
-
-    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
-        """Work was done in this stage."""
-
-    def note(self, text: str) -> None:
-        """Something that the user should know."""
-
-
-class Nobody:
-    """A watcher who does not listen."""
-
-    def begin(self, stage: str, total: int, done: int) -> None: ...
-    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 class Stages:
@@ -76,6 +56,7 @@ class Stages:
         self.settings = mill.settings
         self.folder = folder
         self.watcher = watcher
+        self.bytes_read = 0  # of the input as it is on the disk, as progress counts it
 
     def finish(self) -> tuple[Manifest, int]:
         """Do the stages; returns the manifest and how many parts were done before."""
@@ -177,6 +158,7 @@ class Stages:
         total = self.plan.size
         left = sum(parts[i].size for i in missing)
         self.watcher.begin(stage, total, total - left)
+        self.bytes_read = left
         while True:
             bad = [tuple(self._bad_in(i, aside).items()) for i in missing]
             tasks = [task(i, sources) for i, sources in zip(missing, bad, strict=True)]

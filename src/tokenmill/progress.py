@@ -1,0 +1,212 @@
+"""How long work reports its progress: one protocol, and a display for people.
+
+A `Watcher` is given the stages of the work and what was done. `Display` shows that in one line: on
+a terminal the line is redrawn and never wider than the terminal; in a notebook it is one output
+that changes; elsewhere it is printed now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tokenmill.wording import count, counted, duration, harmless, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Display", "Nobody", "Watcher", "watching"]
+
+_STAGES = {
+    "scan": "reading lines",
+    "sort": "finding repeated lines",
+    "grind": "tokenizing",
+    "sift": "choosing documents",
+    "pack": "writing shards",
+}
+_FIRST_LINE, _EVERY = 2.0, 10.0  # seconds, where lines are printed
+_REDRAW = 0.125  # seconds
+_BAR = 24
+
+
+class Watcher(Protocol):
+    """Who is told how the work goes."""
+
+    def begin(self, stage: str, total: int, done: int) -> None:
+        """A stage begins that has `total` units of work, of which `done` were done before."""
+
+    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
+        """Work was done in this stage."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+
+
+class Nobody:
+    """A watcher who does not listen."""
+
+    def begin(self, stage: str, total: int, done: int) -> None: ...
+    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@contextmanager
+def watching(watcher: Watcher | None, progress: bool | None) -> Iterator[Watcher]:
+    """The watcher of a library call: the one given, a `Display`, or nobody.
+
+    By default (`progress` is None) there is a display in terminals and notebooks only, so that
+    scripts in batch jobs and tests stay quiet.
+
+    >>> with watching(None, False) as watcher:
+    ...     type(watcher).__name__
+    'Nobody'
+    """
+    if watcher is not None:
+        yield watcher
+    elif progress or (progress is None and (_is_terminal() or _in_notebook())):
+        with Display() as display:
+            yield display
+    else:
+        yield Nobody()
+
+
+class Display:
+    """Shows how the work goes; a `Watcher`."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.tokens = self.documents = self.dropped = 0
+        self._console: Console = Console(
+            highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True
+        )
+        self._live: Any = None
+        self._output: Any = None
+        self._stage = ""
+        self._total = self._before = self._done = 0
+        self._began = self._said = time.monotonic()
+
+    def __enter__(self) -> Display:
+        if _in_notebook():
+            display = import_module("IPython.display").display
+            self._output = display({"text/plain": ""}, raw=True, display_id=True)
+        elif self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if self._output is not None:
+            self._output.update({"text/plain": ""}, raw=True)
+
+    def begin(self, stage: str, total: int, done: int) -> None:
+        """A stage begins."""
+        self._stage, self._total, self._before, self._done = stage, total, done, 0
+        self._began = time.monotonic()
+        self._said = self._began - _EVERY + _FIRST_LINE
+        if done and total:
+            amount = f"{size(done)} of {size(total)}" if stage != "pack" else counted(done, "token")
+            self.note(f"{self._name}: {amount} were done before and are skipped.")
+        self._show(now=True)
+
+    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
+        """Work was done."""
+        self._done += tokens if self._stage == "pack" else read
+        if self._stage != "pack":
+            self.tokens += tokens
+            self.documents += documents
+            self.dropped += dropped
+        self._show()
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        self._print(harmless(text))
+
+    @property
+    def _name(self) -> str:
+        return _STAGES.get(self._stage, self._stage)
+
+    def _print(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text))
+
+    def _show(self, *, now: bool = False) -> None:
+        since = time.monotonic() - self._said
+        if self._live is not None:
+            self._live.update(self._picture())
+        elif self._output is not None:
+            if now or since >= _REDRAW:
+                self._said = time.monotonic()
+                self._output.update({"text/plain": self._line(100)}, raw=True)
+        elif since >= _EVERY and self._total:
+            self._said = time.monotonic()
+            self._print(f"{self._name}: {', '.join(self._words())}")
+
+    def _picture(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        width = self._console.width
+        row = Table.grid(padding=(0, 1))
+        if not self._total:
+            row.add_row(self._name, "…")
+        elif len(line := self._line(width - _BAR - 1)) + _BAR < width and ", " in line:
+            name, _, words = line.partition(": ")
+            done = min(self._before + self._done, self._total)
+            row.add_row(name, ProgressBar(self._total, done, width=_BAR), words)
+        else:
+            row.add_row(self._line(width - 1))
+        return row
+
+    def _line(self, width: int) -> str:
+        """The stage and as many of its numbers as fit, the most important ones first."""
+        if not self._total:
+            return f"{self._name} …"
+        words = self._words()
+        for spare in ("dropped", "document", "token", " of ", "/s", "left"):
+            if len(self._name) + 2 + len(", ".join(words)) <= width:
+                break
+            words = [words[0], *(word for word in words[1:] if spare not in word)]
+        return f"{self._name}: {', '.join(words)}"[: max(width, 1)]
+
+    def _words(self) -> list[str]:
+        spent = max(1e-3, time.monotonic() - self._began)
+        rate = self._done / spent
+        done = min(self._before + self._done, self._total)
+        left = (self._total - done) / rate if rate else 0
+        words = [f"{100 * done / self._total:.0f}%"]
+        if self._stage == "pack":
+            words += [f"{count(done)} of {count(self._total)} tokens"]
+        else:
+            words += [f"{size(done)} of {size(self._total)}", f"{size(rate)}/s"]
+            if self._stage == "grind":
+                words += [
+                    counted(self.tokens, "token"),
+                    counted(self.documents - self.dropped, "document"),
+                    f"{count(self.dropped)} dropped",
+                ]
+        if rate:
+            words.append(f"{duration(left)} left")
+        return words
+
+
+def _is_terminal() -> bool:
+    with suppress(AttributeError, ValueError, OSError):  # no stderr, or a closed one
+        return sys.stderr.isatty()
+    return False
+
+
+def _in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel; IPython is not imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
