@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from shell import QUICK, run
 
+import tokenmill
+from tokenmill.cli.console import parse_size
+
 
 def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
@@ -95,6 +98,6 @@ def test_the_final_rate_counts_the_bytes_that_progress_counts(tmp_path: Path) ->
     first = tokenmill.prepare(text, tmp_path / "data", tokenizer="bytes")
     again = tokenmill.prepare(text, tmp_path / "data", tokenizer="bytes")
     assert (first.bytes_read, again.bytes_read) == (text.stat().st_size, 0)
-    told = shell("prepare", text, "--out", tmp_path / "other", "--tokenizer", "bytes")
+    told = run("prepare", text, "--out", tmp_path / "other", *QUICK)
     (rate,) = re.findall(r"\d s, ([\d.]+ [kM]?B)/s\.", told.stdout)
     assert parse_size(rate) < text.stat().st_size  # 9 MB of text are 30 kB on the disk
