@@ -172,7 +172,7 @@ def test_without_arguments_it_fetches_what_the_guide_does(hub: LocalHub, tmp_pat
     assert sorted(os.listdir(folder)) == [f"edu_fineweb_train_{n:06}.bin" for n in (1, 2, 3)]
     status, stdout, stderr = run(hub, tmp_path, *next_command(stdout))
     assert status == 0, stderr
-    assert "llm.c" in stdout
+    assert "llmc" in stdout
 
 
 @pytest.mark.parametrize("shards", ["2", "1,3"])

@@ -46,7 +46,7 @@ def test_records_of_one_length_are_cuts_through_a_stream(tmp_path):
 def test_what_is_no_tokens_is_refused(tmp_path):
     path = tmp_path / "x.array_record"
     write(path, [[1, 2, 3]])
-    with pytest.raises(DatasetError, match="tells the dtype"):
+    with pytest.raises(DatasetError, match="says the dtype"):
         tokenmill.open(path)
     with pytest.raises(DatasetError, match="6 bytes in record 0"):
         tokenmill.open(path, dtype="uint32")

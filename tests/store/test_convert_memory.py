@@ -89,7 +89,7 @@ def test_exporting_more_and_importing_that_takes_no_more_memory(imported, tmp_pa
     out, back = {}, {}
     for size in (SMALL, LARGE):
         made = tmp_path / f"{size}"
-        out[size] = peak_of(tokenmill.export, folder / f"{size}", to, made)
+        out[size] = peak_of(tokenmill.export, folder / f"{size}", made, to=to)
         opened = made / "train" if to == "megatron" else made
         options = {"tokenizer": "bytes", **({"val_fraction": 0} if to == "llmc" else {})}
         back[size] = peak_of(tokenmill.import_dataset, opened, tmp_path / f"back{size}", **options)
