@@ -432,7 +432,7 @@ def test_a_missing_board_is_named_before_anything_is_learned(
 ) -> None:
     for module in ("tensorboard", "torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=f"--{board} needs: pip install"):
+    with pytest.raises(UsageError, match=f"`{board}` needs: pip install"):
         train(data, name="a", config=CONFIG, runs=tmp_path, boards=[board])
     assert not (tmp_path / "a" / "checkpoints").exists()
 

@@ -1,0 +1,150 @@
+"""What type checkers say of a user's code, against the wheel: not against this checkout.
+
+The examples of the README and of docs/ must pass `mypy --strict` and pyright, as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What the text around the examples of a page has introduced.
+PREAMBLES = {
+    "README.md": 'code = tokenmill.open("data/code")["train"]\n',
+    "formats.md": "import tokenmill\n",
+    "prepare.md": "import tokenmill\n",
+}
+USER = """
+import numpy as np
+import tokenmill
+import tokenmill.jax
+import tokenmill.torch
+import torch
+from typing import assert_type
+
+data = tokenmill.open("data/corpus")
+tokens = data["train"]
+plain = tokenmill.Loader(tokens, batch_size=2, seq_len=4)
+assert_type(next(plain), tokenmill.Batch)
+documented = tokenmill.Loader(tokens, batch_size=2, seq_len=4, documents=True, seed=1)
+assert_type(next(documented), tokenmill.DocumentedBatch)
+next(documented).documents.cu_seqlens
+
+inputs, targets = next(tokenmill.torch.Loader(tokens, batch_size=2, seq_len=4, device="cpu"))
+assert_type(targets, torch.Tensor)
+_, _, found = next(tokenmill.torch.Loader(tokens, batch_size=2, seq_len=4, documents=True))
+assert_type(found, tokenmill.torch.Documents)
+for inputs, targets in tokenmill.torch.TokenBatches(tokens, batch_size=2, seq_len=4):
+    inputs + targets
+left, right = next(tokenmill.jax.Loader(tokens, batch_size=2, seq_len=4))
+left.sharding
+
+
+def train(loader: tokenmill.Loader) -> int:
+    return len(next(loader).inputs)
+
+
+train(plain)
+report = tokenmill.prepare("texts", "data/corpus", val_fraction=0.005, dedup="lines")
+assert_type(report.manifest.splits["train"].tokens, int)
+"""
+MISTAKES = [
+    "tokenmill.Loader(tokens, batch_size=2, seq_len=4, sed=1)",
+    "tokenmill.Loader(tokens, batch_size='2', seq_len=4)",
+    "tokenmill.prepare('a', 'b', val_fractoin=0.1)",
+    "tokenmill.prepare('a', 'b', dedup='all')",
+    "tokenmill.opne('a')",
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the wheel, where nothing else is."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    built = subprocess.run(
+        [sys.executable, "-c", build, folder], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    with zipfile.ZipFile(folder / built.stdout.split()[-1]) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for each page with examples, one of a user and one of mistakes."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for page in PAGES:
+        blocks = [block for block in BLOCK.findall(page.read_text()) if ">>>" not in block]
+        if blocks:
+            preamble = PREAMBLES.get(page.name, "")
+            first, *rest = blocks if "import tokenmill\n" in blocks[0] else ["", *blocks]
+            text = "\n".join([first, preamble, *rest])
+            (folder / f"{page.stem.lower()}_page.py").write_text(text)
+    (folder / "user.py").write_text(USER)
+    lines = ["import tokenmill", 'tokens = tokenmill.open("x")["train"]', *MISTAKES]
+    (folder / "mistakes.py").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def check_mistakes(complaints: dict[str, list[str]]) -> None:
+    """Only the mistakes are complained about, each of them in its line."""
+    mistakes = complaints.pop("mistakes.py", [])
+    assert not complaints, "\n".join(line for lines in complaints.values() for line in lines)
+    for number, code in enumerate(MISTAKES, 3):
+        assert any(f":{number}:" in line for line in mistakes), (code, mistakes)
+
+
+def test_mypy_knows_the_types_of_the_wheel(site: Path, scripts: Path) -> None:
+    config = scripts / "mypy.ini"
+    untyped = ("grain", "tensorflow", "pyarrow", "gigatoken")
+    config.write_text(
+        "[mypy]\nstrict = True\n"
+        + "".join(f"[mypy-{name}.*]\nignore_missing_imports = True\n" for name in untyped)
+    )
+    told = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", config, *sorted(scripts.glob("*.py"))],
+        cwd=scripts,
+        env={**os.environ, "MYPYPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    complaints: dict[str, list[str]] = {}
+    for line in told.stdout.splitlines():
+        if ": error:" in line:
+            complaints.setdefault(Path(line.partition(":")[0]).name, []).append(line)
+    assert told.returncode == 1, told.stdout + told.stderr
+    check_mistakes(complaints)
+
+
+def test_pyright_knows_the_types_of_the_wheel(site: Path, scripts: Path) -> None:
+    settings = {
+        "include": ["*.py"],
+        "typeCheckingMode": "standard",
+        "extraPaths": [str(site)],
+        "pythonVersion": "3.11",
+    }
+    (scripts / "pyrightconfig.json").write_text(json.dumps(settings))
+    told = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable],
+        cwd=scripts,
+        capture_output=True,
+        text=True,
+    )
+    complaints: dict[str, list[str]] = {}
+    for one in json.loads(told.stdout)["generalDiagnostics"]:
+        if one["severity"] == "error":
+            name = Path(one["file"]).name
+            line = f"{name}:{one['range']['start']['line'] + 1}: {one['message']}"
+            complaints.setdefault(name, []).append(line)
+    check_mistakes(complaints)
