@@ -105,7 +105,7 @@ def test_version_1_with_sources_in_the_manifest_is_still_a_dataset(tmp_path):
     assert verify(tmp_path / "old") == []
     assert list(old["train"].documents) == list(new["train"].documents)
     assert list(old.manifest.sources) == list(new.manifest.sources)
-    made = tokenmill.export(tmp_path / "old", "npy", tmp_path / "npy")
+    made = tokenmill.export(tmp_path / "old", tmp_path / "npy", to="npy")
     assert sum(made.tokens.values()) == 97
     tokenmill.reshard(tmp_path / "old", tmp_path / "resharded", tokens_per_shard=7)
     assert verify(tmp_path / "resharded") == []
