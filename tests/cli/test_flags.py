@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
         ["--tokens-per-shard is 0"],
     ),
     "export into itself": (
-        lambda: tokenmill.export("data", "npy", "data"),
+        lambda: tokenmill.export("data", "data", to="npy"),
         ["export", "data", "--to", "npy", "--out", "data"],
         ["for `out`"],
         ["for --out"],

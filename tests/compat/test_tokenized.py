@@ -110,5 +110,5 @@ def test_hidden_files_are_no_shards(tmp_path: Path) -> None:
 
 
 def test_only_train_and_val_are_splits(folder: Path) -> None:
-    with pytest.raises(UsageError, match="split is 'test'"):
+    with pytest.raises(UsageError, match="`split` is 'test'"):
         TokenizedDataset(folder, "test")  # type: ignore[arg-type]

@@ -207,9 +207,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         tokenmill.export(tmp_path / "data", tmp_path / "mine", to="npy")
     with pytest.raises(FolderError, match="is a file"):
         tokenmill.export(tmp_path / "data", tmp_path / "mine" / "notes.txt", to="npy")
-    with pytest.raises(UsageError, match="Choose from: llmc, nanogpt"):
+    with pytest.raises(UsageError, match="must be one of llmc, nanogpt"):
         tokenmill.export(tmp_path / "data", tmp_path / "new", to="parquet")
-    with pytest.raises(UsageError, match="must be 1 or more"):
+    with pytest.raises(UsageError, match="must be positive"):
         tokenmill.export(tmp_path / "data", tmp_path / "new", to="npy", tokens_per_shard=0)
     with pytest.raises(UsageError, match="the source of the export"):
         tokenmill.export(tmp_path / "data", tmp_path / "data", to="npy")

@@ -267,7 +267,7 @@ def test_a_shard_by_itself_has_the_documents_and_the_tokenizer_of_its_dataset(tm
     assert dataset.tokenizer.decode(tokens[:9]) == dataset.tokenizer.decode(whole[30:39])
     if eot == "none":
         assert dataset.eot_id is None
-        with pytest.raises(DatasetError, match="no end-of-text id"):
+        with pytest.raises(DatasetError, match="nor an end-of-text id"):
             tokens.find_edges(np.array([0]), 20)
     else:
         starts = [one.start - 30 for one in whole.documents if 31 <= one.start < 50]

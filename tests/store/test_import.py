@@ -158,7 +158,7 @@ def test_what_cannot_be_imported_is_refused(tmp_path):
     tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out2", **options)
     again = tokenmill.import_dataset(tmp_path / "y.bin", tmp_path / "out2", **options)
     assert again.splits["train"].tokens == 3
-    with pytest.raises(FolderError, match="another one"):
+    with pytest.raises(FolderError, match="another finished dataset"):
         tokenmill.import_dataset(
             tmp_path / "y.bin", tmp_path / "out2", tokens_per_shard=1, **options
         )

@@ -60,9 +60,9 @@ def test_what_cannot_be_resharded_is_refused(tmp_path):
     tokenmill.reshard(tmp_path / "a", tmp_path / "out", tokens_per_shard=5)
     made = tokenmill.reshard(tmp_path / "a", tmp_path / "out", tokens_per_shard=5)
     assert made == tokenmill.open(tmp_path / "out").manifest
-    with pytest.raises(FolderError, match="another one"):
+    with pytest.raises(FolderError, match="another finished dataset"):
         tokenmill.reshard(tmp_path / "a", tmp_path / "out", tokens_per_shard=6)
-    with pytest.raises(FolderError, match="another one"):
+    with pytest.raises(FolderError, match="another finished dataset"):
         tokenmill.reshard(tmp_path / "b", tmp_path / "out", tokens_per_shard=5)
     with pytest.raises(UsageError, match="positive"):
         tokenmill.reshard(tmp_path / "a", tmp_path / "new", tokens_per_shard=0)

@@ -38,7 +38,7 @@ class OutputFolder:
     Traceback (most recent call last):
     ...
     tokenmill.errors.FolderError: ... holds an unfinished run with other settings: to was 'npy', \
-is 'mds'. Choose another --out, or delete that folder.
+is 'mds'. Choose another `out`, or delete that folder.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, record: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from tokenmill.store.manifest import MANIFEST_NAME
+
 __all__ = ["HEAD", "find_text", "looks_like_text"]
 
 HEAD = 8192  # bytes that are looked at
@@ -63,9 +65,11 @@ def looks_like_text(head: bytes) -> bool:
 
 
 def _holds_text(folder: Path) -> bool:
-    """Whether there is text in a folder, and no token file there or in its own folders."""
+    """Whether there is text in a folder, and neither a dataset nor token files near its top."""
     found = False
     for file in islice(_walk(folder), _MOST):
+        if file.name == MANIFEST_NAME:
+            return False
         if file.suffix in _TOKENS and len(file.relative_to(folder).parts) < 3:
             return False
         found = found or _is_text(file)
