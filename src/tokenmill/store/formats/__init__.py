@@ -65,7 +65,7 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
     what = asked.path / asked.chosen[0] if asked.chosen else asked.path
     if text := find_text(what):
         raise DatasetError(text)
-    cure = "Give its format as `format=NAME`; or, if it holds ids and nothing else, `dtype=uint16`."
+    cure = "Give its `format`; or, if it holds ids and nothing else, their `dtype`."
     if asked.format is not None:
         cure = "Give what it lacks, or omit `format` to have it recognised."
     if asked.is_folder:
