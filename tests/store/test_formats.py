@@ -382,7 +382,7 @@ def test_links_are_followed_as_download_caches_need_it(tmp_path):
 def test_what_is_not_recognised_lists_all_that_was_tried(tmp_path):
     (tmp_path / "x").write_bytes(bytes(range(200)))
     told = refused(tmp_path / "x", "known format")
-    for part in ("tokenmill:", "npy:", "llmc:", "nanogpt:", "raw:", "dtype=", "format="):
+    for part in ("tokenmill:", "npy:", "llmc:", "nanogpt:", "raw:", "`dtype`", "`format`"):
         assert part in told
     (tmp_path / "empty.bin").touch()
     refused(tmp_path / "empty.bin", "is empty")
