@@ -221,10 +221,10 @@ def _read_compressed(
             # Not a bad file: what a dataset leaves out must not depend on `memory`.
             need = error.window + LEAST_MEMORY
             raise InputError(
-                f"{origin.path} was compressed with a window of {error.window:,} bytes (zstd "
-                "--long), more than the memory of a worker holds.\n"
+                f"{origin.path} was compressed with a window of {error.window:,} bytes, which is "
+                "more than a worker may use.\n"
                 f"Pass `workers=1` and `memory={need}`, or as much for each worker; or compress "
-                "the file again without --long."
+                "the file again with a smaller window."
             ) from error
 
 
