@@ -23,7 +23,7 @@ from tokenmill.errors import TokenmillError
 LIBRARY = Path(tokenmill.__file__).parent
 SCRIPTS = LIBRARY.parents[1] / "scripts"
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND = re.compile(r"\b(tokenmill [a-z]+|pip install|torchrun) .*?(?=[.;,] |\n|$)")
+COMMAND = re.compile(r"\b(tokenmill [a-z]+|pip install|torchrun|zstd) .*?(?=[.;,] |\n|$)")
 
 
 def list_messages(path: Path) -> Iterator[tuple[int, str]]:
@@ -111,8 +111,8 @@ CASES: dict[str, Case] = {
     "unknown format": (
         lambda: tokenmill.open("ids.bin"),
         ["info", "ids.bin"],
-        ["`format`", "`dtype`", "`dtype='uint16'`"],
-        ["its --format;", "their --dtype.", "--dtype uint16"],
+        ["`format=NAME`", "`dtype='uint16'`"],
+        ["--format NAME", "--dtype uint16"],
     ),
     "no tokenizer": (
         lambda: tokenmill.open("ids.bin", dtype="uint16").tokenizer,
