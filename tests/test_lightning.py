@@ -301,8 +301,8 @@ def test_a_module_by_itself_counts_what_it_gave() -> None:
         ({"rank": 1}, "rank is the trainer's to say"),
         ({"limit_epochs": 1}, "limit_epochs is the trainer's to say"),
         ({"limit_tokens": 1}, "limit_tokens is the trainer's to say"),
-        ({"sed": 3}, "no argument of tokenmill.Loader"),
-        ({"epoch_steps": 0}, "epoch_steps is 0"),
+        ({"sed": 3}, "not an argument of tokenmill.Loader"),
+        ({"epoch_steps": 0}, "`epoch_steps` is 0"),
     ],
 )
 def test_what_is_the_trainers_to_say_is_refused(settings: dict[str, Any], message: str) -> None:
