@@ -111,8 +111,8 @@ CASES: dict[str, Case] = {
     "unknown format": (
         lambda: tokenmill.open("ids.bin"),
         ["info", "ids.bin"],
-        ["`format=NAME`", "`dtype='uint16'`"],
-        ["--format NAME", "--dtype uint16"],
+        ["`format`", "`dtype='uint16'`"],
+        ["--format;", "--dtype uint16"],
     ),
     "no tokenizer": (
         lambda: tokenmill.open("ids.bin", dtype="uint16").tokenizer,
