@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -213,11 +213,13 @@ def refuse_other_run(state: State, own: State, cure: str) -> None:
     Settings that may change between a run's parts are not looked at.
     """
     found: list[str] = []
+    # Checkpoints from before a part of the shape existed have its default.
+    later = {one.name: one.default for one in fields(Shape) if one.default is not MISSING}
     there, here = (
         {
             "the mixture": _tell_mixture(one.loader),
             **{f"the data of {name}": value for name, value in one.fingerprints.items()},
-            **{f"the model's {name}": value for name, value in asdict(Shape(**one.shape)).items()},
+            **{f"the model's {name}": value for name, value in (later | one.shape).items()},
             "the backend": one.backend,
             **{f"the {name}": one.config.get(name) for name in ("optimizer", "seed")},
         }
