@@ -1,0 +1,9 @@
+"""Settings that must be in place before any test imports a framework."""
+
+from __future__ import annotations
+
+import os
+
+# Some virtual machines report AMX and trap its instructions, so PyTorch's products in bfloat16 would end
+# the process. This is an upper limit: processors without AVX-512 are not affected.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
