@@ -110,7 +110,7 @@ def test_without_text_and_ids_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_only_train_and_val_are_splits(text: Path) -> None:
-    with pytest.raises(UsageError, match="split is 'test'"):
+    with pytest.raises(UsageError, match="`split` is 'test'"):
         StreamingDataset(text, split="test")  # type: ignore[arg-type]
 
 

@@ -115,7 +115,7 @@ def words(count: int, seed: int) -> str:
 
 
 def make_corpus(folder: Path, *, plain: int = 17 << 20, zipped: int = 6) -> Path:
-    """A folder of many parts: a plain file of two, and compressed files, which are one each."""
+    """A folder of three parts: a plain file makes two, and small compressed files share one."""
     folder.mkdir()
     text = library_text(2_000_000)
     documents = [words(4_000, seed) for seed in range(40)]

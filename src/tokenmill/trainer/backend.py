@@ -24,6 +24,7 @@ __all__ = [
     "Pause",
     "Rows",
     "StepReport",
+    "check_device",
     "has_accelerator",
     "never",
     "open_backend",
@@ -154,6 +155,15 @@ def open_backend(
 
             return JaxBackend(config, shape, values, device)
     raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")
+
+
+def check_device(name: str, device: str | None) -> None:
+    """Raise `UsageError` if PyTorch cannot use a device. JAX is asked once its processes have met."""
+    if name == "torch" and device is not None:
+        with _naming_package(name):
+            from tokenmill.trainer.torch_backend import choose_device
+
+            choose_device(device)
 
 
 def has_accelerator(name: str, device: str | None) -> bool:

@@ -31,7 +31,7 @@ from tokenmill.load.state import check_state
 from tokenmill.store.manifest import TOKENIZER_NAME, write_atomically
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.trainer.augment import padded_vocab
-from tokenmill.trainer.backend import Backend, has_accelerator, open_backend
+from tokenmill.trainer.backend import Backend, check_device, has_accelerator, open_backend
 from tokenmill.trainer.checkpoints import Checkpoint, Checkpoints, State, refuse_other_run
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.data import RunData, open_data
@@ -152,6 +152,7 @@ def train(
     """
     if watcher is None:
         watcher = Display() if progress or (progress is None and is_watched()) else Silent()
+    check_device(backend, device)
     has_default = config is None
     config = override(_find_config(config, backend, device), **settings)
     given = [] if isinstance(data, RunData) else _as_list(data)

@@ -57,7 +57,7 @@ class TorchBackend:
     ) -> None:
         check_values(shape, values)
         self.config, self.shape = config, shape
-        self._device = _choose_device(device)
+        self._device = choose_device(device)
         self._started = _start_ranks(self._device, config)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -298,7 +298,8 @@ class TorchBackend:
         return found and found * self.world_size
 
 
-def _choose_device(name: str | None) -> torch.device:
+def choose_device(name: str | None) -> torch.device:
+    """The device of this rank: the one asked for by name, or else the best."""
     if name is not None and name != "cuda":
         return _find_device(name)
     if name == "cuda" or torch.cuda.is_available():
