@@ -48,7 +48,7 @@ class Display(Silent):
 
     def expect(self, seconds: float) -> None:
         """How long the rest of the run takes."""
-        self.note(f"time      about {duration(seconds)}, by the first micro-batch")
+        self.note(f"time      about {duration(seconds)}, by the first micro-batches")
 
 
 def is_watched() -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Clock", "Pulse", "Stop"]
 
 _SILENCE = 10.0  # seconds after which a run shows that it is alive
+_LONG_ENOUGH = 1.0  # seconds of micro-batches that are timed
 
 
 class Clock:
@@ -61,15 +62,16 @@ class Clock:
 
 
 class Pulse:
-    """When a run must show that it is alive, and how long its first micro-batch took.
+    """When a run must show that it is alive, and how long its first micro-batches took.
 
     The first step's loss is due immediately, and something else every 10 seconds without a line.
     """
 
-    def __init__(self, *, skip_first: bool) -> None:
+    def __init__(self, *, compiles: bool) -> None:
         self._shown = -math.inf
-        self._to_skip = int(skip_first)
+        self._compiles = compiles
         self._began: float | None = None
+        self._count: int | None = None  # micro-batches since the warm-up
         self._is_timed = False
 
     def is_due(self) -> bool:
@@ -81,20 +83,30 @@ class Pulse:
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Called before each micro-batch; once, after the first, the seconds that it took.
+        """Called before each micro-batch; returns once the seconds that a micro-batch takes.
 
-        A backend that compiles does so in the first one, so that the second is timed.
+        The first one also starts threads, takes memory and compiles, which can take ten times as
+        long as the rest. So those after it are timed, for a second; unless the first was slow enough
+        for all of that not to matter, and nothing was compiled.
         """
         if self._is_timed:
             return None
         backend.wait()
         now = time.perf_counter()
-        if self._began is not None and not self._to_skip:
-            self._is_timed = True
-            return now - self._began
-        self._to_skip -= self._began is not None
-        self._began = now
-        return None
+        if self._began is None:
+            self._began = now
+            return None
+        spent = now - self._began
+        if self._count is None:
+            if spent < _SILENCE or self._compiles:
+                self._began, self._count = now, 0
+                return None
+            self._count = 0
+        self._count += 1
+        if spent < _LONG_ENOUGH:
+            return None
+        self._is_timed = True
+        return spent / self._count
 
 
 class Stop:

@@ -95,7 +95,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.saved = self._lap = self.step
-        self._pulse = Pulse(skip_first=self.backend.compiles)
+        self._pulse = Pulse(compiles=self.backend.compiles)
 
     def run(self) -> None:
         """Train up to the last step, or until the user stops it."""
