@@ -1,6 +1,6 @@
 #!/bin/sh
-# From the source code of Python's own standard library to a small model of it: a vocabulary, a
-# dataset, training that is killed on the way and goes on, and what the model then writes.
+# Train a small model on the source code of Python's standard library: make a vocabulary and a
+# dataset, train, kill the training, resume it, and generate text.
 set -eu
 mkdir -p demo
 rm -rf demo/runs
@@ -34,13 +34,13 @@ done
 kill -9 "$training"
 wait "$training" 2>/dev/null || true
 trap - INT TERM
-printf '\nKilled on the way, with SIGKILL. The same command goes on:\n'
+printf '\nKilled the training with SIGKILL. The same command resumes it:\n'
 show "$@"
 printf "\n$ tokenmill sample --name tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
 tokenmill sample --name tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5
-printf '\nWhat is there now:\n'
+printf '\nResults:\n'
 printf '  %s\n' "demo/stdlib                     the dataset" \
-    "demo/runs/tiny/loss.svg         the curves, for a browser" \
+    "demo/runs/tiny/loss.svg         the loss curves; open it in a browser" \
     "demo/runs/tiny/metrics.jsonl    every number of the run" \
     "demo/runs/tiny/row_losses.f32   the loss of every row" \
     "demo/runs/tiny/checkpoints      the model, as safetensors"
