@@ -2,8 +2,7 @@
 
     python scripts/prepare_dataset.py --input_files wiki.txt books.txt --out_dir data/corpus
 
-It is the command `tokenmill prepare`, which can do more and takes any of its own flags here too; see
-`tokenmill prepare --help`.
+It runs `tokenmill prepare` and also accepts the flags of that command: see `tokenmill prepare --help`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
-        allow_abbrev=False,  # unknown flags are for `tokenmill prepare`
+        allow_abbrev=False,  # unknown flags are passed on to `tokenmill prepare`
     )
     parser.add_argument("--input_files", nargs="+", required=True, help="text files, in order")
     parser.add_argument("--out_dir", required=True, help="the dataset's folder")

@@ -5,7 +5,7 @@
         --config_file configs/150M_1024.json --max_iters 50000
 
 It is the command `tokenmill train`, which can do more and takes any of its own flags here too; see
-`tokenmill train --help`. The same command goes on after any interruption.
+`tokenmill train --help`. The same command resumes after any interruption.
 """
 
 from __future__ import annotations

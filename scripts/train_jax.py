@@ -62,7 +62,7 @@ def _translate(file: RunFile, stem: str) -> dict[str, str]:
     flags = {"--backend": "jax", "--data": str(data.path), "--name": file.name or stem}
     for field in fields(Config):
         value = getattr(config, field.name)
-        if value is not None:  # also those of the default, which is another without a GPU
+        if value is not None:  # defaults too, because they differ without a GPU
             flags[f"--{field.name.replace('_', '-')}"] = str(value)
     return flags
 

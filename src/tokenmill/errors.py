@@ -1,17 +1,17 @@
-"""Every exception that a user of tokenmill can meet, as one tree.
+"""Every exception that tokenmill raises for users, as one tree.
 
 The text of each says what happened, the value at fault and what to do about it. The command
 line prints that text without a traceback and exits with `exit_status`.
 
     TokenmillError
-    ├── UsageError        a setting or argument that cannot be (exit 2)
+    ├── UsageError        an invalid setting or argument (exit 2)
     ├── InputError        input files that cannot be used
     ├── FolderError       an output folder in the wrong state: busy, foreign, changed settings
     ├── DatasetError      a dataset that is damaged, incomplete or not one
-    ├── TokenizerError    a tokenizer that cannot be loaded, or is another than expected
-    ├── TooLongError      a text that cannot be cut and is too long to be held in memory
+    ├── TokenizerError    a tokenizer that cannot be loaded, or is not the expected one
+    ├── TooLongError      a text that cannot be cut and is too long to hold in memory
     ├── StateError        a saved state that belongs to another run
-    └── WorkError         work that stopped half-way (disk full, worker killed) and can go on
+    └── WorkError         work that stopped half-way (disk full, worker killed) and can be resumed
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TokenizerError(TokenmillError):
 
 
 class TooLongError(TokenmillError):
-    """More of one text would have to be held in memory than may be."""
+    """A text cannot be cut and does not fit in the memory that may be used."""
 
     def __init__(self, size: int, reason: str) -> None:
         super().__init__(reason)
@@ -70,4 +70,4 @@ class StateError(TokenmillError):
 
 
 class WorkError(TokenmillError):
-    """Work stopped half-way for a reason outside it; the same command goes on."""
+    """Work stopped half-way for an external reason; the same command resumes."""

@@ -116,9 +116,7 @@ class TokenRows:
     ) -> None:
         rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
         if limit_rows is None and rows.mixture is not None:
-            raise UsageError(
-                "the sources of a mixture have epochs of their own; give `limit_rows`."
-            )
+            raise UsageError("each source of a mixture has its own epochs; give `limit_rows`.")
         self._length = rows.orders[0].windows if limit_rows is None else limit_rows
         self._places = NearPlaces(rows)
         self._dtype = np.dtype(dtype)

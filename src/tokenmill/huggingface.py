@@ -1,11 +1,11 @@
-"""Rows for Hugging Face models, under `Trainer`, under Accelerate or by themselves.
+"""Rows for Hugging Face models, for use with `Trainer`, with Accelerate or alone.
 
-Guarantees: every row of an epoch once, in the order of the run, on any number of processes. A row
-has `input_ids` and `labels` that are the same tokens, because these models shift the labels
+Guarantees: every row of an epoch comes once, in the order of the run, on any number of processes.
+`input_ids` and `labels` of a row are the same tokens, because these models shift the labels
 themselves: with the targets of the other loaders they would learn the token after the next one.
 
 Costs: `Trainer` and Accelerate divide and skip row numbers, not data, so resuming reads nothing. A
-batch is one gather and one copy for the labels.
+batch takes one gather, and one copy for the labels.
 """
 
 from __future__ import annotations
@@ -61,5 +61,5 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
                 stacklevel=2,
             )
         ids = self._rows.read(rows)[:, :-1].contiguous()
-        labels = ids.clone()  # which a collator may mask
+        labels = ids.clone()  # a copy, because collators may mask labels
         return [{"input_ids": one, "labels": other} for one, other in zip(ids, labels, strict=True)]

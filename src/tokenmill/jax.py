@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Unpac
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax._src import distributed  # the only way to the store that all processes share
+from jax._src import distributed  # the only access to the store that all processes share
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tokenmill.errors import TokenmillError, UsageError
@@ -40,7 +40,7 @@ _DECIDED = {
     "drop_last": "a step that is cut short would not fit the sharding, and is always left out",
 }
 
-_PATIENCE = 60_000  # ms, for an answer of the coordinator
+_PATIENCE = 60_000  # ms to wait for the coordinator
 _ON_THE_WAY = 2  # batches that are brought to the devices ahead
 
 
@@ -69,7 +69,7 @@ class DocumentedBatch(NamedTuple):
 Placed = tuple[Batch | DocumentedBatch, int]  # with the first row behind its step
 
 
-if TYPE_CHECKING:  # the default needs Python 3.13 otherwise
+if TYPE_CHECKING:  # a TypeVar default needs Python 3.13 at run time
     from typing_extensions import TypeVar
 
     B = TypeVar("B", bound=Batch | DocumentedBatch, default=Batch, covariant=True)
@@ -155,7 +155,7 @@ class Loader(Generic[B]):
     ) -> None:
         for name, reason in _DECIDED.items():
             if name in settings:
-                raise UsageError(f"`{name}` is not for this loader: {reason}.")
+                raise UsageError(f"`{name}` does not apply to this loader: {reason}.")
         if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
             raise UsageError(
                 f"JAX has no {np.dtype(dtype)} as it is set up. Use int32, or "
@@ -295,13 +295,13 @@ def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: st
     if data_axis not in mesh.axis_names:
         there = ", ".join(map(str, mesh.axis_names))
         raise UsageError(
-            f"the mesh has no axis {data_axis!r} to divide rows over; give `data_axis`, one of: {there}."
+            f"the mesh has no axis {data_axis!r} to divide rows over; set `data_axis` to one of: {there}."
         )
     return NamedSharding(mesh, PartitionSpec(data_axis))  # type: ignore[no-untyped-call]
 
 
 def _compare_processes(sharding: Sharding, batch_size: int, loader: arrays.Loader) -> None:
-    """Refuse a loader with other settings than those of the processes that share its arrays."""
+    """Refuse a loader whose settings differ from those of the processes that share its arrays."""
     client: Any = distributed.global_state.client
     if sharding.is_fully_addressable or client is None:
         return

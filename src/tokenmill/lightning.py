@@ -90,7 +90,7 @@ class TokenDataModule(pl.LightningDataModule):
             raise UsageError(f"{min(unknown)!r} is not an argument of tokenmill.Loader.")
         if epoch_steps is not None and epoch_steps < 1:
             raise UsageError(f"`epoch_steps` is {epoch_steps}; it must be at least 1.")
-        if val is not None and not len(val):  # as if there were none
+        if val is not None and not len(val):  # an empty set counts as none
             val = None
         if settings.pop("in_memory", False):
             train, val = train.in_memory(), val.in_memory() if val is not None else None

@@ -1,8 +1,8 @@
-"""How long work reports its progress: one protocol, and a display for people.
+"""Progress of long-running work: a protocol for reporting it, and a display.
 
-A `Watcher` is given the stages of the work and what was done. `Display` shows that in one line: on
-a terminal the line is redrawn and never wider than the terminal; in a notebook it is one output
-that changes; elsewhere it is printed now and then.
+A `Watcher` receives the stages of the work and how much is done. `Display` shows that in one line:
+on a terminal, the line is redrawn and never wider than the terminal; in a notebook, it is one output
+that is updated; elsewhere, it is printed every few seconds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _BAR = 24
 
 
 class Watcher(Protocol):
-    """Who is told how the work goes."""
+    """Receives the progress of some work."""
 
     def begin(self, stage: str, total: int, done: int) -> None:
-        """A stage begins that has `total` units of work, of which `done` were done before."""
+        """A stage starts with `total` units of work, of which `done` were already done."""
 
     def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
         """Work was done in this stage."""
@@ -47,7 +47,7 @@ class Watcher(Protocol):
 
 
 class Nobody:
-    """A watcher who does not listen."""
+    """A watcher that ignores everything."""
 
     def begin(self, stage: str, total: int, done: int) -> None: ...
     def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None: ...
@@ -56,10 +56,10 @@ class Nobody:
 
 @contextmanager
 def watching(watcher: Watcher | None, progress: bool | None) -> Iterator[Watcher]:
-    """The watcher of a library call: the one given, a `Display`, or nobody.
+    """The watcher of a library call: the one given, a `Display`, or `Nobody`.
 
-    By default (`progress` is None) there is a display in terminals and notebooks only, so that
-    scripts in batch jobs and tests stay quiet.
+    By default (`progress` is None), there is a display in terminals and notebooks only, so that
+    batch jobs and tests stay silent.
 
     >>> with watching(None, False) as watcher:
     ...     type(watcher).__name__
@@ -75,7 +75,7 @@ def watching(watcher: Watcher | None, progress: bool | None) -> Iterator[Watcher
 
 
 class Display:
-    """Shows how the work goes; a `Watcher`."""
+    """A `Watcher` that shows progress."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -114,7 +114,7 @@ class Display:
         self._said = self._began - _EVERY + _FIRST_LINE
         if done and total:
             amount = f"{size(done)} of {size(total)}" if stage != "pack" else counted(done, "token")
-            self.note(f"{self._name}: {amount} were done before and are skipped.")
+            self.note(f"{self._name}: skipping {amount}, done by an earlier run.")
         self._show(now=True)
 
     def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:

@@ -33,7 +33,7 @@ from tokenmill.store.tokens import Tokens
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader", "TokenBatches", "TokenRows"]
 
 
-_CURE = "To resume with other workers, ranks or batches, begin at the row reached: `start=ROW`."
+_CURE = "To resume with other workers, ranks or batches, start at the row reached: `start=ROW`."
 
 
 class Batch(NamedTuple):
@@ -60,7 +60,7 @@ class DocumentedBatch(NamedTuple):
     documents: Documents
 
 
-if TYPE_CHECKING:  # the default needs Python 3.13 otherwise
+if TYPE_CHECKING:  # a TypeVar default needs Python 3.13 at run time
     from typing_extensions import TypeVar
 
     B = TypeVar("B", bound=Batch | DocumentedBatch, default=Batch, covariant=True)
@@ -274,7 +274,7 @@ class TokenBatches(IterableDataset[B]):
             yield cast(B, _as_tensors(batch))
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
-        """Refuse to be divided twice: Accelerate calls this, and divides what it reads among ranks."""
+        """Refuse to be divided twice: Accelerate calls this before it divides batches among ranks."""
         maker = self._loader.maker
         if maker.world_size > 1:
             raise UsageError(
@@ -310,9 +310,9 @@ class TokenRows(Dataset[Batch]):
     """The rows of a run by number, up to `limit_rows`; by default one epoch.
 
     A `DataLoader` asks for all rows of a batch at once, and they are read at once. Row n is row n of
-    the order, so do not shuffle them again. `set_epoch`, which Accelerate calls by itself, moves to
-    the rows that follow: index i is then row `epoch * len(rows) + i`. A sequential order gives the
-    same rows in every epoch, as validation needs.
+    the order, so do not shuffle them again. `set_epoch`, which Accelerate calls automatically, moves
+    to later rows: index i is then row `epoch * len(rows) + i`. A sequential order gives the same rows
+    in every epoch, as validation needs.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
@@ -331,18 +331,16 @@ class TokenRows(Dataset[Batch]):
     ) -> None:
         self.rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
         if limit_rows is None and self.rows.mixture is not None:
-            raise UsageError(
-                "the sources of a mixture have epochs of their own; give `limit_rows`."
-            )
+            raise UsageError("each source of a mixture has its own epochs; give `limit_rows`.")
         self._length = self.rows.orders[0].windows
         if limit_rows is not None:
             self._length = check_whole("limit_rows", limit_rows, 0)
         self._moves = order != "sequential"
-        # Shared, because persistent workers keep the copy of the dataset that they started with.
+        # In shared memory, because persistent workers keep the copy of the dataset they started with.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let index 0 be the first row of an epoch of `len(self)` rows, counted from 0."""
+        """Make index 0 the first row of an epoch; epochs have `len(self)` rows and count from 0."""
         self._epoch.fill_(check_whole("epoch", epoch, 0))
 
     def __len__(self) -> int:
@@ -372,7 +370,7 @@ class TokenRows(Dataset[Batch]):
 
 
 def _make_arrays(data: Tokens | Mixture, settings: Mapping[str, Any]) -> arrays.Loader:
-    """A loader of arrays, with NumPy's dtype for PyTorch's and the ranks that PyTorch knows of."""
+    """A loader of arrays, with NumPy's dtype for PyTorch's, and PyTorch's ranks."""
     settings = dict(settings)
     if isinstance(dtype := settings.get("dtype"), torch.dtype):
         settings["dtype"] = str(dtype).removeprefix("torch.")
@@ -387,9 +385,9 @@ def _make_arrays(data: Tokens | Mixture, settings: Mapping[str, Any]) -> arrays.
 
 
 def compare_ranks(loader: arrays.Loader) -> None:
-    """Refuse a loader with other settings than those of the other ranks; waits for none of them."""
+    """Refuse a loader whose settings differ from those of other ranks; does not wait for them."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    # A worker process shares its connection to the store with the rank that it is a fork of.
+    # A worker process is a fork of its rank and shares its connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:
         return
     settings = {"batch_size": loader.batch_size, "limit": loader.limit}
@@ -415,14 +413,14 @@ def _collate(
     if samples[0].inputs.dim() > 1:
         raise UsageError(
             "TokenBatches gives whole batches, and this DataLoader would stack them into batches of "
-            "batches. Use DataLoader(batches, batch_size=None); how many rows a batch has is for "
-            "TokenBatches(batch_size=...) to say."
+            "batches. Use DataLoader(batches, batch_size=None), and set the rows per batch with "
+            "TokenBatches(batch_size=...)."
         )
     columns = zip(*samples, strict=True)
     return Batch(*(collate(column, collate_fn_map=collate_fn_map) for column in columns))
 
 
-# DataLoader calls no method of a dataset that would tell it the batch size.
+# DataLoader calls no method of a dataset that would reveal the batch size.
 default_collate_fn_map.update({Batch: _collate, DocumentedBatch: _collate})
 
 

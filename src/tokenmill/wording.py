@@ -1,7 +1,7 @@
-"""Numbers, sizes and times as people read them, and text that cannot bite.
+"""Numbers, sizes and times in readable form, and text that is safe to print.
 
-Text out of a dataset is a stranger's. `harmless` shows its control characters as visible escapes,
-so that it can neither move the cursor nor recolour the terminal.
+Text in a dataset may come from a stranger. `harmless` shows its control characters as visible
+escapes, so that it can neither move the cursor nor recolour the terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 __all__ = ["count", "counted", "duration", "harmless", "size"]
 
-# C0 without tab and newline, DEL, C1, and the marks that change the direction of writing.
+# C0 without tab and newline, DEL, C1, and the marks that change the text direction.
 _BITES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
@@ -55,7 +55,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """A duration in readable form.
 
     >>> duration(4.2), duration(75), duration(8000)
     ('4 s', '1 min 15 s', '2 h 13 min')

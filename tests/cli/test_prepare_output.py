@@ -25,9 +25,11 @@ def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Pat
     told = run("prepare", texts, "--dry-run", *QUICK)
     assert told.returncode == 0, told.stderr
     lines = told.stdout.splitlines()
-    kinds = "1 that is no text, 1 archive, 1 link to a folder passed over"
+    kinds = "1 file that is not text, 1 archive, 1 link to a folder passed over"
     assert lines[0] == f"files      3 ({kinds})"
-    named = f"1 that is no text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link to a folder"
+    named = (
+        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link to a folder"
+    )
     assert f"passed over: {named} ({texts}/d)" in lines
     refused = [line for line in lines if line.startswith("cannot be used: ")]
     assert [Path(line.split(": ")[1]).name for line in refused] == ["e.jsonl", "f.txt"]

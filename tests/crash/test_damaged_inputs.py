@@ -228,7 +228,7 @@ def test_binary_files_in_a_folder_are_passed_over_and_counted(tmp_path: Path) ->
     report = tokenmill.prepare(texts, tmp_path / "out", **OPTIONS)
     assert [Path(source.path).name for source in report.manifest.sources] == ["NOTES", "a.txt"]
     planned = run("prepare", texts, "--dry-run", *FLAGS)
-    assert "2 (2 that are no text passed over)" in planned.stdout
+    assert "2 (2 files that are not text passed over)" in planned.stdout
 
 
 @pytest.mark.parametrize("given", [".", "*"])

@@ -49,7 +49,7 @@ def test_data_that_vanish_or_are_damaged_stop_a_run_that_then_goes_on(
         assert entry["status"] == 1, entry
         assert reason in entry["told"]
         assert "the checkpoint of step" in entry["told"]
-        assert "the same command goes on" in entry["told"]
+        assert "the same command resumes" in entry["told"]
         assert "Traceback" not in entry["told"]
         assert entries[f"{what}, mended"]["status"] == 0
         assert results(scratch / what) == results(scratch / "undisturbed")

@@ -68,7 +68,7 @@ def test_stopped_run_says_how_to_go_on_and_goes_on(
     assert not members(process.pid)
     assert not temporaries(out)
     ended = run(*command(corpus, out))
-    assert "were done before and are skipped" in ended.stderr
+    assert ": skipping " in ended.stderr and ", done by an earlier run." in ended.stderr
     assert (ended.returncode, contents(out)) == (0, undisturbed)
 
 

@@ -70,7 +70,9 @@ def test_force_accepts_what_it_names_and_nothing_else(mixture):
     for force in (["seed", "sources"], ["seed", "sources.web"], {"sources", "seed"}, True):
         other.load_state_dict(state, force=force)
         assert other.row == 9
-    with pytest.raises(UsageError, match="'sed', which is not in a state; there are seq_len, seed"):
+    with pytest.raises(
+        UsageError, match="'sed', which is not in a state; it can name seq_len, seed"
+    ):
         other.load_state_dict(state, force=["sed"])
     plain = Loader(changed, batch_size=3, seq_len=16, seed=6)
     with pytest.raises(StateError, match="names is"):

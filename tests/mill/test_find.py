@@ -108,7 +108,7 @@ def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_
     assert names_found(tmp_path / "image.png") == ["image.png"]
     for name in ("Makefile", "cut.dat", "utf8.dat"):
         (tmp_path / name).unlink()
-    with pytest.raises(InputError, match="3 that are no text"):
+    with pytest.raises(InputError, match="3 files that are not text"):
         find_files([tmp_path])
 
 
@@ -225,6 +225,6 @@ def test_where_nothing_is_text_all_that_was_passed_over_is_told(tmp_path: Path) 
     write_all(tmp_path, "a.zip")
     (tmp_path / "b.bin").write_bytes(bytes(10))
     with pytest.raises(
-        InputError, match=r"1 that is no text \(.*b\.bin\), 1 archive \(.*a\.zip\)\."
+        InputError, match=r"1 file that is not text \(.*b\.bin\), 1 archive \(.*a\.zip\)\."
     ):
         find_files([tmp_path])

@@ -121,7 +121,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     np.save(tmp_path / "b.npy", np.arange(3))
     for other in ("b.npy", "notes.txt"):
         (tmp_path / "notes.txt").write_text("Not tokens.")
-        with pytest.raises(DatasetError, match=f"{other} is not of the format llmc"):
+        with pytest.raises(DatasetError, match=f"{other} is not in the format llmc"):
             tokenmill.open([tmp_path / "b.bin", tmp_path / other])
     write_megatron(tmp_path / "m", [[1]])
     write_megatron(tmp_path / "n" / "m", [[1]], dtype="<i4")

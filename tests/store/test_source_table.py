@@ -76,7 +76,7 @@ def test_tokens_are_readable_without_the_sources_and_lookups_name_the_file(folde
         ('{"path": "a", "bytes": true, "unit": "byte"}\n', "line 1 that does not describe"),
         ('{"path": "a", "bytes": 1, "unit": "page"}\n', "line 1 that does not describe"),
         ("[\n", "line 1 that does not describe a source"),
-        ("", "has 0 lines, and the manifest says 1"),
+        ("", "has 0 lines, but the manifest says 1"),
         ('{"path": "a", "bytes": 1, "unit": "byte"}', "has 0 lines"),
         ('{"path": "a", "bytes": 1, "unit": "byte"}\n', "sources of 1 bytes in total"),
     ],

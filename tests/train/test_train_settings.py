@@ -130,7 +130,7 @@ train_config:
         ("mask_fraction: 1.5", "mask_fraction is 1.5; it must be from 0 to 1"),
         ("beta2: 1", "beta2 is 1"),
         ("batch_tokens: 1000", "not a multiple of seq_len, 1,024; try 1,024"),
-        ("{fim_fraction: 0.5, within_documents: true}", "exclude each other"),
+        ("{fim_fraction: 0.5, within_documents: true}", "cannot be combined"),
         ("{batch_size: 8, batch_tokens: 8192}", "batch_size and batch_tokens"),
         ("{num_epochs: 1, max_steps: 10}", "leave one out"),
         ("{seq_len: 8, maxlen: 8}", "seq_len is there twice"),

@@ -26,19 +26,17 @@ _LOOK_AGAIN = 0.005  # seconds, whether an import has ended
 
 HELP = """Turn text into tokens on disk, look at them, and train a model on them.
 
-`tokenmill prepare my_texts/ --out data/corpus` makes a dataset out of text. A folder that holds
-one is complete, checked, and needs no network. After any interruption, the same command resumes.
+`tokenmill prepare my_texts/ --out data/corpus` makes a dataset from text. After any interruption,
+the same command resumes. A finished dataset is complete, has checksums, and needs no network.
 
 `tokenmill info data/corpus` shows what is in it, `tokenmill train data/corpus --name my_model` trains
-a model on it, and `tokenmill sample my_model` generates text from that. Add `--help` to a command for
-its options.
+a model on it, and `tokenmill sample my_model` generates text. Add `--help` to a command for its
+options.
 """
 
 app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
 
-app.command(
-    "tokenmill.cli.prepare:prepare", name="prepare", help="Make a dataset out of text files."
-)
+app.command("tokenmill.cli.prepare:prepare", name="prepare", help="Make a dataset from text files.")
 app.command(
     "tokenmill.cli.pretokenize:pretokenize",
     name="pretokenize",
@@ -76,7 +74,7 @@ app.register_install_completion_command(help="Complete commands in this shell: b
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
-    `flags` are what a script calls the arguments that it passes on, for errors to name.
+    `flags` maps arguments to the names that a calling script uses for them, for error messages.
 
     >>> main(["info", "no/such/folder"])
     1

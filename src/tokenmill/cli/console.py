@@ -1,4 +1,4 @@
-"""How commands talk to people: one console, in which rich's markup is never parsed, and the wording of
+"""The console of all commands, which never parses rich's markup, and the wording of
 `tokenmill.wording`.
 """
 

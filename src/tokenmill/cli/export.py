@@ -43,13 +43,13 @@ def export(
     out
         A new or empty folder.
     tokens_per_shard
-        The tokens in each file, for formats with several.
+        Tokens per file, for formats with several files.
     tokenizer
-        The one that made the tokens, where they do not tell it.
+        The tokenizer that made the tokens, if the data does not say.
     eot_id
-        The id between documents, where the tokens do not tell it.
+        The id between documents, if the data does not say.
     vocab_size
-        All ids are below it, where the tokens do not tell their vocabulary.
+        The size of the vocabulary, if the data does not say.
     """
     try:
         with show_bar("exporting") as progress:

@@ -1,8 +1,8 @@
-"""Python arguments in the library's messages, as flags of the command that runs.
+"""Translate Python arguments in the library's messages into flags of the running command.
 
-The library names its arguments in backticks: `out`, `restart=True`, `text_field=NAME`. People who
-type commands know them as flags: --out, --restart, --text-field NAME. Only arguments of the
-command that runs are translated; all other text in backticks stays as it is.
+The library names its arguments in backticks: `out`, `restart=True`, `text_field=NAME`. On the
+command line they are flags: --out, --restart, --text-field NAME. Only arguments of the running
+command are translated; all other text in backticks stays as it is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _renamed: Mapping[str, str] = {}
 
 
 def set_command(arguments: Sequence[str], renamed: Mapping[str, str]) -> None:
-    """Say which command runs, as it was typed, and which of its flags have other names."""
+    """Set the running command, as it was typed, and other names for some of its flags."""
     global _command, _renamed
     _command, _renamed = arguments, renamed
 
 
 def find_flags(command: Sequence[str]) -> dict[str, str]:
-    """The flag, or the name of the place, of each argument of a command.
+    """The flag, or the positional name, of each argument of a command.
 
     >>> find_flags(["reshard"])
     {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard'}
@@ -39,7 +39,7 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
 
 
 def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
-    """A message with its Python arguments as flags; without `flags`, those of the running command.
+    """A message with its Python arguments as flags, by default those of the running command.
 
     >>> flags = {"out": "--out", "restart": "--restart", "eot": "--eot", "normalize": "--normalize"}
     >>> name_flags("Choose another `out`, or add `restart=True`; see `jq`.", flags)

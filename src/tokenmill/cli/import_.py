@@ -29,7 +29,7 @@ def import_(
     vocab_size: int | None = None,
     opening: Opening = RECOGNISED,
 ) -> int:
-    """Make a dataset of another program's tokens, with a manifest, checksums and documents.
+    """Make a dataset from another program's tokens, with a manifest, checksums and documents.
 
     The same command resumes after an interruption.
 
@@ -40,13 +40,13 @@ def import_(
     out
         A new or empty folder.
     tokenizer
-        The one that made the tokens, where they do not say it.
+        The tokenizer that made the tokens, if the data does not say.
     tokens_per_shard
-        The tokens in each file but the last.
+        Tokens per file; the last file has fewer.
     val_fraction
-        The share at the end that is held out, where there is no validation split.
+        Share of the tokens, at the end, to hold out if there is no validation split.
     eot_id
-        The id between documents, where it is not the tokenizer's.
+        The id between documents, if it is not the tokenizer's.
     vocab_size
         The number of ids, to import them without a tokenizer.
     """

@@ -1,4 +1,4 @@
-"""The options that say how tokens of another make are to be opened, for all commands that open any."""
+"""Options for opening tokens in other formats, shared by all commands that open tokens."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["RECOGNISED", "Opening", "typed_options"]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """How to open tokens, where it is not recognised.
+    """How to open tokens whose format is not recognised.
 
     Parameters
     ----------
     dtype
-        How ids are stored, for files that are ids and nothing else: uint16, uint32, ...
+        How ids are stored, for files of ids without a header: uint16, uint32, ...
     format
-        What it is, if that is not recognised: npy, llmc, nanogpt, raw, ...
+        The format, if it is not recognised: npy, llmc, nanogpt, raw, ...
     column
-        The one of the tokens, in formats with several.
+        The column of the tokens, in formats with several columns.
     """
 
     dtype: str | None = None

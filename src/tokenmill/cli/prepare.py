@@ -1,4 +1,4 @@
-"""`tokenmill prepare`: make a dataset out of text files."""
+"""`tokenmill prepare`: make a dataset from text files."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def prepare(
     restart: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
     dry_run: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
 ) -> int:
-    """Make a dataset out of text: clean, deduplicate, tokenize, split, and write shards.
+    """Make a dataset from text: clean, deduplicate, tokenize, split, and write shards.
 
-    The same command goes on after any interruption. The result depends on neither the number of
+    The same command resumes after any interruption. The result depends neither on the number of
     workers nor on interruptions.
 
     Parameters
@@ -64,15 +64,15 @@ def prepare(
     tokenizer
         gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
     scheme
-        How a .tiktoken file's text is split, where its name does not tell.
+        How text is split before merging, for a .tiktoken file whose name does not say.
     workers
-        Worker processes; as many as there are cores by default.
+        Number of worker processes; by default one per core.
     memory
-        What the workers may take together, such as 2GB; 288MiB each by default.
+        Memory limit for all workers together, such as 2GB; by default 288MiB per worker.
     restart
-        Discard what an earlier run made in the folder, and begin again.
+        Discard what an earlier run made in the folder, and start over.
     dry_run
-        Print the plan and what it would take, measured on a sample, and stop.
+        Print the plan and an estimate measured on a sample, and stop.
     """
     if out is None and not dry_run:
         raise UsageError("Say where the dataset goes: --out DIR.")

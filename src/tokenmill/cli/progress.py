@@ -1,4 +1,4 @@
-"""Progress of commands, and what to say when one is stopped."""
+"""Progress of commands, and the message when one is stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Display", "tell_stopped"]
 
 
 class Display(PlainDisplay):
-    """Shows how the work goes, and names flags where the library names arguments."""
+    """Shows progress, and translates argument names into flags."""
 
     def note(self, text: str) -> None:
         """Something that the user should know."""

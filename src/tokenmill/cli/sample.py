@@ -30,36 +30,36 @@ def sample(
 ) -> int:
     """Generate text from a trained model.
 
-    The run may still be training: its newest checkpoint is read, and nothing is changed.
+    It reads the newest checkpoint and changes nothing, so the run may still be training.
 
     Parameters
     ----------
     name
         Name of the run, as in training, or the path of its folder.
     prompt
-        How the text starts; without it, the model starts.
+        Beginning of the text; by default, the model starts a new document.
     tokens
-        Most tokens to generate; fewer where the model ends the text.
+        Maximum number of tokens; fewer if the model ends the text.
     temperature
-        0 takes the likeliest token each time; higher is more varied.
+        0 always takes the most likely token; higher values give more variety.
     top_k
-        Draw among so many of the likeliest tokens; 0 is all.
+        Sample among this many most likely tokens; 0 is all of them.
     seed
-        Another seed, another text.
+        Seed of the sampling; another seed gives another text.
     best
-        Take the checkpoint with the least validation loss instead of the newest.
+        Use the checkpoint with the lowest validation loss instead of the newest.
     runs
         Folder of all runs.
     backend
-        Framework, if not the one that trained it.
+        Framework; by default the one that trained the model.
     device
-        Device, such as cpu, cuda, cuda:1 or mps; the best by default.
+        Device, such as cpu, cuda, cuda:1 or mps; by default the fastest.
     """
     from tokenmill.trainer.sample import sample as generate_text
 
     text = generate_text(
         name,
-        os.fsencode(prompt),  # what was typed, to the byte
+        os.fsencode(prompt),  # exactly the bytes that were typed
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,

@@ -26,7 +26,7 @@ _SETTINGS = Group("Settings, which take precedence over those of --config", sort
 
 
 def _make_overrides() -> type[Any]:
-    """A class with the names of `Config`, in which None stands for a flag that was not given."""
+    """A class with the fields of `Config`, where None means that the flag was not given."""
     told: dict[str, str] = {}
     for names, text in re.findall(
         r"^([a-z][a-z0-9_, ]*)\n((?:    .*\n?)+)", inspect.getdoc(Config) or "", re.MULTILINE
@@ -68,8 +68,8 @@ def train(
 ) -> int:
     """Train a small GPT on tokens, or resume its training.
 
-    After any interruption, the same command resumes, and ends with the same weights as if there had
-    been none. For several processes: torchrun --nproc-per-node 8 -m tokenmill.cli train …
+    After any interruption, the same command resumes and ends with the same weights as an
+    uninterrupted run. For several processes: torchrun --nproc-per-node 8 -m tokenmill.cli train …
 
     Parameters
     ----------
@@ -77,34 +77,34 @@ def train(
         A dataset, or any tokens that tokenmill opens. For a mixture, give several:
         --data web=DIR:0.7 --data code=DIR:0.3.
     input_file
-        A text to tokenize in memory, instead of --data.
+        A text file to tokenize in memory, instead of --data.
     val
         Tokens to validate on, instead of the split val.
     val_fraction
-        Share of the tokens, at their end, to validate on where there is no split val.
+        Share of the tokens, at the end, to validate on if there is no split val.
     tokenizer
-        Tokenizer of --input-file (gpt2 by default), or of tokens that do not name theirs.
+        Tokenizer for --input-file (gpt2 by default), or of data that does not name its own.
     vocab_size
-        Number of ids, for tokens that do not say.
+        Number of ids, if the data does not say.
     eot_id
-        Id between documents, for tokens that do not say.
+        Id between documents, if the data does not say.
     data_dtype
-        Dtype of files that hold ids and nothing else: uint16, uint32, ...
+        Dtype of files of ids without a header: uint16, uint32, ...
     format
         Format of the data, if it is not recognised: npy, llmc, nanogpt, raw, ...
     name
-        Name of the run, which is kept in runs/NAME; by default that of the data.
+        Name of the run, whose folder is runs/NAME; by default the name of the data.
     runs
         Folder of all runs.
     config
-        A preset (tiny, laptop, 124M, 150M, 250M), or a file of settings, JSON or YAML. Without it,
-        the default is for GPUs; where there is none, it is laptop.
+        A preset (tiny, laptop, 124M, 150M, 250M), or a file of settings, JSON or YAML. The default
+        settings are for a GPU; without a GPU, the default is laptop.
     backend
-        Framework.
+        Framework: torch or jax.
     device
-        Device, such as cpu, cuda, cuda:1 or mps; the best by default.
+        Device, such as cpu, cuda, cuda:1 or mps; by default the fastest.
     restart
-        Discard the run of this name and start again.
+        Discard the run of this name and start over.
     tensorboard
         Write event files for TensorBoard.
     wandb
@@ -117,7 +117,7 @@ def train(
     from tokenmill.trainer.run import train as train_model
 
     if not data and input_file is None:
-        raise UsageError("Say what to train on: tokenmill train DIR, or --input-file FILE.")
+        raise UsageError("Name the data to train on: tokenmill train DIR, or --input-file FILE.")
     folder = find_run(data or [], input_file=input_file, name=name, runs=runs)
     try:
         report = train_model(
@@ -144,7 +144,7 @@ def train(
         if not any((folder / CHECKPOINTS_NAME).glob("step_*")):
             return _tell_nothing_kept()
         return tell_stopped(f"in {folder}, up to the newest checkpoint")
-    if find_rank(None, None)[0]:  # the first of several prints
+    if find_rank(None, None)[0]:  # only rank 0 prints
         return 130 if report.was_stopped else 0
     if report.was_stopped:
         if not report.step:
@@ -155,7 +155,7 @@ def train(
 
 
 def _tell_nothing_kept() -> int:
-    stderr.print(Text("Stopped before the first step was done; the same command starts again."))
+    stderr.print(Text("Stopped before the first step was complete; the same command starts over."))
     return 130
 
 
@@ -170,7 +170,7 @@ def _show_end(report: Any, runs: Path) -> None:
         _line(f"Validation loss {report.val_loss:.4f}{told}.")
     _line(f"The model, its losses and their curves are in {report.path}.")
     if report.was_finished:
-        _line("To train on, add --max-steps with a larger number; to start again, --restart.")
+        _line("To continue training, pass a larger --max-steps; to start over, --restart.")
     place = "" if runs == Path("runs") else f" --runs {typed(runs)}"
     _line(f"\nNext:  tokenmill sample --name {shlex.quote(report.path.name)}{place}")
 

@@ -1,8 +1,8 @@
-"""Where documents begin, some at a time.
+"""Find where documents begin, block by block.
 
-From the table of documents where there is one, else by the end-of-text id. Memory holds `BLOCK`
-documents, or what begins in a window of `WINDOW` tokens. An empty document, which only a table can
-tell, begins where the next one does; one at the very end begins where the tokens end.
+The starts come from the table of documents if there is one, else from the end-of-text id. Memory
+holds `BLOCK` documents, or those that begin in a window of `WINDOW` tokens. Only a table can have
+empty documents: one begins where the next document does, or, if it is the last, where the tokens end.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Integers = npt.NDArray[np.int64]
 
 
 def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
-    """The starts of the documents that begin from token `first` to before `stop`, in order.
+    """The starts of the documents that begin in [first, stop), in order.
 
-    With the end of the tokens as `stop`, empty documents there are among them.
+    If `stop` is the end of the tokens, this includes empty documents at the end.
 
     >>> tokens = Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0)
     >>> [starts.tolist() for starts in find_starts(tokens, 1, 6)]
@@ -54,7 +54,7 @@ def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
 
 
 def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
-    """The starts of the documents that hold tokens, of `length` tokens in all.
+    """The starts of the documents that are not empty; `length` is the total number of tokens.
 
     >>> [some.tolist() for some in skip_empty(iter([np.array([0, 2, 2]), np.array([2, 5])]), 5)]
     [[0, 2], []]
@@ -75,7 +75,7 @@ def count_empty(tokens: Tokens) -> int:
 
 
 def count_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
-    """How many starts there are, if both have the same, in blocks of any size; else None.
+    """The number of starts if both iterators have the same ones, in blocks of any size; else None.
 
     >>> count_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
     3
@@ -98,7 +98,9 @@ def count_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
     """Like `Tokens.find_edges`, from a copy of the tokens: no shard stays mapped or in memory."""
     if tokens.eot_id is None:
-        return tokens.find_edges(np.array([low]), high - low) + low  # which says what is missing
+        return (
+            tokens.find_edges(np.array([low]), high - low) + low
+        )  # raises the error that says what is missing
     after = tokens.eot != "before"
     first = max(low - after, 0)
     starts = np.flatnonzero(tokens.read(first, high - after) == tokens.eot_id) + (first + after)
@@ -131,9 +133,9 @@ def cut_between(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
 
 
 class SpilledStarts:
-    """The starts of the documents in a range, on disk, to go through several times.
+    """The starts of the documents in a range, kept on disk, to iterate over several times.
 
-    They are counted from the range's beginning, where a document must begin. Empty documents are
+    They are relative to the start of the range, where a document must begin. Empty documents are
     skipped unless `empty`.
 
     >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:

@@ -1,14 +1,14 @@
 """`tokenmill.export`: tokens as another program's files.
 
-Guarantees: the ids are those of the source, in its order, and so are the documents. Both are compared
-with the source by reading what was written back through `tokenmill.open`. A format without a table
-of documents tells them by the end-of-text id alone, which is moved to the side of documents where
-its readers look for it. What of the documents is lost or moved is in `Exported.notes`. A prepared
-source is refused if a checksum does not match. Killed at any moment, the same call resumes with the
-file that it was writing.
+Guarantees: ids and documents are those of the source, in its order. Both are checked by reading the
+files back through `tokenmill.open`. A format without a table of documents separates them only by the
+end-of-text id, which is moved to the side of documents where its readers look for it.
+`Exported.notes` says which documents were changed or lost. A prepared source is refused if a
+checksum does not match. After a kill at any moment, the same call resumes with the file that it was
+writing.
 
-Costs: the source is read four times at most (checksums, copy, comparison of ids and of documents),
-in blocks.
+Costs: the source is read in blocks, at most four times (checksums, copy, comparison of ids and of
+documents).
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ TOKENS_PER_SHARD = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What `export` made: the tokens of each split, and the files; some were there before.
+    """What `export` made: the tokens of each split, and all files, including those made earlier.
 
-    `documents` counts those that readers of the files find in each split: None where they find
-    none, or others than the source has. `notes` say what became of documents, where they are not
-    exactly as in the source.
+    `documents` is the number of documents that readers of the files find in each split, or None if
+    they find none or different ones. `notes` describe all differences from the source's documents.
     """
 
     path: Path
@@ -69,9 +68,9 @@ def export(
 ) -> Exported:
     """Write tokens as another program's files, or resume writing them.
 
-    `source` is anything that `tokenmill.open` opens, with its `options`, or what it opened. `out` is
+    `source` is anything that `tokenmill.open` opens, with its `options`, or an open dataset. `out` is
     a new or empty folder. `to` is one of llmc, nanogpt, npy, megatron, datatrove, mds, litdata;
-    docs/formats.md says what each holds. `tokens_per_shard` is for formats with several files.
+    docs/formats.md describes them. `tokens_per_shard` is for formats with several files.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -164,22 +163,22 @@ class _Export:
             starts = skip_empty(starts, len(tokens))
         if self.target.keeps_documents or is_moved:
             return starts
-        # A split that was cut within a document lacks the id at that end, and none was moved. If
-        # ids stand on the other side than readers expect, each counts to the neighbouring document.
+        # A split that was cut within a document lacks the id at that end, so no id was moved. If
+        # ids are not on the side that readers expect, each belongs to the neighbouring document.
         sides = {"before": 0, "after": 1}
         shift = sides[self.target.eot or ""] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
 
 def has_eot(source: Dataset) -> bool:
-    """Whether an end-of-text id stands between documents, and is known."""
+    """Whether a known end-of-text id separates documents."""
     return source.eot_id is not None and source.contents.eot != "none"
 
 
 def describe_documents(
     source: Dataset, to: str, moved: Sequence[str], documents: Mapping[str, int | None]
 ) -> Iterator[str]:
-    """What became of documents that are not exactly as in the source."""
+    """Notes on how documents differ from those of the source."""
     target = TARGETS[to]
     if moved:
         yield (

@@ -1,12 +1,13 @@
-"""`tokenmill.import_dataset`: tokens of any make as a prepared dataset.
+"""`tokenmill.import_dataset`: make a prepared dataset from tokens in any format.
 
-What is made has a manifest, checksums and tables of documents, like what `prepare` makes: it needs
-no dtype or tokenizer named again, and can be verified, resharded and exported. Ids are checked to be
-of the tokenizer's vocabulary. Empty documents are dropped, and counted. A document's key is the xxh3-128 of its ids as little-endian int64,
-because there is no text; its source is the file that it starts in, and its offset the token there.
+The result has a manifest, checksums and tables of documents, like a dataset of `prepare`: it opens
+without naming a dtype or tokenizer, and can be verified, resharded and exported. Ids are checked
+against the tokenizer's vocabulary. Empty documents are dropped and counted. Because there is no
+text, a document's key is the xxh3-128 of its ids as little-endian int64; its source is the file that
+it starts in, and its offset the number of its first token there.
 
-The end of text is told to stand after (or before) documents if it does so for every one of them.
-Costs: the tokens are read twice, in blocks; keys take one call a document.
+The manifest says that the end-of-text id is after (or before) documents only if that holds for every
+document. Costs: the tokens are read twice, in blocks; keys take one call per document.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def import_dataset(
 ) -> Manifest:
     """Make a prepared dataset of tokens that `tokenmill.open` opens, or resume making it.
 
-    `options` are those of `tokenmill.open`. Where the format does not say which tokenizer made the
-    ids, give `tokenizer`, or `vocab_size` alone to import them without one. Where nothing tells
-    documents apart, each file is one.
+    `options` are those of `tokenmill.open`. If the format does not say which tokenizer made the ids,
+    give `tokenizer`, or only `vocab_size` to import them without one. If nothing separates documents,
+    each file is one document.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -102,7 +103,7 @@ def import_dataset(
 
 
 def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:
-    """The tokenizer of the ids, or one that only knows how many there are."""
+    """The tokenizer of the ids, or a stand-in that only knows how many there are."""
     try:
         found = dataset.tokenizer
     except TokenizerError as error:
@@ -198,7 +199,7 @@ def _ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _OnePerFile:
-    """Each file as one document, where nothing tells documents apart."""
+    """Each file as one document, for data in which nothing separates documents."""
 
     shards: Shards
 

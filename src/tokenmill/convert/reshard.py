@@ -51,7 +51,7 @@ def reshard(
     tokens_per_shard: int,
     progress: Progress = tell_nobody,
 ) -> Manifest:
-    """Make a prepared dataset again with other shards, or go on making it.
+    """Write a prepared dataset with shards of another size, or resume writing it.
 
     >>> import tempfile, tokenmill
     >>> folder = Path(tempfile.mkdtemp())
@@ -83,7 +83,7 @@ def reshard(
     }
     try:
         with OutputFolder(target, about, record=RECORD) as folder:
-            nothing = Tokens.of(np.empty(0, dataset.dtype))  # of splits that are empty
+            nothing = Tokens.of(np.empty(0, dataset.dtype))  # for empty splits
             check_checksums(dataset.path, manifest)
             splits, _ = write_splits(
                 folder.path,

@@ -58,7 +58,7 @@ def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first or last - first >= 1_000_000:
-            raise UsageError(f"`shards` is {text!r}; write their numbers like 1-3 or 1,4,7-9.")
+            raise UsageError(f"`shards` is {text!r}; write numbers such as 1-3 or 1,4,7-9.")
         numbers.update(range(first, last + 1))
     return frozenset(numbers)
 
@@ -97,7 +97,7 @@ def choose(
     found = sorted(found, key=lambda file: _by_number(file.path))
     if max_files is not None and kind == "prepared":
         raise UsageError(
-            f"{where} is a prepared dataset, which is fetched whole or not at all. Omit `max_files`."
+            f"{where} is a prepared dataset, which can only be downloaded whole. Omit `max_files`."
         )
     found = found[:max_files]
     if kind == "tokens":
@@ -158,10 +158,10 @@ def _with_numbers(files: list[HubFile], shards: Collection[int], where: str) -> 
     if not there:
         raise UsageError(
             f"{where} has no numbered token files, so `shards` does not apply. Choose with "
-            "`max_files` or `split`, or name a file behind the name of the repository."
+            "`max_files` or `split`, or add the name of a file after that of the repository."
         )
     if not shards:
-        raise UsageError("`shards` is empty. Write their numbers like 1-3.")
+        raise UsageError("`shards` is empty. Write numbers such as 1-3.")
     missing = sorted(set(shards) - there)
     if missing:
         told = ", ".join(map(str, missing[:_GAP_SHOWN])) + (

@@ -36,7 +36,7 @@ __all__ = ["Batch", "DocumentedBatch", "Loader", "LoaderSettings", "SourceLedger
 
 VERSION = 1
 
-if TYPE_CHECKING:  # the default, so that `Loader` alone is a type, needs Python 3.13 otherwise
+if TYPE_CHECKING:  # a TypeVar default, so that plain `Loader` is a type, needs Python 3.13
     from typing_extensions import TypeVar
 
     B = TypeVar("B", bound=Batch, default=Batch, covariant=True)
@@ -299,9 +299,9 @@ class Loader(Generic[B]):
     def load_state_dict(
         self, state: Mapping[str, Any], *, force: bool | Collection[str] = False
     ) -> None:
-        """Resume a run. Batch size, ranks, prefetch and weights of later rows may differ. A state
-        with other rows so far is refused, unless `force` names all that differs, as in
-        `force=["seed"]`, or is True."""
+        """Resume a run. Batch size, ranks, prefetch and the weights of later rows may differ. If the
+        rows so far would differ, the state is refused, unless `force` names everything that differs,
+        as in `force=["seed"]`, or is True."""
         self._move(check_state(state, self.state_dict(), force=force))
 
     def close(self) -> None:
@@ -354,6 +354,6 @@ def _limit(
         raise UsageError(f"`limit_epochs` is {limit_epochs}; it must be 0 or a positive number.")
     if rows.mixture is not None:
         raise UsageError(
-            "the sources of a mixture have epochs of their own; use `limit_rows` or `limit_tokens`."
+            "each source of a mixture has its own epochs; use `limit_rows` or `limit_tokens`."
         )
     return round(limit_epochs * rows.orders[0].windows)

@@ -53,7 +53,7 @@ class Batch:
 
 
 class DocumentedBatch(Batch):
-    """A batch of a loader that was asked for documents."""
+    """A batch of a loader with `documents=True`."""
 
     __slots__ = ()
     if TYPE_CHECKING:

@@ -101,7 +101,7 @@ class Prefetch(Generic[T]):
         # The thread does not refer to this object, which therefore ends when nobody else does.
         self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
         _threads[self._thread] = self._work  # type: ignore[assignment]
-        # Not __del__: an object that outlives its module at exit would find no names there.
+        # Not __del__: at exit, the module's names may be gone before the object is.
         finalize(self, self._work.stop)
         self._thread.start()
 

@@ -160,7 +160,7 @@ class Rows:
         return order.kind == "sequential" or order.shuffle_block is not None
 
     def check_documents(self) -> None:
-        """Raise an error now if it is not known where the documents of a source begin."""
+        """Raise an error now if the start of documents is unknown for any source."""
         for tokens in self.tokens:
             tokens.find_edges(np.empty(0, np.int64), self.seq_len)
 

@@ -1,7 +1,7 @@
-"""Whether a saved state belongs to the run that is to resume.
+"""Check that a saved state belongs to the run that resumes from it.
 
-A state belongs to a run if the rows before the state's row are the same in both. What concerns
-later rows alone may differ: weights that change at a later row, and sources without any weight so
+A state belongs to a run if all rows before the state's row are the same in both. Settings that only
+affect later rows may differ: weights that change at a later row, and sources whose weight was 0 so
 far.
 """
 
@@ -27,14 +27,14 @@ def check_state(
 ) -> int:
     """The row at which to resume.
 
-    `own` is what the loader would save itself. Differences are refused by name, unless `force` names
-    them or is True. `after` rows after the state's row must be the same too.
+    `own` is the loader's own state. Differences are refused with an error that names them, unless
+    `force` names them or is True. The next `after` rows must be the same too.
 
     >>> own = {"version": 1, "row": 0, "seed": 2}
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own)
     Traceback (most recent call last):
     ...
-    tokenmill.errors.StateError: This state is of another run: seed is 1 in the state and 2 here.
+    tokenmill.errors.StateError: This state is from another run: seed is 1 in the state and 2 here.
     To resume at row 7 anyway, use `force=['seed']`.
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own, force=["seed"])
     7
@@ -76,7 +76,7 @@ def check_state(
                     f"Mixture as `changes={{ROW: {{NAME: WEIGHT}}}}`. {cure}"
                 )
         told = "; ".join(text for _, text in found)
-        raise StateError(f"This state is of another run: {told}.\n{cure}")
+        raise StateError(f"This state is from another run: {told}.\n{cure}")
     return row
 
 
@@ -113,13 +113,13 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
     for name in accepted:
         if name.partition(".")[0] not in known:
             raise UsageError(
-                f"`force` names {name!r}, which is not in a state; there are {', '.join(known)}."
+                f"`force` names {name!r}, which is not in a state; it can name {', '.join(known)}."
             )
     return accepted
 
 
 def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:
-    """A state without what concerns only rows from `row` on; one that makes no sense as it is."""
+    """A state without settings that only affect rows from `row` on; an invalid state is unchanged."""
     try:
         names, weights, sources = (state[key] for key in ("names", "weights", "sources"))
         phases = [(first, list(each)) for first, each in weights if first < max(row, 1)]

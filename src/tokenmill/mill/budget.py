@@ -1,8 +1,8 @@
-"""What a worker's share of the memory allows.
+"""How much text a worker can hold in its share of the memory.
 
-A worker takes `_BASE` for Python, NumPy and the tokenizer, and work on one block. Text that has to be
-held whole costs `_COPIES` times its size on top: as it was read, parsed, cleaned and in merging,
-which takes most, 25 times the size of a word.
+A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be held
+whole costs `_COPIES` times its size on top: the copies as read, parsed and cleaned, and most of all
+merging, which takes 25 times the size of a word.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 __all__ = ["PARSED", "machine_memory", "most_held", "needed_budget"]
 
-PARSED = 4  # a record that is parsed whole and then cut costs that much less than text held whole
+PARSED = 4  # a record that is parsed whole and then cut costs this many times less
 
 _BASE = 120 << 20
 _COPIES = 32
@@ -28,7 +28,7 @@ def most_held(budget: int) -> int:
 
 
 def needed_budget(size: int) -> int:
-    """The budget of a worker that has to hold so many bytes of one document.
+    """The budget of a worker that has to hold this many bytes of one document.
 
     >>> most_held(needed_budget(1 << 30)) == 1 << 30
     True

@@ -51,7 +51,7 @@ def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False)
     """Documents as UTF-8 joined by NUL bytes, each cleaned, still joined by NUL bytes.
 
     `continues`: the block begins in the middle of a document. `goes_on`: it ends in the middle of
-    one. `Cutter` says where that may be.
+    one. Both may be only at places where `Cutter` cuts.
     """
     view = memoryview(block)
     pieces = []

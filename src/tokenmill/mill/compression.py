@@ -23,7 +23,7 @@ else:
 __all__ = ["DAMAGED", "LARGEST_WINDOW", "USUAL_WINDOW", "Stream", "WindowError", "decompress"]
 
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
-USUAL_WINDOW = 1 << 27  # all that zstd needs without --long
+USUAL_WINDOW = 1 << 27  # the most that zstd needs without --long
 LARGEST_WINDOW = 1 << 31  # --long=31
 _COMPRESSED = 1 << 18  # bytes given to a decompressor at once
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -46,7 +46,7 @@ class WindowError(Exception):
 
 
 def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -> Stream:
-    """The content of an open file. `window` limits the memory that a zstd stream may take.
+    """The content of an open file. `window` limits the memory of a zstd stream.
 
     >>> import gzip, io
     >>> decompress(io.BytesIO(gzip.compress(b"text") + bytes(512)), "gzip").read(100)
@@ -64,7 +64,7 @@ def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -
 class _Members:
     """The streams of a file, one after another.
 
-    Python's own readers take a damaged stream after the first one for the end of the file.
+    Python's own readers mistake a damaged stream after the first one for the end of the file.
     """
 
     def __init__(self, raw: BinaryIO, start: Callable[[], Any]) -> None:
@@ -73,7 +73,7 @@ class _Members:
         self._decompressor = start()
 
     def read(self, size: int) -> bytes:
-        """As many bytes as there are, at most `size`; none at the end of the last stream."""
+        """Up to `size` bytes; none at the end of the last stream."""
         blocks: list[bytes] = []
         while size and (block := self._read(size)):
             blocks.append(block)
@@ -121,7 +121,7 @@ class _Gzip:
 
 
 class _Zstd:
-    """One zstd frame. A window that is too large raises WindowError, which says how large."""
+    """One zstd frame. Raises WindowError, with the window's size, if the window is too large."""
 
     def __init__(self, window: int) -> None:
         self._limit = window.bit_length() - 1
@@ -161,7 +161,7 @@ def _find_window(header: bytes) -> int:
     if not descriptor & 0x20:
         base = 1 << (10 + (header[5] >> 3))
         return base + base // 8 * (header[5] & 7)
-    # A frame in a single segment: the window is as large as the content.
+    # In a single-segment frame, the window is as large as the content.
     start = 5 + (0, 1, 2, 4)[descriptor & 3]
     width = 1 << (descriptor >> 6)
     return int.from_bytes(header[start : start + width], "little") + (256 if width == 2 else 0)

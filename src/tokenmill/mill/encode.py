@@ -1,7 +1,7 @@
-"""The documents of a chunk to ids, a slice at a time, so that memory does not grow with the chunk.
+"""Encode the documents of a chunk slice by slice, so that memory does not grow with the chunk.
 
-A document that arrives in pieces is encoded as one text: what a piece leaves unsettled is held until
-the next one, so the pieces need not be cut where tokens end.
+A document that arrives in pieces is encoded as one text: the end of a piece whose ids are not yet
+settled is held until the next piece, so pieces need not be cut where tokens end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tokenmill.tokenizers.terminated import concatenate, gather
 __all__ = ["Encoder"]
 
 _SLICE = 2 * WINDOW  # bytes of one text that are encoded at once
-_MOST = 8 * _SLICE  # of several texts; that costs less, and copying the ids of slices costs time
+_MOST = 8 * _SLICE  # of several texts, which take less memory; copying ids per slice takes time
 Run = tuple[Ids, Offsets]
 
 
 class Encoder:
-    """Encodes the chunks of a part, met in order. `most` is how many bytes of a text may be held."""
+    """Encodes the chunks of a part, in order. `most` is how many bytes of a text may be held."""
 
     def __init__(self, tokenizer: Tokenizer, most: int) -> None:
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class Encoder:
         return runs[0] if len(runs) == 1 else concatenate(runs)
 
     def finish(self) -> Ids:
-        """The ids that are left of a document that continues in the next part."""
+        """The remaining ids of a document that continues in the next part."""
         if self._open is None:
             return np.zeros(0, np.uint32)
         ids = self._open.finish()
@@ -68,7 +68,7 @@ class Encoder:
         return encode_block(self._tokenizer, prepared.cut_block(first, stop))
 
     def _go_on(self, text: bytes, *, ends_here: bool) -> Run:
-        """A piece of a document that arrives in pieces."""
+        """Encode a piece of a document that arrives in pieces."""
         if self._open is None:
             self._open = LongText(self._tokenizer, self._most)
         ids = self._open.feed(text)

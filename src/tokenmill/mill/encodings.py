@@ -1,7 +1,7 @@
-"""Which encoding some bytes are in, where that is not UTF-8.
+"""Find the encoding of bytes that are not UTF-8.
 
-UTF-16 and UTF-32 are recognised by their byte order mark, or by where their NUL bytes are, and are
-certain. What an 8-bit or East Asian encoding is called is a guess, for people to judge.
+UTF-16 and UTF-32 are recognised with certainty, by their byte order mark or by the places of their
+NUL bytes. The name of an 8-bit or East Asian encoding is a guess that the user has to check.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _WIDE = {"UTF-32LE": (4, 3), "UTF-32BE": (4, 0), "UTF-16LE": (2, 1), "UTF-16BE":
 _STOPS_LE = tuple(stop.encode("utf-16-le") for stop in "、。")
 _STOPS_BE = tuple(stop.encode("utf-16-be") for stop in "、。")
 _HEAD = 4096
-_FEW = 32  # one NUL byte in so many bytes may be a stray one
-_SAMPLE = 1 << 14  # bytes; more makes the guess slower and hardly better
-_LEAST = 4  # bytes beyond ASCII, without which a guess is worth nothing
-_GUESSED = {  # as Python's codecs call them, and as iconv does; those in most use first
+_FEW = 32  # one NUL byte in this many bytes may be a stray one
+_SAMPLE = 1 << 14  # bytes; more makes the guess slower but hardly better
+_LEAST = 4  # bytes beyond ASCII; with fewer, a guess is worthless
+_GUESSED = {  # Python's name of each codec, and iconv's; the most common first
     "cp1252": "WINDOWS-1252",
     "cp1250": "WINDOWS-1250",
     "cp1251": "WINDOWS-1251",
@@ -52,11 +52,11 @@ def find_wide_encoding(head: bytes) -> str | None:
     head = head[:_HEAD]
     if head.count(0) * _FEW >= len(head):
         for name, (width, high) in _WIDE.items():
-            # The low byte is 0 in few characters. In the wrong byte order, it is in most.
+            # Few characters have a low byte of 0. In the wrong byte order, most seem to.
             low = head[width - 1 - high :: width].count(0)
             if head[high::width].count(0) > 4 * low and _decode(head, name):
                 return name
-    # Chinese and Japanese have few NUL bytes, but full stops with a control character in them.
+    # Chinese and Japanese have few NUL bytes, but their full stop U+3002 contains control bytes.
     for name, stops in (("UTF-16LE", _STOPS_LE), ("UTF-16BE", _STOPS_BE)):
         if any(stop in head for stop in stops) and {"、", "。"} & _decode(head, name):
             return None if _decode(head, "UTF-8") else name
@@ -64,12 +64,12 @@ def find_wide_encoding(head: bytes) -> str | None:
 
 
 def _decode(head: bytes, encoding: str) -> set[str]:
-    """The characters of some bytes; none if they are not text in that encoding."""
+    """The bytes decoded, or an empty string if they are not text in that encoding."""
     try:
         characters = set(codecs.getincrementaldecoder(encoding)().decode(head))
     except UnicodeDecodeError:
         return set()
-    odd = {"Cc", "Cn", "Co"}  # controls, and what no text has: unassigned, private use
+    odd = {"Cc", "Cn", "Co"}  # controls; unassigned and private use, which text does not contain
     plain = all(
         character in "\t\n\r\f" or category(character) not in odd for character in characters
     )
@@ -93,7 +93,7 @@ def guess_encoding(sample: bytes) -> str | None:
     best = matches[0]
     fitting = set(best.could_be_from_charset)
     for match in matches:
-        # Western letters also make words of Central Europe, of which some are likelier by chance.
+        # Western European text can also look like Central European words, some likelier by chance.
         latin = {best.encoding, match.encoding} == {"cp1250", "cp1252"}
         if match.chaos <= best.chaos and (latin or match.coherence == best.coherence):
             fitting.update(match.could_be_from_charset)

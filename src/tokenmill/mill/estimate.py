@@ -1,8 +1,8 @@
-"""What a run would cost, measured on a sample of its input.
+"""Estimate what a run would take, from a sample of its input.
 
 Text from all over the input is read, cleaned and tokenized (see `sample`), and the head of every
-file is looked at, so that what a run would refuse is known before. Both have a time limit, so that
-this takes seconds for any input. Nothing is written.
+file is checked, to find files that a run would refuse. Both have a time limit, so this takes seconds
+for any input. Nothing is written.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def estimate(mill: Mill) -> Estimate:
 
 
 def _find_faults(mill: Mill) -> tuple[dict[str, str], int]:
-    """The files that a run would refuse, and how many were looked at before time ran out."""
+    """The files that a run would refuse, and how many were checked before time ran out."""
     sources, started = mill.plan.sources, time.perf_counter()
     faults, looked_at = {}, 0
-    # Every 97th first: if time runs out, those that were looked at are from everywhere.
+    # Every 97th file first, so that the files checked before time runs out are from everywhere.
     for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
         if fault := find_fault(sources[number], mill.settings.text_field):
             faults[number] = fault

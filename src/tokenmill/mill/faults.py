@@ -16,7 +16,7 @@ _HEAD = 1 << 16
 
 
 def find_fault(source: SourceFile, text_field: str) -> str | None:
-    """Why a file cannot be read, or has no text where it should be; None if it looks sound.
+    """Why a file cannot be read, or has no text where it should be; None if it looks fine.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -1,8 +1,8 @@
-"""Inputs to files: which files some paths, folders and globs stand for, and as what each is read.
+"""Find the input files for a list of paths, folders and globs, and how to read each.
 
-Nothing is left out in silence. What a folder holds beside text is passed over and counted, with
-the reason. What should be text and cannot be read, such as a broken link, is among the files with
-its fault. A file that the user named is read whatever it holds, unless it cannot be text at all.
+Nothing is left out silently. Files in a folder that are not text are passed over and counted, with
+the reason. Files that should be text but cannot be read, such as broken links, are returned with
+their fault. A file that the user names is read whatever it contains, unless it cannot be text at all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
 
 _SPECIAL = "a pipe, socket or device"
 _REASONS = {  # for passing over one, and several
-    NOT_TEXT: ("that is no text", "that are no text"),
+    NOT_TEXT: ("file that is not text", "files that are not text"),
     "an archive": ("archive", "archives"),
     "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
     "a finished dataset": ("finished dataset", "finished datasets"),
@@ -55,7 +55,7 @@ def tell_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True
 
     >>> some = [PassedOver(path=name, reason="no text") for name in ("a.png", "b.png")]
     >>> tell_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
-    '2 that are no text (such as a.png), 1 archive (c.zip)'
+    '2 files that are not text (such as a.png), 1 archive (c.zip)'
     """
     told = []
     for reason, (one, several) in _REASONS.items():
@@ -69,13 +69,12 @@ def tell_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True
 def find_files(
     inputs: Sequence[str | os.PathLike[str]], *, leave_out: Path | None = None
 ) -> tuple[list[SourceFile], list[PassedOver]]:
-    """The files that some paths, folders and globs stand for, in the given order.
+    """Find the files for a list of paths, folders and globs, in the given order.
 
-    Folders are walked in the order of names, hidden entries and `leave_out` aside. Returns the
-    sources, each once, and what was passed over: files that are not text, archives, datasets,
-    pipes and the like, and links to folders, which could lead in circles. Inputs that are links to
-    folders are followed. Broken links, and what the system refuses to show, are sources with a
-    fault.
+    Folders are walked in the order of names, without hidden entries and `leave_out`. Returns each
+    source once, and what was passed over: files that are not text, archives, datasets, pipes and
+    the like, and links to folders, which could lead in circles. Inputs that are links to folders are
+    followed. Broken links and unreadable paths are sources with a fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
@@ -107,11 +106,11 @@ def find_files(
 
 def _refuse_what_is_never_text(source: SourceFile) -> None:
     if is_archive(source.path):
-        raise InputError(
-            f"{source.path} is an archive. Unpack it and name the folder that it makes."
-        )
+        raise InputError(f"{source.path} is an archive. Unpack it, and pass the folder instead.")
     if why_not_text(source) == "compressed Parquet":
-        raise InputError(f"{source.path} is compressed Parquet. Decompress it and name the result.")
+        raise InputError(
+            f"{source.path} is compressed Parquet. Decompress it, and pass the result instead."
+        )
 
 
 def _expand(
@@ -181,10 +180,10 @@ def _walk(
             with os.scandir(here) as entries:
                 visible = [entry for entry in entries if not entry.name.startswith(".")]
         except OSError:
-            yield str(here), False  # recognized as a folder that cannot be read
+            yield str(here), False  # reported later as a folder that cannot be read
             continue
         folders: list[Path] = []
-        # Strings, because a Path per file would take most of the time of a walk.
+        # Strings, because creating a Path per file would take most of the time.
         prefix = str(here / "x")[:-1]
         for entry in sorted(visible, key=lambda entry: entry.name):
             if not _is_folder(entry):
@@ -226,7 +225,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _real_path(path: str, folders: dict[str, str]) -> str:
-    """`os.path.realpath`, which looks at all folders above a file, but once per folder."""
+    """`os.path.realpath`, but it resolves the folders above a file only once per folder."""
     if os.path.islink(path):  # noqa: PTH114
         return os.path.realpath(path)
     folder, name = os.path.split(path)

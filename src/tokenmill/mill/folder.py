@@ -41,8 +41,8 @@ REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
 # The manifest first: without the rest, a folder with a manifest would pass for a dataset.
 _OURS = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES, WORK_NAME)
 _CHOICE = (
-    "Go back to what it was, choose another `out`, or add `restart=True` to discard what is done "
-    "and start over."
+    "Change it back, choose another `out`, or add `restart=True` to discard what is done and start "
+    "over."
 )
 
 
@@ -168,8 +168,8 @@ class OutputFolder:
                     self.clean_up()
                     raise FolderError(
                         f"{self.path} holds a dataset that was finished, but {shard.path} is missing "
-                        "or cut short.\nCopy it again from where it came, or add `restart=True` to "
-                        "make it again."
+                        "or cut short.\nCopy it again from its source, or add `restart=True` to make it "
+                        "again."
                     )
         return manifest
 

@@ -36,7 +36,7 @@ RECORD = np.dtype(
         ("key", "<u8", (2,)),
         ("length", "<u8"),  # tokens, the end-of-text token included
         ("source", "<u4"),
-        ("line", "<u4"),  # of the first byte that was replaced, in its piece, from 1; 0: unknown
+        ("line", "<u4"),  # line of the first replaced byte within its piece, from 1; 0: unknown
         ("offset", "<u8"),
         ("raw", "<u8"),  # bytes as they were read
         ("text", "<u8"),  # bytes after cleaning
@@ -91,7 +91,7 @@ def _with_bad_files_aside(job: Job, work: Callable[[Aside], dict[str, Any]]) -> 
             return work(aside)
         except BadFileError as error:
             number = next(n for n in job.sources if job.sources[n].path == error.source)
-            # What is skipped must not depend on `memory`, so that is never set aside.
+            # The dataset must not depend on `memory`, so this file is never left out.
             if (
                 job.repeated_lines is not None
                 or number in aside

@@ -96,11 +96,11 @@ def line_keys(
 
 
 class LineRemover:
-    """Takes repeated lines out of the documents of one part, met in order.
+    """Removes repeated lines from the documents of one part, in order.
 
-    `repeated` holds a flag for each line of the part that counts. A document that arrives in
-    pieces leaves in pieces that are again cut behind something visible: where the line before a
-    cut was removed, the end of the piece is held back and leaves with the next one.
+    `repeated` holds a flag for each line of the part that counts. A document that arrives in pieces
+    leaves in pieces that again end with a visible character: if the line before a cut was removed,
+    the end of the piece is held back and leaves with the next one.
     """
 
     def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:

@@ -67,7 +67,7 @@ def _key(encoded: bytes) -> int:
 
 
 def begins_anew(character: str) -> bool:
-    """Whether NFC treats a character, and what precedes it, as if each were alone."""
+    """Whether NFC treats a character and the one before it independently."""
     code = ord(character)
     tables = _tables()
     return code < _TABLED and not tables.classes_by_code[code] and code not in tables.moved

@@ -40,9 +40,9 @@ class Job:
     dtype: str
     folder: Path
     cuttable: bool
-    most: int  # bytes of a document that may be held at once
+    most: int  # how many bytes of a document may be held at once
     workers: int
-    window: int  # bytes that the window of a zstd stream may take
+    window: int  # how many bytes the window of a zstd stream may take
     repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
     aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
@@ -85,12 +85,12 @@ class TooLargeError(BadFileError):
 
 
 def too_large(path: str, error: TooLongError, job: Job) -> TooLargeError:
-    """Says how much memory would do."""
+    """Adds how much memory to give."""
     need = -(-needed_budget(error.size) * job.workers // 10**8) * 10**8
     workers = "1 worker" if job.workers == 1 else f"{job.workers} workers"
     return TooLargeError(
         path,
-        f"{error}, and {workers} would need {need / 1e9:.1f} GB for that; give "
+        f"{error}; {workers} would need {need / 1e9:.1f} GB to hold that. Give "
         f"`memory={need / 1e9:.1f}GB` or more, or use fewer `workers`",
     )
 
@@ -119,9 +119,9 @@ class Batch:
 class PartReader:
     """Reads the documents of a part. `lines` has the line ends of each piece that was read.
 
-    A file that fails before any of its documents was handed out is added to `aside`, and reading
-    continues with the next. One that fails later raises BadFileError: the part must be read again
-    without it.
+    If a file fails before any of its documents was returned, it is added to `aside`, and reading
+    continues with the next file. If it fails later, BadFileError is raised: the part must be read
+    again without it.
     """
 
     def __init__(self, job: Job, aside: dict[int, BadFileError]) -> None:
@@ -153,7 +153,7 @@ class PartReader:
                     yield self._alone(piece.source, chunk, self.lines[-1])
                     self.lines[-1] += chunk.lines
             except BadFileError as error:
-                # A file whose lines were scanned must be read, or the marks are of other lines.
+                # If its lines were scanned, a file must be read, or the marks would apply to other lines.
                 if handed_out or self._job.repeated_lines is not None:
                     raise
                 self._aside[piece.source] = error
@@ -168,7 +168,7 @@ class PartReader:
         return Batch(chunk, number, self._job.sources[number], sources, lines_before)
 
     def _together(self) -> Batch:
-        """The small chunks that are held, as one batch."""
+        """The small chunks held so far, as one batch."""
         numbers = [number for number, _ in self._small]
         chunks = [chunk for _, chunk in self._small]
         self._small, self._held = [], 0

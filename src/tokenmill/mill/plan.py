@@ -1,8 +1,8 @@
-"""Files to parts: the slices of the input, in its order.
+"""Divide the input files into parts, in order.
 
-A part is a slice of the input that is processed alone. Its borders depend on the input only,
-never on workers or memory. Planning looks at sizes and at Parquet footers; it reads no text. It
-takes some 5 µs per file.
+A part is a slice of the input that is processed independently. Its borders depend only on the input,
+never on workers or memory. Planning uses file sizes and Parquet footers and reads no text. It takes
+about 5 µs per file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Part", "Piece", "Plan", "make_plan"]
 
 PART_BYTES = 16 << 20
 MOST_PARTS = 16_384  # of one input; beyond that parts grow, so that their files stay countable
-MOST_FILES = 4096  # of one part: opening them takes as long as tokenizing some megabytes
-EXPANSION = 4  # bytes of text that a compressed byte is taken for
+MOST_FILES = 4096  # in one part; opening them takes as long as tokenizing some megabytes
+EXPANSION = 4  # assumed bytes of text per compressed byte
 
 
 class Piece(NamedTuple):
@@ -83,7 +83,7 @@ def make_plan(
     text_can_be_cut = not (separator and overlaps_itself(separator))
     parts: list[Part] = []
     group: list[Piece] = []
-    held = held_size = 0  # bytes of text, about; bytes on the disk
+    held = held_size = 0  # approximate bytes of text; bytes on disk
     # What decides a segment's bytes beside its pieces; the split is decided later, and a segment
     # says itself which files it was made without.
     context = {

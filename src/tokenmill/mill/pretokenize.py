@@ -137,7 +137,7 @@ def pretokenize(
 
 
 def _move_report(report: Path, target: Path) -> Path | None:
-    """Put a report beside the ids, if there is one; returns where."""
+    """Write a report next to the ids, if there is one; returns its path."""
     if not report.exists():
         return None
     return report.replace(target.with_suffix(f".{report.name}"))

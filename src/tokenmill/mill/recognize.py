@@ -1,6 +1,6 @@
-"""A path to what it is read as: by its name, and by its first bytes where the name is not enough.
+"""Decide how to read a file, by its name, and by its first bytes if the name is not enough.
 
-Costs a look at each name, and 64 KiB of `.json` files and of those whose name says nothing.
+Costs: one look at each name, and reading 64 KiB of `.json` files and of files with unknown names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["NOT_TEXT", "SourceFile", "is_archive", "name_source", "recognize", "
 NOT_TEXT = "no text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
-# Names taken as text unseen. Others in a folder are taken if their first bytes look like text.
+# These names are always text. Other files in a folder are text if their first bytes look like it.
 _TEXT = frozenset(
     ".txt .text .md .markdown .rst .tex .log .csv .tsv .html .htm .xml .yaml .yml .toml .ini .cfg "
     ".py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go .java .kt .scala .js .mjs .jsx .ts "
@@ -33,16 +33,16 @@ _TEXT = frozenset(
 _ARCHIVES = frozenset(
     ".tar .tgz .tbz .tbz2 .txz .tzst .zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split()
 )
-_ARRAY = "it is one JSON array, not a record a line; convert it with `jq -c '.[]'`"
+_ARRAY = "it is one JSON array, not one record per line; convert it with `jq -c '.[]'`"
 _JSON_HEAD = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """One input file, and what tells whether it changed.
+    """One input file, and what shows whether it changed.
 
-    `path` is UTF-8: a name that is not stands there as a `file:` URI, and `local_path` opens it.
-    `fault` says why the file cannot be read, where that is known before reading it.
+    `path` is always UTF-8: any other name is stored as a `file:` URI, which `local_path` resolves.
+    `fault` says why the file cannot be read, if that is known before reading it.
     """
 
     path: str
@@ -58,9 +58,9 @@ class SourceFile:
 
 
 def recognize(path: str) -> SourceFile | None:
-    """What a path is read as; None for a pipe, a socket or a device.
+    """How to read a path; None for a pipe, a socket or a device.
 
-    A broken link, and a file or folder that the system does not let us read, has a fault.
+    Broken links, and files or folders without permission, have a fault.
     """
     try:
         stat = os.stat(path)  # noqa: PTH116
@@ -88,7 +88,7 @@ def recognize(path: str) -> SourceFile | None:
 
 
 def name_source(path: str) -> str:
-    r"""A path as it stands in manifests and messages: itself, or a URI if it is not UTF-8.
+    r"""A path as manifests and messages show it: unchanged, or as a URI if it is not UTF-8.
 
     >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
     ('texts/café.txt', 'file:///texts/caf%E9.txt')
@@ -111,7 +111,7 @@ def is_archive(path: str) -> bool:
 
 
 def why_not_text(source: SourceFile) -> str | None:
-    """Why a file that nobody named is passed over; None if it looks like text."""
+    """Why a file in a folder is passed over; None if it looks like text."""
     if is_archive(source.path):
         return "an archive"
     _, inner = _split(source.path)
@@ -120,29 +120,29 @@ def why_not_text(source: SourceFile) -> str | None:
     try:
         head = read_head(source, HEAD)
     except BadFileError:
-        return None  # let the run name it
+        return None  # the run will report it
     if inner == ".parquet" and head.startswith(b"PAR1"):
         return "compressed Parquet"
     return None if looks_like_text(head) else NOT_TEXT
 
 
 def _split(path: str) -> tuple[str | None, str]:
-    """The compression that a name tells of, and the suffix of what is inside."""
+    """The compression that a name indicates, and the suffix of the content."""
     plain, suffix = os.path.splitext(path)
     compression = _COMPRESSIONS.get(suffix.lower())
     return compression, os.path.splitext(plain if compression else path)[1].lower()
 
 
 def _judge_json(source: SourceFile) -> SourceFile:
-    """A `.json` file may be JSON lines, or one JSON document over many lines.
+    """Decide whether a `.json` file is JSON lines or one JSON document over many lines.
 
-    JSON lines with broken ones among them stay JSON lines: the head is one document only if it
-    parses as the beginning of one, or if few of its lines look like records.
+    JSON lines stay JSON lines even if some are broken: the head is one document only if it parses as
+    the beginning of one, or if few of its lines look like records.
     """
     try:
         head = read_head(source, _JSON_HEAD)
     except BadFileError:
-        return source  # let the run name it
+        return source  # the run will report it
     whole = len(head) < _JSON_HEAD
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line, _, more = head.partition(b"\n")
@@ -166,7 +166,7 @@ def _parses(line: bytes) -> bool:
 
 def _begins_document(head: bytes, whole: bool) -> bool:
     """Whether some bytes are one JSON value, or (of a longer file) the beginning of one."""
-    # No JSON string goes over a line end, so that a sound document fails at the very end only.
+    # No JSON string contains a line end, so the beginning of a valid document fails only at its end.
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
     try:
         _, end = json.JSONDecoder().raw_decode(text)

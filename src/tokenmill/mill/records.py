@@ -1,13 +1,13 @@
-"""Bytes to records: where documents of a plain text begin, and where a long one may be cut.
+"""Split bytes into records: where documents of a plain text begin, and where a long one may be cut.
 
-A record is what stands between two separators. Records are found in a stream block by block, in
-native code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
+A record is the text between two separators. Records are found in a stream block by block, in native
+code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
 
 A document longer than a block is passed on in pieces. Borders of parts inside a document are
 between a letter and a newline or space: every pre-tokenizer in use ends a token there, so the two
-sides are tokenized independently, which is how one huge document keeps all cores busy. Pieces
-within a part may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`), because one worker
-tokenizes them in order (`encode.py`).
+sides can be tokenized independently, and one huge document keeps all cores busy. Pieces within a
+part may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`), because one worker tokenizes
+them in order (`encode.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Chunk:
         """The line that an offset of the source is in, counted from this chunk's first."""
         if not self.whole:
             return None
-        if self._newlines is None:  # to count anew for each document would take their square
+        if self._newlines is None:  # counting again for each document would take quadratic time
             self._newlines = np.flatnonzero(np.frombuffer(self.whole, np.uint8) == _NEWLINE)
         return int(self._newlines.searchsorted(offset - self.begin))
 
@@ -104,9 +104,9 @@ class Cutter:
     `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
     short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
 
-    `anywhere`: where there is no such place, cut wherever the pieces, cleaned one by one, are the
+    `anywhere`: if there is no such place, cut wherever cleaning the pieces one by one gives the
     cleaned whole: between a visible character and a line end, or else before any character that is
-    neither white space nor removed nor composed with what precedes it.
+    not white space and that cleaning neither removes nor composes with the character before it.
     """
 
     short_line: int = 0
@@ -161,7 +161,7 @@ def _is_letter_before(data: bytes, place: int) -> bool:
     if last < 0x80:
         return 65 <= last & 0xDF <= 90
     letter = _character_before(data, place)
-    # Cleaning makes a letter and a mark of some, such as U+0958, and a mark is no place to cut.
+    # Cleaning splits some letters, such as U+0958, into a letter and a mark; no cut is after a mark.
     return letter.isalpha() and normalize("NFC", letter).isalpha()
 
 
@@ -173,7 +173,7 @@ def _is_visible_before(data: bytes, place: int) -> bool:
 
 
 def _character_before(data: bytes, place: int) -> str:
-    """The character that ends at a place; empty if there is none."""
+    """The character that ends at a position; empty if there is none."""
     start = place - 1
     while start > max(0, place - _WIDEST) and data[start] & 0xC0 == 0x80:
         start -= 1
@@ -184,7 +184,7 @@ def _character_before(data: bytes, place: int) -> str:
 
 
 def _is_solid(data: bytes) -> bool:
-    """Whether some bytes begin with a character that no cleaning of what precedes it touches."""
+    """Whether the first character is unaffected by cleaning the text before it."""
     first = data[0]
     if first < 0x80:
         return 0x20 < first < 0x7F
@@ -257,8 +257,8 @@ def read_records(
 ) -> Iterator[Chunk]:
     """The records in a stream of blocks that begins at offset `start` of its source.
 
-    `continues` and `to_be_continued` say that the stream's first record began before it and that
-    its last one ends after it. `most` is how many bytes may be held that cannot be cut.
+    `continues`: the first record began before the stream. `to_be_continued`: the last record ends
+    after it. `most` is how many bytes may be held if they cannot be cut.
     """
     held: list[bytes] = []  # blocks before the rest, with neither a separator nor a place to cut
     rest = b""
@@ -291,7 +291,7 @@ def read_records(
             if (size := sum(map(len, held))) > most:
                 held.clear()
                 size += _count_uncut(blocks, separator, cutter)
-                raise TooLongError(size, f"{size:,} bytes from byte {start} on cannot be cut")
+                raise TooLongError(size, f"the {size:,} bytes from byte {start} on cannot be cut")
             continue
         piece, rest = b"".join([*held, rest[:cut]]), rest[cut:]
         held.clear()
@@ -312,7 +312,7 @@ def read_records(
 
 
 def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutter | None) -> int:
-    """The bytes of the blocks up to the next place to cut, to say how much memory would do."""
+    """The bytes up to the next place to cut, for the error that says how much memory to give."""
     size = 0
     for block in blocks:
         size += len(block)
@@ -323,7 +323,7 @@ def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutte
 
 def count_byte(data: bytes, byte: int) -> int:
     """How often a byte occurs. `bytes.count` is ten times slower where that is often."""
-    if len(data) < 1024:  # where calling NumPy takes longer
+    if len(data) < 1024:  # calling NumPy would take longer
         return data.count(byte)
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
 

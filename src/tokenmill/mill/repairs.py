@@ -1,7 +1,7 @@
-"""Which documents were repaired, and which files look as if they were not UTF-8 at all.
+"""Record which documents were repaired, and which files do not look like UTF-8 at all.
 
-The list goes to disk in input order while fates are decided, 40 bytes a repaired document. Memory
-holds a few numbers for each file with repaired documents.
+The list is written to disk in input order, 40 bytes per repaired document, while `sift` decides
+which documents to keep. Memory holds a few numbers for each file with repaired documents.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["REPAIR", "FileRepairs", "RepairLog", "describe_files", "read_repairs
 
 REPAIR = np.dtype(
     [
-        ("segment", "<u8"),  # that the line is counted from
+        ("segment", "<u8"),  # the line is counted from its start
         ("source", "<u8"),
-        ("line", "<u8"),  # of the first byte at fault, in the segment's piece, from 1; 0: unknown
+        ("line", "<u8"),  # of the first invalid byte within the segment's piece, from 1; 0: unknown
         ("offset", "<u8"),  # of the document
-        ("replaced", "<u8"),  # bytes
+        ("replaced", "<u8"),  # number of bytes
     ]
 )
-_MUCH = 200  # a file with one byte in so many replaced is not UTF-8
+_MUCH = 200  # if one byte in this many was replaced, a file is not UTF-8
 _SAMPLE = 1 << 16
 _EXAMPLES = 20
 _READ = 1 << 16  # records
@@ -53,7 +53,7 @@ class RepairLog:
         self._source, self._size = -1, 0  # the file of the last record, and its bytes so far
 
     def add(self, repairs: npt.NDArray[np.void]) -> None:
-        """Note some documents, as a REPAIR each."""
+        """Add some documents, one REPAIR each."""
         self._file.write(repairs.tobytes())
 
     def count(self, records: npt.NDArray[np.void]) -> None:
@@ -88,7 +88,7 @@ def read_repairs(path: Path) -> Iterator[tuple[int, int, int, int, int]]:
 def describe_files(
     files: Mapping[int, FileRepairs], sources: Sequence[SourceFile]
 ) -> dict[str, Any]:
-    """How many files had much replaced in them, and for some of those what they look like."""
+    """How many files had many bytes replaced, and the likely encoding of some of them."""
     much = [number for number, file in files.items() if file.replaced * _MUCH >= file.size]
     return {
         "files": len(much),
@@ -105,7 +105,7 @@ def describe_files(
 
 
 def _read_sample(source: SourceFile, offset: int) -> bytes:
-    """Some bytes of a file from an offset on; from its beginning if it is compressed."""
+    """Some bytes of a file, from an offset, or from the beginning if it is compressed."""
     try:
         if source.kind == "parquet":
             return b""

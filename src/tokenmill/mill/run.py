@@ -36,7 +36,7 @@ from tokenmill.tokenizers import Tokenizer, load_tokenizer
 __all__ = ["Mill", "Report", "Watcher", "prepare"]
 
 MEMORY_A_WORKER = 288 << 20
-_FAULTS = 20  # listed at most
+_FAULTS = 20  # at most this many are listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Report:
     was_finished: bool  # before this run, which then changed nothing
     parts: int
     parts_done_before: int
-    bytes_read: int  # of the input, by this run
+    bytes_read: int  # input bytes that this run read
 
     def __repr__(self) -> str:
         splits = (f"{name} {split.tokens:,} tokens" for name, split in self.manifest.splits.items())
@@ -77,14 +77,14 @@ def prepare(
     progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Report:
-    """Make a dataset out of text, or go on making it.
+    """Make a dataset from text, or resume making it.
 
-    `inputs` are files, folders and globs; `out` is a new folder or one that an interrupted run
-    left. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
-    `tokenmill.mill.settings.Settings`. `memory` is the cap in bytes for all processes together.
+    `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
+    run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
+    `tokenmill.mill.settings.Settings`. `memory` is the limit in bytes for all workers together.
 
-    Progress is shown in terminals and notebooks; `progress=False` turns it off, and True prints it
-    elsewhere too. A `watcher` gets it instead.
+    Progress is shown in terminals and notebooks. `progress=False` turns it off, and `progress=True`
+    prints it elsewhere too. A `watcher` receives it instead.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -139,7 +139,7 @@ class Mill:
             raise UsageError(f"`workers` is {workers}; it must be at least 1.")
         self.workers = workers or available_cores()
         self.memory = memory or self.workers * MEMORY_A_WORKER
-        # Without a cap, a document that has to be held whole may take what the machine has.
+        # Without a limit, a document that must be held whole may take half of the machine's memory.
         self.most = most_held((memory or max(self.memory, machine_memory() // 2)) // self.workers)
         if self.memory < self.workers * (128 << 20):
             need = "1 worker needs" if self.workers == 1 else f"{self.workers} workers need"
@@ -212,7 +212,7 @@ class Mill:
 
 
 def _refuse_faults(sources: Sequence[SourceFile]) -> None:
-    """Name the files that are known to be bad before any work is done."""
+    """Refuse files that are known to be bad, before any work is done."""
     faults = [f"  {source.path}: {source.fault}" for source in sources if source.fault]
     if faults:
         files = "1 file" if len(faults) == 1 else f"{len(faults):,} files"
@@ -220,7 +220,7 @@ def _refuse_faults(sources: Sequence[SourceFile]) -> None:
         raise InputError(
             "\n".join(
                 [
-                    f"{files} cannot be read; nothing was done yet:",
+                    f"{files} cannot be read; nothing has been done yet:",
                     *faults[:_FAULTS],
                     *more,
                     "Repair or remove them and run again, or pass `skip_bad_files=True` to leave "

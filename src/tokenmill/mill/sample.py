@@ -1,13 +1,13 @@
-"""A sample of the input, by strata: how many tokens and documents a run would read.
+"""Estimate how many tokens and documents a run would read, from a stratified sample of the input.
 
-Files of one kind, compression, extension and size class are a stratum, and each is estimated by
-itself, so that a few large books do not speak for a thousand small scripts. Places to read are
-spread evenly over the bytes of a stratum; the next place goes to the stratum with the most bytes
-per place so far. Sampling ends after `_SECONDS` if each stratum has two places by then, and after
-`_MOST_SECONDS` whatever the input.
+Files of the same kind, compression, extension and size class form a stratum. Each stratum is
+estimated separately, so that a few large books do not stand for a thousand small scripts. Places to
+read are spread evenly over the bytes of a stratum; the next place goes to the stratum with the most
+bytes per place so far. Sampling ends after `_SECONDS` if each stratum has two places by then, and
+after `_MOST_SECONDS` in any case.
 
-Documents are counted as one per file, which is exact, plus those that begin further in, which are
-estimated. The rows of Parquet files are in their footers.
+Documents are counted as one per file, which is exact, plus an estimate of those that begin further
+in. The rows of Parquet files are in their footers.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 __all__ = ["Sample", "take_sample"]
 
 _SECONDS, _MOST_SECONDS = 4.0, 15.0
-_LEAST_PLACES = 2  # of each stratum
-_TEXT = 256 << 10  # bytes of text that are tokenized at one place
-_COMPRESSED = 1 << 20  # bytes of a compressed file that are read, unless they are very much text
+_LEAST_PLACES = 2  # per stratum
+_TEXT = 256 << 10  # bytes of text to tokenize at one place
+_COMPRESSED = 1 << 20  # bytes to read of a compressed file, unless they expand to much more text
 _DECOMPRESSED = 16 << 20
 _AHEAD = 32 << 10  # how far a decompressor's input is ahead of its output, on average
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Totals for the whole input, estimated, and what was read for them."""
+    """Estimated totals for the whole input, and what was read for them."""
 
     tokens: int
     documents: int
@@ -65,7 +65,7 @@ class _Item:
 class _Measured:
     size: float
     tokens: float
-    documents: float  # that do not begin where the file does
+    documents: float  # without those at the beginning of the file
     seconds: float
 
 
@@ -83,32 +83,32 @@ class _Stratum:
         return int(self.ends[-1])
 
     def draw(self) -> tuple[int, int] | None:
-        """The next place: an item and an offset in it; None if that was read before."""
+        """The next place: an item and an offset in it; None if it was read before."""
         place = int(_halton(self.draws) * self.size)
         self.draws += 1
         index = int(np.searchsorted(self.ends, place, side="right"))
         start = int(self.ends[index - 1]) if index else 0
         key = index, (place - start) // _TEXT
         if key in self.seen:
-            # Few places are left, so that to look for them would take longer than it is worth.
+            # Few places are left; searching for them would take too long.
             self.complete = self.draws > 4 * len(self.seen) + 4
             return None
         self.seen.add(key)
         return index, place - start
 
     def rate(self, what: str) -> float:
-        """Tokens, documents or seconds per byte of size. Places were chosen in proportion to
-        size, so that the mean of the places' rates is that of the stratum."""
+        """Tokens, documents or seconds per byte of size. Places are chosen in proportion to size, so
+        the mean rate of the places is the rate of the stratum."""
         return float(np.mean([getattr(one, what) / one.size for one in self.measured]))
 
 
 def take_sample(mill: Mill) -> Sample:
-    """Read a sample of what a mill would read."""
+    """Read a sample of a mill's input."""
     sources = mill.plan.sources
     strata = _divide(sources, mill.settings.text_field)
     faults: dict[str, str] = {}
     read = 0
-    encode_terminated(mill.tokenizer, [b"x"])  # loads the tokenizer, which is not to be measured
+    encode_terminated(mill.tokenizer, [b"x"])  # loads the tokenizer before timing starts
     started = time.perf_counter()
     while (spent := time.perf_counter() - started) < _MOST_SECONDS:
         least = _LEAST_PLACES if spent >= _SECONDS else None
@@ -166,7 +166,7 @@ def _divide(sources: Sequence[SourceFile], text_field: str) -> dict[tuple[object
 
 
 def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
-    """The sum over all strata; one that was not sampled is taken for those most like it."""
+    """The sum over all strata; an unsampled one takes the rates of those most like it."""
     rates = {key: one.rate(what) for key, one in strata.items() if one.measured}
     total = 0.0
     for key, stratum in strata.items():
@@ -204,7 +204,7 @@ def _measure(mill: Mill, item: _Item, place: int) -> tuple[_Measured, int]:
             size = item.size
     if item.rows:
         size *= item.size / item.rows
-    # What was read but not tokenized is taken for as much as the rest.
+    # Text that was read but not tokenized counts at the same rate as the rest.
     tokens = found.tokens * found.text / found.tokenized if found.tokenized else 0.0
     spent = time.perf_counter() - started
     seconds = spent * found.text / found.tokenized if found.tokenized else spent

@@ -29,28 +29,28 @@ class Settings:
     Parameters
     ----------
     documents
-        What a document is in plain text: auto (split at <|endoftext|> where a file has it),
-        file, line, blank-line, or a separator of your own.
+        What a document is in plain text: auto (split at <|endoftext|> if a file has it),
+        file, line, blank-line, or your own separator.
     text_field
-        The field, or column, that holds the text.
+        The JSON field, or Parquet column, with the text.
     normalize
         Clean the text: Unicode NFC, line ends, control characters, white space.
     dedup
         Remove repeated documents, or repeated lines; the first one stays.
     min_line
-        Shorter lines (in characters) are never removed as repeated.
+        Lines with fewer characters are never removed as repeated.
     val_fraction
-        The share of documents for validation.
+        Share of the documents for validation.
     tokens_per_shard
-        The tokens in each file but the last.
+        Tokens per shard; the last shard has fewer.
     eot
-        Where the end-of-text token stands: after each document, before it, or nowhere.
+        Where to put the end-of-text token: after each document, before it, or nowhere.
     dtype
-        How ids are stored; auto takes uint16 where the vocabulary allows.
+        How to store ids; auto takes uint16 if the vocabulary allows, else uint32.
     on_bad_text
-        What to do about invalid UTF-8: repair it with U+FFFD, drop the document, or refuse.
+        What to do with invalid UTF-8: repair it with U+FFFD, drop the document, or refuse.
     skip_bad_files
-        Leave out files that cannot be read to their end, instead of stopping there.
+        Leave out files that cannot be read, instead of stopping with an error.
     """
 
     documents: str = "auto"

@@ -54,7 +54,7 @@ class Sifted:
     tokens: dict[str, list[int]]  # a split: tokens from each segment
     documents: dict[str, int]
     stitched: dict[int, Stitched]  # by the number of the document's first record
-    repairs: Path  # a REPAIR for each document that was kept and repaired
+    repairs: Path  # one REPAIR for each document that was repaired and kept
     repaired_files: dict[int, FileRepairs] = field(default_factory=dict)  # by number of the source
     ledger: dict[str, Any] = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ class _Whole:
     characters: int = 0
     flags: int = 0
     replaced: int = 0
-    line: tuple[int, int] = (0, 0)  # of the first replaced byte: a segment, and a line in it
+    line: tuple[int, int] = (0, 0)  # of the first replaced byte: the segment, and the line in it
     said: Stitched = Stitched((0, 0), 0)
 
 
@@ -336,7 +336,7 @@ def _decide(
 def _find_repairs(
     segment: int, first: int, records: Records, fate: npt.NDArray[np.uint8], spanning: _Spanning
 ) -> Records:
-    """Those of some records that are kept and repaired, as a REPAIR each."""
+    """The records that are repaired and kept, one REPAIR each."""
     repairs = np.zeros(len(records), REPAIR)
     repairs["segment"] = segment
     for name in ("source", "line", "offset", "replaced"):

@@ -39,7 +39,7 @@ __all__ = [
     "refuse_wide",
 ]
 
-LEAST_MEMORY = 128 << 20  # of a worker, beside the window of a zstd stream
+LEAST_MEMORY = 128 << 20  # per worker, without the window of a zstd stream
 _ROWS = 256  # rows of a Parquet file decoded at once
 _URI = "file:///"
 
@@ -70,7 +70,7 @@ class Origin(Protocol):
 
 
 def local_path(name: str) -> str:
-    """Where a source is. A name that is not UTF-8 stands in manifests as a `file:` URI.
+    """The local path of a source. Manifests store a name that is not UTF-8 as a `file:` URI.
 
     >>> local_path("a.txt"), os.fsencode(local_path("file:///texts/caf%E9.txt"))
     ('a.txt', b'/texts/caf\\xe9.txt')
@@ -81,7 +81,7 @@ def local_path(name: str) -> str:
 
 
 def open_source(name: str) -> BinaryIO:
-    """A source, open for reading. A Path would take twice as long, which shows with small files."""
+    """Open a source for reading. A Path would take twice as long, which matters for small files."""
     return open(local_path(name), "rb")  # noqa: PTH123
 
 
@@ -100,10 +100,10 @@ def read_piece(
 ) -> Iterator[Chunk]:
     """The documents of one piece of a file: a range of bytes, or of row groups for Parquet.
 
-    A compressed file is always one piece. `step` is the distance of the file's nominal borders;
-    `border_cutter` says where a border may fall inside a document, `cutter` where a document may
-    be handed on in pieces. `most` is how many bytes of a document may be held at once, `window`
-    how many the window of a zstd stream may take.
+    A compressed file is always one piece. `step` is the distance between the file's nominal borders.
+    `border_cutter` says where a border may be inside a document, `cutter` where a document may be
+    divided into pieces. `most` is how many bytes of a document may be held at once, `window` how
+    many the window of a zstd stream may take.
     """
     try:
         if origin.kind == "parquet":
@@ -171,7 +171,7 @@ def _blocks(file: BinaryIO, origin: Origin, start: int, end: int) -> Iterator[by
 
 
 def _bounded_lines(blocks: Iterator[bytes], start: int, most: int) -> Iterator[bytes]:
-    """The same blocks, if no line in them is longer than may be held."""
+    """The same blocks; raises TooLongError if a line is too long to hold."""
     place = line_start = start
     for block in blocks:
         first, last = block.find(b"\n"), block.rfind(b"\n")
@@ -190,7 +190,7 @@ def _bounded_lines(blocks: Iterator[bytes], start: int, most: int) -> Iterator[b
 
 
 def refuse_wide(origin: Origin, head: bytes) -> None:
-    """Raise BadFileError if a text that begins like this is UTF-16 or UTF-32."""
+    """Raise BadFileError if these first bytes of a text are UTF-16 or UTF-32."""
     if encoding := find_wide_encoding(head):
         raise BadFileError(
             origin.path, f"the text is {encoding}; convert it with `iconv -f {encoding} -t UTF-8`"
@@ -214,11 +214,11 @@ def _read_compressed(
         place = 0
         try:
             for chunk in chunks:
-                # Progress counts what is on the disk, so that the total is known beforehand.
+                # Progress counts bytes on disk, because their total is known beforehand.
                 chunk.read, place = raw.tell() - place, raw.tell()
                 yield chunk
         except WindowError as error:
-            # Not a bad file: what a dataset leaves out must not depend on `memory`.
+            # Not a bad file, because the dataset must not depend on `memory`.
             need = error.window + LEAST_MEMORY
             raise InputError(
                 f"{origin.path} was compressed with a window of {error.window:,} bytes, which is "
@@ -266,7 +266,7 @@ def count_row_groups(path: str) -> list[int]:
 
 
 def measure_row_groups(path: str, text_field: str) -> list[tuple[int, int]]:
-    """The bytes of the column of text, out of compression, and the rows of each row group.
+    """The uncompressed bytes of the text column, and the rows, of each row group.
 
     Empty if the footer cannot be read or has no such column.
     """
@@ -295,7 +295,7 @@ def _read_parquet(
 
     try:
         with (
-            open_source(origin.path) as raw,  # Arrow cannot open names beyond UTF-8
+            open_source(origin.path) as raw,  # Arrow cannot open names that are not UTF-8
             pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file,
         ):
             column = _text_column(file.schema_arrow, text_field, origin, pa)
@@ -324,13 +324,13 @@ def _read_parquet(
                 yield from bound(chunk, cutter)
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, OSError) and error.errno:
-            raise  # of the file system, which says itself what is wrong
+            raise  # errors of the file system say what is wrong
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(origin.path, f"the Parquet file is damaged ({told})") from error
 
 
 def _rows_at_once(metadata: Any, groups: list[int], column: str, row: int, most: int) -> int:
-    """How many rows to decode at once: about a block's worth by their average size."""
+    """How many rows to decode at once: about one block, by their average size."""
     largest = 1
     for number in groups:
         group = metadata.row_group(number)

@@ -56,7 +56,7 @@ class Stages:
         self.settings = mill.settings
         self.folder = folder
         self.watcher = watcher
-        self.bytes_read = 0  # of the input as it is on the disk, as progress counts it
+        self.bytes_read = 0  # input bytes on disk, as progress counts them
 
     def finish(self) -> tuple[Manifest, int]:
         """Do the stages; returns the manifest and how many parts were done before."""
@@ -220,7 +220,7 @@ class Stages:
                     f"{files} could not be read; everything else is done and kept:",
                     *shown,
                     *more,
-                    "Repair or replace them and run this again, which resumes here;",
+                    "Repair or replace them and run the same command, which resumes here;",
                     "or add `skip_bad_files=True` to leave them out.",
                 ]
             )
@@ -289,7 +289,7 @@ class Stages:
                     path.unlink()
 
     def _lines_before(self, receipts: list[Receipt]) -> Iterator[dict[int, int]]:
-        """For each part in turn, the lines of each source in the parts before it."""
+        """For each part, the number of lines of each source in the parts before it."""
         before: dict[int, int] = {}
         for part, receipt in zip(self.plan.parts, receipts, strict=True):
             yield before
@@ -300,7 +300,7 @@ class Stages:
                 before[piece.source] = before.get(piece.source, 0) + count
 
     def _rejections(self, receipts: list[Receipt]) -> Iterator[dict[str, Any]]:
-        """The rejected records of all segments, with the place of each in its file."""
+        """The rejected records of all segments, with their position in their file."""
         for receipt, before in zip(receipts, self._lines_before(receipts), strict=True):
             if "rejected" in receipt["files"]:
                 with (self.folder.segments / f"{receipt['name']}.rejected").open("rb") as file:
@@ -311,7 +311,7 @@ class Stages:
                         yield self._place(number, line, offset) | {"reason": reason}
 
     def _repairs(self, receipts: list[Receipt], sifted: Sifted) -> Iterator[dict[str, Any]]:
-        """The documents that were kept and repaired, with the place of each in its file."""
+        """The documents that were repaired and kept, with their position in their file."""
         befores = enumerate(self._lines_before(receipts))
         part, before = next(befores)
         for segment, number, line, offset, replaced in read_repairs(sifted.repairs):

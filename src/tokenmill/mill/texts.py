@@ -27,7 +27,7 @@ MARK = np.dtype(
     [
         ("flags", "<u4"),
         ("replaced", "<u4"),  # bytes that were not UTF-8
-        ("line", "<u4"),  # of the first of them, counted from the chunk's first, from 1; 0: unknown
+        ("line", "<u4"),  # line of the first of them within the chunk, from 1; 0: unknown
     ]
 )
 _MOST = 2**32 - 1
@@ -46,7 +46,7 @@ class Prepared:
     block: bytes | None
     offsets: list[int]
     sizes: Places  # of the documents as they were read
-    marks: Marks | None  # a MARK each; None: all 0
+    marks: Marks | None  # one MARK per text; None: all 0
 
     @classmethod
     def of(
@@ -152,7 +152,7 @@ def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepa
 def _judge_bad_text(
     chunk: Chunk, settings: Settings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
-    """The texts of a chunk, those that are not UTF-8 repaired, and marked as repaired or bad."""
+    """The texts of a chunk; those that are not UTF-8 are repaired, and marked as repaired or bad."""
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:

@@ -100,8 +100,8 @@ class RowOrder:
             )
         if self.shuffle_block is not None and self.kind != "shuffled":
             raise UsageError(
-                f"`shuffle_block` is {self.shuffle_block}, and `order` is {self.kind!r}: only a "
-                "shuffled one has blocks. Omit it, or use `order='shuffled'`."
+                f"`shuffle_block` is {self.shuffle_block}, but `order` is {self.kind!r}: only a "
+                "shuffled order has blocks. Omit it, or use `order='shuffled'`."
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Open tokens on disk: a prepared dataset, or a file or folder of another make, in place.
+"""Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
 Guarantees: what opens is what it was taken for, or an error lists what was tried. A prepared dataset
 is complete, and a tokenizer is used with it only if its fingerprint is the one that the tokens were
@@ -42,9 +42,8 @@ class Dataset(Mapping[str, Tokens]):
     """Tokens on disk: `dataset["train"]` is the training tokens as one array.
 
     It is a mapping from the names of its splits to their tokens. A split without tokens is absent.
-    `format` is the name of the format it was recognised as. `vocab_size` and `eot_id` are None
-    where neither the format nor the user gives them; `manifest` is None except for a prepared
-    dataset.
+    `format` is the name of the recognised format. `vocab_size` and `eot_id` are None if neither the
+    format nor the user gives them; `manifest` is None except for a prepared dataset.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -56,7 +55,7 @@ class Dataset(Mapping[str, Tokens]):
     val <Tokens 'val': 2 tokens (int64) in 1 shard>
     """
 
-    # Two datasets are equal only if they are one: comparing tokens would read all of them.
+    # Equality is identity, because comparing tokens would read all of them.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -138,7 +137,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def tells_tokenizer(self) -> bool:
-        """Whether the tokens come with their tokenizer, so that not finding it is an error."""
+        """Whether the tokens should come with their tokenizer, so that a missing one is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
         return self.contents.shard_of is not None
@@ -175,13 +174,13 @@ def open(
 ) -> Dataset:
     """Open tokens on disk, in place: docs/formats.md lists the formats and how they are recognised.
 
-    `path` is a file, a folder, a glob such as "shards/*.bin", or a list of these, in whose order
-    the tokens are. Files are split by their names; `~` is the home folder. `tokenizer` is the one that made the tokens; a prepared dataset opens only if that is true.
-    `dtype` is for files of ids alone, and `format` for what is recognised wrongly or not at all.
-    `val_fraction` holds out the end of tokens that have no validation split of their own.
-    `eot_id` is the id between documents, and `vocab_size` one more than the largest id; both
-    follow from the tokenizer or the data where these tell. `column` names that of the tokens, in
-    formats with several.
+    `path` is a file, a folder, a glob such as "shards/*.bin", or a list of these; tokens are in the
+    order of the list. Files are assigned to splits by their names; `~` is the home folder.
+    `tokenizer` is the one that made the tokens; a prepared dataset refuses any other. `dtype` is for
+    files of ids without a header, and `format` for files that are not recognised, or wrongly.
+    `val_fraction` holds out the end of tokens that have no validation split. `eot_id` is the id
+    between documents, and `vocab_size` one more than the largest id; by default, both come from the
+    tokenizer or the data. `column` is the column of the tokens, in formats with several columns.
 
     >>> open("no/such/folder")
     Traceback (most recent call last):
@@ -273,14 +272,14 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
 
 
 def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
-    """The format and contents of all that was asked for, and the folder that it is in."""
+    """The format and contents of everything at a path, and the folder that it is in."""
     if len(paths) == 1:
         return *recognize(asked), paths[0]
     common = Path(os.path.commonpath([path.absolute() for path in paths]))
     parts = {}
     for folder, names in group_by_folder(paths):
         label = os.path.relpath(folder.absolute(), common)
-        while label in parts:  # files of other folders stand between those of this one
+        while label in parts:  # this folder came before, with other folders in between
             label = f"{label}/."
         parts[label] = recognize(replace(asked, path=folder, chosen=names))
         _check_all_used(folder, names or (), *parts[label])
@@ -290,7 +289,7 @@ def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
 
 
 def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
-    """Refuse files that were asked for and are not of the format that the others are."""
+    """Refuse named files that are not in the same format as the others."""
     used = {
         shards.name(number)
         for shards in contents.splits.values()
@@ -302,7 +301,7 @@ def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents
         is_beside = not name.endswith(_SHARDS) and not stems.isdisjoint(parts)
         if name not in used and not is_beside and (folder / name).stat().st_size:
             raise DatasetError(
-                f"{folder / name} is not of the format {format}, like those beside it. Open it by "
+                f"{folder / name} is not in the format {format} of the other files. Open it by "
                 "itself, or leave it out of the list or pattern."
             )
 
@@ -322,7 +321,7 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
         return contents
     if tuple(contents.splits) != ("train",):
         raise UsageError(
-            f"{path} has the splits {', '.join(contents.splits)} already. Omit `val_fraction`."
+            f"{path} already has the splits {', '.join(contents.splits)}. Omit `val_fraction`."
         )
     total = int(contents.splits["train"].counts.sum())
     place = int(total * (1 - val_fraction))
@@ -330,7 +329,7 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
         return contents
     if not 0 < place < total:
         raise UsageError(
-            f"`val_fraction` is {val_fraction}, which of {total:,} tokens leaves a split empty."
+            f"`val_fraction` is {val_fraction}, which leaves a split empty: there are {total:,} tokens."
         )
     train, val = cut(contents.splits["train"], place)
     documents = {

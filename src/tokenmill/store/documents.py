@@ -1,8 +1,9 @@
 """The documents of a split: where each is, where it came from, and which begin in a window.
 
-A split's documents tile its tokens: each begins where the one before ends. Finding a document costs two binary searches in its shard's table, which is mapped, not read; how
-many stay mapped is bounded with the shards (`files.Maps`). Threads, forks and pickles may share a
-`Documents`.
+A split's documents tile its tokens: each begins where the one before ends. Finding a document costs
+two binary searches in its shard's table, which is mapped, not read. `files.Maps` limits how many
+tables stay mapped, together with the shards. `Documents` can be used from several threads and
+survives forks and pickling.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class DocumentTable(Protocol):
 
     @property
     def lengths(self) -> Integers:
-        """The tokens of each document, in order."""
+        """The length of each document in tokens, in order."""
 
     def at(self, token: int) -> Document:
         """The document that holds a token of the split."""
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        """Where the documents [first, last) begin, and where the last of them ends."""
 
     def count_before(self, token: int) -> int:
         """How many documents begin before a token of the split, or before its end."""
@@ -78,7 +79,7 @@ class DocumentTable(Protocol):
 
 
 class DocumentList:
-    """What every table of documents can do once it has `borders` and a length."""
+    """What every table of documents can do, given `borders` and a length."""
 
     _split: str
 
@@ -89,7 +90,7 @@ class DocumentList:
         raise NotImplementedError
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        """Where the documents [first, last) begin, and where the last of them ends."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Document]:
@@ -101,7 +102,7 @@ class DocumentList:
 
     @property
     def lengths(self) -> Integers:
-        """The tokens of each document, in order: 8 bytes a document, of all of them."""
+        """The length of each document in tokens, in order; takes 8 bytes per document."""
         return np.diff(self.borders(0, len(self)))
 
 
@@ -161,7 +162,7 @@ class Documents(DocumentList):
         raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        """Where the documents [first, last) begin, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for shard, low, high, place in split_numbers(self._starts, first, last + 1):
             firsts = self._map(shard)["first"][low:high].astype(np.int64)
@@ -281,9 +282,9 @@ def find_by_shard(
 
 
 def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-    """The numbers `first` to before `last` by the part that each is in, as `starts` tells.
+    """Divide the numbers [first, last) among the parts that begin at `starts`.
 
-    Each is the part, the first and the last number within it, and how many came before.
+    Yields the part, the first and last number within it, and how many numbers came before.
 
     >>> list(split_numbers(np.array([0, 3, 3, 9]), 1, 5))
     [(0, 1, 3, 0), (2, 0, 2, 2)]

@@ -43,8 +43,10 @@ __all__ = [
     "read_inside",
 ]
 
-CURE = "Copy the file again from where it came, or run the same tokenmill prepare command with --restart."
-FOREIGN_CURE = "Copy or download the file again from where it came."
+CURE = (
+    "Copy the file again from its source, or run the same tokenmill prepare command with --restart."
+)
+FOREIGN_CURE = "Copy or download the file again from its source."
 _MORE_FILES = (
     "Nothing is wrong with the file: let the process open more, such as with ulimit -n 65536."
 )
@@ -137,7 +139,7 @@ def open_inside(folder: Path, path: str) -> BinaryIO:
     Traceback (most recent call last):
     ...
     tokenmill.store.files.DamagedFileError: train/shard_00000.bin is missing from /nowhere. Copy the \
-file again from where it came, or run the same tokenmill prepare command with --restart.
+file again from its source, or run the same tokenmill prepare command with --restart.
     """
     try:
         root = folder.resolve()
@@ -179,7 +181,7 @@ def open_foreign(folder: Path, path: str) -> BinaryIO:
     Traceback (most recent call last):
     ...
     tokenmill.store.files.DamagedFileError: train.bin is missing from /nowhere. Copy or download the \
-file again from where it came.
+file again from its source.
     """
     try:
         target = folder / path

@@ -1,7 +1,7 @@
-"""Tokens in several folders as one: their shards and documents end to end, split by split.
+"""Join tokens in several folders: their shards and documents end to end, split by split.
 
-They must be of one format and dtype and agree on vocabulary and end of text, or an error says where
-they differ.
+All must have the same format, dtype, vocabulary and end of text; otherwise, an error names the
+difference.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def join_contents(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Conte
                 )
         if parts[name][1].manifest is not None:
             raise DatasetError(
-                f"{name} is a prepared dataset and has to be opened by itself. To train on several, "
-                "give them to tokenmill.Mixture."
+                f"{name} is a prepared dataset, which must be opened by itself. To train on several, "
+                "pass them to tokenmill.Mixture."
             )
     format, first = parts[names[0]]
     splits, documents = {}, {}
@@ -62,7 +62,7 @@ def join_contents(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Conte
 
 
 def _list_facts(format: str, contents: Contents) -> dict[str, Any]:
-    """What all that is opened together must agree on."""
+    """What folders that are opened together must agree on."""
     return {
         "format": format,
         "dtype": ", ".join(sorted({shards.dtype.name for shards in contents.splits.values()})),
@@ -107,7 +107,7 @@ class JoinedDocuments(DocumentList):
         )
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        """Where the documents [first, last) begin, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for part, low, high, place in split_numbers(self._numbers, first, last + 1):
             starts = self._parts[part].borders(low, high)[:-1]

@@ -1,13 +1,13 @@
 """`dataset_metadata.json`: what a dataset folder holds.
 
-The manifest is written last, so a folder that has one is complete. It is read with suspicion,
-because datasets come from strangers: every number is checked to be one, counts must add up, and
-no path may lead out of the folder, nor a link in place of the manifest. Its last entry is the
-xxh3-128 checksum of every byte before that entry, so that a flipped bit in a count or a setting is
-refused like one in a shard. Reading costs one pass over a small JSON file.
+The manifest is written last, so a folder that has one is complete. Its content is not trusted,
+because datasets come from strangers: numbers must be numbers, counts must add up, and neither a path
+nor a link in place of the manifest may lead out of the folder. Its last entry is the xxh3-128
+checksum of every byte before that entry, so a flipped bit in a count or a setting is refused like
+one in a shard. Reading costs one pass over a small JSON file.
 
-Version 2 keeps the table of sources in a file of its own; version 1, which had it inline, is read
-but no longer written.
+Version 2 keeps the table of sources in a separate file; version 1, which had it inline, is read but
+no longer written.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Manifest:
 
     @property
     def source_table(self) -> SourceTable:
-        """The sources as the table that they are."""
+        """The sources, as a table."""
         assert isinstance(self.sources, SourceTable)
         return self.sources
 
@@ -264,7 +264,7 @@ class _Reader:
         if data[max(end, 0) :] != _seal(data[: max(end, 0)]):
             raise self.fail(
                 f"it does not match its own checksum ({_brief(said)}); "
-                "copy it again from where it came, or run the same tokenmill prepare command with --restart"
+                "copy it again from its source, or run the same tokenmill prepare command with --restart"
             )
         tokenizer = self.get(body, "tokenizer", dict)
         eot = self.get(body, "eot", dict)

@@ -1,4 +1,4 @@
-"""Which files and folders a path, a glob or a list of them stands for."""
+"""Find the files and folders for a path, a glob or a list of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ AnyPaths: TypeAlias = AnyPath | Sequence[AnyPath]
 
 
 def find_all(paths: AnyPaths) -> list[Path]:
-    """The files and folders that a path, a glob or a list of either stands for.
+    """Find the files and folders for a path, a glob or a list of these.
 
     Matches of a glob are in the order of their names, where numbers count as numbers; lists keep
-    theirs. `~` is the home folder.
+    their order. `~` is the home folder.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -49,7 +49,7 @@ def find_all(paths: AnyPaths) -> list[Path]:
 
 
 def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ...] | None]]:
-    """Folders, and files that follow each other in one folder: that folder and their names.
+    """Group consecutive files in one folder: yields each folder and the names of the files.
 
     >>> list(group_by_folder([Path("a/1.bin"), Path("a/2.bin"), Path("b/1.bin")]))
     [(PosixPath('a'), ('1.bin', '2.bin')), (PosixPath('b'), ('1.bin',))]
@@ -72,7 +72,7 @@ def find(path: AnyPath) -> Path:
     found = Path(path)
     try:
         if not found.exists():
-            index = found.with_name(found.name + ".idx")  # of Megatron, which is named by prefix
+            index = found.with_name(found.name + ".idx")  # Megatron files are named by their prefix
             if index.is_file():
                 return index
             raise DatasetError(

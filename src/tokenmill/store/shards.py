@@ -188,7 +188,7 @@ class PartOfShards:
 
 @dataclass(frozen=True)
 class JoinedShards:
-    """The shards of one after another, all of one dtype; `folders` go before their names."""
+    """Join shards of one dtype end to end; `folders` are prefixes of their names."""
 
     parts: tuple[Shards, ...]
     folders: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 The manifest holds only the number of lines, the total size and the checksum, so opening a dataset
 costs the same for one source as for a million. The first lookup maps the file, checks it and
 finds its lines, at about 1 s per GB and 8 bytes of memory per source; each later lookup parses
-one line. The file comes from strangers: every line is checked when it is read.
+one line. The file may come from a stranger, so every line is checked when it is read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Source:
 
 class _Lines(NamedTuple):
     data: npt.NDArray[np.uint8]
-    ends: npt.NDArray[np.int64]  # of each line, behind its newline
+    ends: npt.NDArray[np.int64]  # the end of each line, after its newline
 
 
 class SourceTable(Sequence[Source]):
-    """Sources as a sequence. Two tables are equal if their files are, which their checksums show.
+    """Sources as a sequence. Two tables are equal if their checksums are.
 
     >>> table = SourceTable.of([Source(path="a.txt", bytes=5, unit="byte")])
     >>> table[0].path, len(table), table.bytes
@@ -66,7 +66,7 @@ class SourceTable(Sequence[Source]):
         if isinstance(sources, cls):
             return sources
         count = total = 0
-        lines = bytearray()  # a list of what orjson returns would take some 4 kB per line
+        lines = bytearray()  # a list of orjson's results would take about 4 kB per line
         for source in sources:
             lines += orjson.dumps(source, option=orjson.OPT_APPEND_NEWLINE)
             count, total = count + 1, total + source.bytes
@@ -118,7 +118,7 @@ class SourceTable(Sequence[Source]):
         if (total := sum(source.bytes for source in self)) != self.bytes:
             raise DamagedFileError(
                 self.path,
-                f"has sources of {total:,} bytes in total, and the manifest says {self.bytes:,}",
+                f"has sources of {total:,} bytes in total, but the manifest says {self.bytes:,}",
             )
 
     @property
@@ -150,7 +150,7 @@ def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> 
         )
     ends = np.flatnonzero(data == ord("\n")) + 1
     if len(ends) != count or (len(data) and data[-1] != ord("\n")):
-        raise DamagedFileError(path, f"has {len(ends):,} lines, and the manifest says {count:,}")
+        raise DamagedFileError(path, f"has {len(ends):,} lines, but the manifest says {count:,}")
     return _Lines(data, ends)
 
 

@@ -1,6 +1,6 @@
-"""Recognise text where tokens were expected, to say so instead of listing token formats.
+"""Recognise text where tokens were expected, for a clearer error than a list of token formats.
 
-Costs a look at the first bytes of some files, and only after every format was ruled out.
+Costs: reading the first bytes of some files, and only after every format was ruled out.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tokenmill.store.manifest import MANIFEST_NAME
 
 __all__ = ["HEAD", "find_text", "looks_like_text"]
 
-HEAD = 8192  # bytes that are looked at
-_MOST = 1000  # files of a folder that are looked at
+HEAD = 8192  # bytes to read of each file
+_MOST = 1000  # files to read in a folder
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _RECORDS = (".jsonl", ".ndjson", ".json", ".txt", ".md", ".csv", ".tsv", ".html", ".xml")
 _TOKENS = (".bin", ".idx", ".npy", ".npz", ".ds", ".mds", ".array_record", ".arrayrecord")
 
 
 def find_text(path: Path) -> str | None:
-    """What to say of a path that holds text instead of tokens; None if it does not.
+    """The error message for a path that holds text instead of tokens; None if it does not.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "my input.txt"
@@ -37,7 +37,7 @@ input.txt' --out 'data/my input'"
             what = "is a folder of text" if _holds_text(path) else None
         else:
             what = "is text" if _is_text(path) else None
-    except OSError:  # whoever opens it says what is wrong
+    except OSError:  # opening it raises a better error
         return None
     if what is None:
         return None
@@ -65,7 +65,7 @@ def looks_like_text(head: bytes) -> bool:
 
 
 def _holds_text(folder: Path) -> bool:
-    """Whether there is text in a folder, and neither a dataset nor token files near its top."""
+    """Whether a folder has text, and neither a dataset nor token files near its top."""
     found = False
     for file in islice(_walk(folder), _MOST):
         if file.name == MANIFEST_NAME:

@@ -103,7 +103,7 @@ class Tokens:
         eot_id: int | None = None,
         eot: str = "after",
     ) -> Tokens:
-        """Tokens over an array of integers in one dimension, which is not copied.
+        """Tokens from a one-dimensional array of integers, without copying it.
 
         >>> Tokens.of([5, 6, 7])
         <Tokens 'train': 3 tokens (int64) in 1 shard>
@@ -360,8 +360,8 @@ class Tokens:
         starts = self._check_rows(starts, length)
         if self.documents is None and self.eot_id is None:
             raise DatasetError(
-                f"{self.split!r} has neither a document table nor an end-of-text id, so it is not "
-                "known where its documents begin. If its tokens have such an id, open it with "
+                f"{self.split!r} has neither a document table nor an end-of-text id, so the starts of "
+                "its documents are unknown. If its tokens have such an id, open it with "
                 "`eot_id=ID`."
             )
         if not len(starts):

@@ -1,13 +1,14 @@
 """Check every byte of a dataset.
 
-Guarantees for a prepared dataset (`verify_foreign` tells those for others): when `verify` finds
-nothing, every file is the one that the manifest was written for (checksums), the ids are of its
-vocabulary, the documents tile the tokens with the end of text in its place, no document is in two splits, the counts add up, the tokenizer is the right one, and
-nothing in the folder leads out of it. It goes on after a problem and reports all, a few a file.
-`rejected.jsonl` and `repaired.jsonl` are reports for people, without checksums; they are left alone.
+Guarantees for a prepared dataset (for other formats, see `verify_foreign`): if `verify` finds no
+problem, every file matches its checksum in the manifest, all ids are in the vocabulary, the documents
+tile the tokens and have the end-of-text id in the right place, no document is in two splits, the
+counts add up, the tokenizer is the right one, and nothing in the folder leads out of it. It continues
+after a problem and reports all of them, a few per file. `rejected.jsonl` and `repaired.jsonl` are
+reports without checksums and are not checked.
 
-Costs: one reading of the folder at the disk's speed, and some tens of megabytes of memory
-whatever the size of the shards (see `overlap` for what comparing splits costs).
+Costs: reading the folder once at the speed of the disk, and some tens of megabytes of memory for
+shards of any size (see `overlap` for the cost of comparing splits).
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _known(manifest: Manifest) -> set[str]:
 
 def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
     root = folder.resolve()
-    opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # whoever opens these looks at their links
+    opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # opening these checks their links
     for path in _walk(folder):
         if not path.is_symlink() or _relative(path, folder) in opened:
             continue

@@ -46,8 +46,8 @@ class Vocabulary(Protocol):
     vocab_size: int
     cuttable: bool
     joinable: bool
-    cut_rules: CutRules | None  # None: nothing is known but `cuttable`
-    merging: bool  # whether the text between two cuts is merged and nothing else
+    cut_rules: CutRules | None  # None: only `cuttable` is known
+    merging: bool  # whether the text between two cuts is only merged
 
     def native(self, added: Mapping[str, int]) -> Any:
         """A gigatoken tokenizer without special tokens, but with these added tokens."""

@@ -1,33 +1,34 @@
 r"""Where a text may be cut so that its pieces, encoded one by one, give the ids of the whole.
 
 A cut is exact if (1) no alternative of the pre-tokenizer's pattern can match both characters next
-to it, so a match ends there; (2) no alternative looks behind its start, so the second piece reads
-as if it were alone; (3) the first piece reads the same without what follows; (4) a normalizer
-neither joins nor changes the two sides.
+to it, so a match ends there; (2) no alternative looks behind its start, so the second piece is
+matched as if it were alone; (3) the first piece is matched the same way without what follows; (4) a
+normalizer neither joins nor changes the two sides.
 
-Between a letter and a space or line end all of that holds for every pattern known here. Part
-borders use that place alone (`is_cuttable`), and so does a tokenizer of which no more is known.
-`CutRules` has more places, by the classes of the two characters:
+Between a letter and a space or line end, all of that holds for every pattern known here. Borders of
+parts use only that place (`is_cuttable`), and so do tokenizers with an unknown pattern. `CutRules`
+finds more places, by the classes of the two characters:
 
 GPT-2, `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. Letters, numbers,
-white space and the rest are matched apart, but for the apostrophe before letters and the space
-before anything. So any change of class is a cut unless white space comes first (a space may belong
-to the word; and (3) fails, since `(?!\S)` asks what follows it) or an apostrophe precedes a letter.
+white space and the rest are matched separately, except an apostrophe before letters and a space
+before anything. So any change of class is a cut, unless white space comes first (a space may belong
+to the word, and (3) fails because `(?!\S)` depends on what follows) or an apostrophe precedes a
+letter.
 
 cl100k and qwen2, `[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|…`. One
 character of punctuation may belong to the letters after it, and newlines to the punctuation before
-them: neither is a cut. Between a newline and a visible character is one: no alternative matches
-both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take newlines to the last without looking
-further. A run of numbers is cut after every third from its start; qwen2's anywhere.
+them: neither is a cut. Between a newline and a visible character there is a cut: no alternative
+matches both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take all newlines without looking
+further. A run of numbers is cut after every third number from its start; with qwen2, anywhere.
 
 o200k: as cl100k, but contractions belong to the letters before them (no cut between a letter and an
 apostrophe), punctuation takes `/` after newlines (no cut between those), and marks count as letters
-and as punctuation (no cut beside any).
+and as punctuation (no cut next to a mark).
 
-For (4), with NFC, no cut is next to a character that NFC changes or composes with what precedes it.
+For (4), with NFC, no cut is next to a character that NFC changes or composes with the one before it.
 
-Characters are classified by Python's Unicode tables. Newer ones in the library's tables are
-unassigned in Python's, or the other way round: those have no class, and no cut is next to them.
+Characters are classified by Python's Unicode tables. Characters that are assigned only in Python's
+or only in the library's tables have no class, and no cut is next to them.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def family_of(pattern: str | None) -> Family | None:
 def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
     """Whether texts may be cut between any letter and a following space or line end.
 
-    NFC turns some letters (such as U+0958) into a letter and a mark. Where punctuation takes
-    newlines along and a mark is punctuation, that is no cut.
+    NFC turns some letters (such as U+0958) into a letter and a mark. If a mark counts as punctuation,
+    and punctuation includes the newlines after it, that place is not a cut.
     """
     return family is not None and not (nfc and family in ("cl100k", "qwen2"))
 
@@ -98,14 +99,14 @@ _KINDS = 11
 _LETTERS = (UPPER, LOWER, LETTER)
 _VISIBLE = (*_LETTERS, NUMBER, OTHER, APOSTROPHE, SLASH)
 _TABLED = 0x30000
-_TAIL = 4096  # bytes searched for a cut before all of a text is
+_TAIL = 4096  # bytes searched for a cut before searching the whole text
 
 
 @dataclass(frozen=True)
 class CutRules:
     """Where a text may be cut for one family of patterns.
 
-    `forbidden` are pairs of bytes, as numbers, between which no cut is: those in added tokens.
+    `forbidden` are pairs of bytes, as numbers, that must not be cut apart: those in added tokens.
     """
 
     family: Family
@@ -140,7 +141,7 @@ class CutRules:
         return _table(self.nfc)[np.minimum(codes, _TABLED)]
 
     def run(self, text: bytes) -> tuple[int, int]:
-        """The class of the run of characters that a text ends with, and where that run begins."""
+        """The class of the last run of characters in a text, and where that run begins."""
         classes = self.classify(text)
         group = _GROUPS[self.family][classes]
         changes = np.flatnonzero(group[1:] != group[:-1])
@@ -167,7 +168,7 @@ def _widths(text: bytes) -> npt.NDArray[np.int64]:
 
 @functools.cache
 def _table(nfc: bool) -> Classes:
-    """The class of every character, made in 0.1 s from what `unicodedata` says."""
+    """The class of every character according to `unicodedata`; computed in 0.1 s."""
     kinds = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Zs": SPACE}
     firsts = {"M": MARK, "N": NUMBER, "P": OTHER, "S": OTHER}
     characters = [chr(code) for code in range(_TABLED)]

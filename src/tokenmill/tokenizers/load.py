@@ -60,7 +60,7 @@ def load_tokenizer(
     path = Path(text)
     if scheme is not None and path.suffix != ".tiktoken":
         raise TokenizerError(
-            f"`scheme` ({scheme!r}) is for .tiktoken rank files, and {text!r} is not one"
+            f"`scheme` ({scheme!r}) is only for .tiktoken rank files, and {text!r} is not one"
         )
     if text == "bytes":
         return ByteTokenizer(eot=eot)

@@ -1,8 +1,8 @@
 """Encode one long text piece by piece, in bounded memory, to the ids of the whole.
 
-A tokenizer that knows what of a text is settled before its end is known has a method `settle`; for
-any other, a text is cut between a letter and a space or newline if the tokenizer is `cuttable`, and
-held to its end if not.
+A tokenizer with a method `settle` can say which ids at the beginning of a text are final before the
+rest is known. For any other tokenizer, a text is cut between a letter and a space or newline if the
+tokenizer is `cuttable`, and otherwise held until its end.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from tokenmill.tokenizers.protocol import Ids, Tokenizer
 
 __all__ = ["WINDOW", "LongText", "encode_long"]
 
-WINDOW = 512 << 10  # bytes encoded at once: gigatoken takes up to 25 times that for one word
+WINDOW = 512 << 10  # bytes encoded at once; gigatoken takes up to 25 times that for one word
 _LETTER = re.compile(rb"[A-Za-z](?=[ \n])")
 
 
 class LongText:
-    """One text on its way through a tokenizer. `most` is how many bytes of it may be held."""
+    """Encodes one text piece by piece. `most` is how many bytes of it may be held."""
 
     def __init__(self, tokenizer: Tokenizer, most: int) -> None:
         self._tokenizer = tokenizer
         self._most = most
         self._rest = b""
-        self._tried = 0  # bytes of the rest in which nothing is settled
+        self._tried = 0  # bytes of the rest in which no id is final yet
 
     def feed(self, text: bytes) -> list[Ids]:
-        """Go on with some valid UTF-8. Returns the ids that are settled by now."""
+        """Continue with some valid UTF-8. Returns the ids that are now final."""
         data = self._rest + text if self._rest else text
         found: list[Ids] = []
         start = 0
@@ -47,7 +47,7 @@ class LongText:
         if len(self._rest) > max(self._most, 2 * WINDOW):
             size, name = len(self._rest), self._tokenizer.name
             raise TooLongError(
-                size, f"{size:,} bytes of a document cannot be cut for tokenizer {name}"
+                size, f"{size:,} bytes of a document cannot be cut for the tokenizer {name}"
             )
         return found
 
@@ -72,7 +72,7 @@ _NOTHING = np.zeros(0, np.uint32)
 
 
 def encode_long(tokenizer: Tokenizer, text: bytes, most: int) -> Ids:
-    """The ids of a long text that is at hand.
+    """The ids of a long text that is in memory.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> gpt2 = load_tokenizer("gpt2")

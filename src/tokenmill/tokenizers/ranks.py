@@ -57,8 +57,8 @@ def read_rank_file(
 ) -> RankVocabulary:
     """The vocabulary in a rank file.
 
-    A file that is not one of the published has no special tokens. A spelling given as `eot` is
-    made one, with the first id after the ranks.
+    A file other than the published ones has no special tokens. `eot` adds one with that spelling,
+    whose id is the first after the ranks.
 
     >>> lines = b"".join(base64.b64encode(bytes([i])) + b" %d\\n" % i for i in range(256))
     >>> read_rank_file(lines, "mine.tiktoken", "cl100k", "<|end|>").special_ids

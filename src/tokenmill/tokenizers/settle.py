@@ -1,28 +1,28 @@
 r"""Encode the beginning of a text whose end is not known yet, exactly and in bounded memory.
 
 Most texts have a place to cut (`cutting.py`). Inside one long match of the pre-tokenizer's pattern,
-such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging such a run costs 25
-times its size, so it is merged in windows. Byte-pair merging takes the pair of lowest rank, the
-leftmost of several, until none is left; let E(x) be the result for x. Three facts:
+such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes memory of
+25 times its size, so it is merged in windows. Byte-pair merging repeatedly takes the pair of lowest
+rank, the leftmost of several, until none is left; let E(x) be the result for x. Three facts:
 
 (1) If E(uv) has a token boundary between u and v, then E(uv) = E(u)E(v). No merge crossed it, and
     a merge that was the first choice in uv was also the first choice in its own half.
-(2) If E(pt) = E(p)t and E(ts) = tE(s) for a token t, then E(pts) = E(p)tE(s). Until the first merge
-    that crosses a border of t, say that with p, all choices in pt are the same as without s. So the
-    crossing merge would also happen in E(pt), which it does not.
+(2) If E(pt) = E(p)t and E(ts) = tE(s) for a token t, then E(pts) = E(p)tE(s). Suppose a merge crosses
+    a border of t, and the first to do so crosses the one with p. Up to it, all choices in pt are the
+    same as without s, so that merge would also happen in E(pt), a contradiction.
 (3) Every token has at most L bytes. So for any continuation z, E(wz) has a boundary n among the
     last L bytes of w, or at its end, and by (1) begins with E(w[:n]).
 
-Take w and encode it once. Then encode w[u:n], for some u near the end and for each n of (3). If all
-of these have a token t in common with E(w), at the same place, then by (1) and (2) every E(w[:n])
-begins with the tokens of E(w) up to and including t. By (3), so does E(wz), whatever z is.
+Encode w once. Then encode w[u:n], for some u near the end and for each n of (3). If all of these have
+a token t in common with E(w), at the same place, then by (1) and (2) every E(w[:n]) begins with the
+tokens of E(w) up to and including t. By (3), so does E(wz), whatever z is.
 
-The windows must be valid UTF-8, while tokens may end inside a character. A token across the end of w
-starts at a character if no token of the vocabulary has the two bytes next to that end in the middle
-and half a character at one of its own ends. Only ends with such bytes are used.
+The windows must be valid UTF-8, but tokens may end inside a character. A token across the end of w
+starts at a character boundary if no token of the vocabulary has the two bytes around that end in its
+middle and half a character at one of its own ends. Only ends between such bytes are used.
 
-`ignore_merges` and tiktoken give the token of a whole match without merging. No window is that
-short. A library that merges differently fails the tests, which compare with two.
+`ignore_merges` and tiktoken return the token of a whole match without merging, but no window is short
+enough for that. The tests compare with two libraries, so one that merges differently would fail them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tokenmill.tokenizers.protocol import Ids, Offsets
 
 __all__ = ["Settler"]
 
-_LONGEST = 256  # bytes of a token; with longer ones, windows would cost too much
+_LONGEST = 256  # bytes; with longer tokens, windows would cost too much
 _OVERLAPS = (8, 64)  # how far before the end the second windows begin, in longest tokens
 
 
 class Settler:
-    """Finds how much of a text has ids that no continuation changes."""
+    """Finds the beginning of a text whose ids no continuation can change."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Settler:
         self._straddled = _straddled_pairs(spellings)
 
     def settle(self, text: bytes) -> tuple[Ids, int]:
-        """The ids of the beginning of a text that are settled, and the bytes that they spell."""
+        """The final ids at the beginning of a text, and the number of bytes that they spell."""
         cut = self._rules.last(text)
         if not cut and self._merging:
             return self._settle_run(text)
@@ -89,14 +89,14 @@ class Settler:
         if kind == 0 or not self._may_settle(window, kind, start):
             return nothing
         if self._rules.nfc and not is_normalized("NFC", window.decode()):
-            return nothing  # places in the text and in what is encoded would differ
+            return nothing  # positions in the text and in the encoded bytes would differ
         ids = self._encode([window])[0]
         ends = np.cumsum(self._lengths[ids])
         if ends[-1] != len(window):
             return nothing
         borders = ends[(np.frombuffer(text, np.uint8)[ends] & 0xC0) != 0x80]
         for times in _OVERLAPS:
-            # Begun where a token begins, a run of one letter falls into the same tokens again.
+            # If a window starts where a token starts, a run of one letter gives the same tokens again.
             near = borders[: np.searchsorted(borders, end - times * self._longest, side="right")]
             if not len(near) or near[-1] < start:
                 return nothing
@@ -106,7 +106,7 @@ class Settler:
         return nothing
 
     def _may_settle(self, window: bytes, kind: int, start: int) -> bool:
-        """Where o200k's letters have no case, what a match takes depends on the letters before."""
+        """With o200k, how far a match of letters without case extends depends on those before."""
         if self._rules.family != "o200k" or kind != LETTER or start == 0:
             return True
         return int(self._rules.classify(window[:start])[-1]) > MARK
@@ -137,7 +137,7 @@ def _characters(text: bytes) -> npt.NDArray[np.int64]:
 
 
 def _straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
-    """The bytes on both sides of a character's start in tokens with half a character at an end."""
+    """The byte pairs around character starts, in tokens with half a character at an end."""
     pairs: set[int] = set()
     for spelling in spellings:
         if spelling is None or spelling.isascii():

@@ -1,14 +1,13 @@
 """Byte-level BPE out of a `tokenizer.json`, the format of the `tokenizers` library.
 
-Guarantees: what is accepted is encoded exactly as `tokenizers` encodes it with special tokens as
-ordinary text and none added; what cannot be is refused by name. gigatoken reads past fields that
-it does not know, and ids would be silently wrong, so everything that it reads past is checked
-here: dropout, prefixes and suffixes of words, the kind of splits, merges that make no token.
-Truncation, padding and post-processors shape the input of a model rather than a text, so they are
-ignored.
+Guarantees: an accepted file encodes text exactly as `tokenizers` does with special tokens as ordinary
+text and none added. Any other file is refused with the reason. gigatoken skips fields that it does
+not know, which would make ids silently wrong, so everything that it skips is checked here: dropout,
+prefixes and suffixes of words, the kind of splits, merges that make no token. Truncation, padding and
+post-processors shape the input of a model rather than a text, so they are ignored.
 
-Added tokens that are not special are part of the text's encoding and stay. Special ones leave the
-vocabulary, so that no text becomes one. Checking takes 0.08 s for 50,000 tokens.
+Added tokens that are not special are part of the encoding and stay. Special tokens are removed from
+the vocabulary, so that text never becomes one. Checking takes 0.08 s for 50,000 tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["JsonVocabulary", "check_numbers", "parse_json"]
 
 WHITE = " \t\r\n"
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-# How byte-level vocabularies spell each byte: visible ones as themselves, others from U+0100 on.
+# How byte-level vocabularies spell each byte: visible ones as they are, others from U+0100 on.
 BYTE_LETTERS = {byte: chr(byte) for byte in _VISIBLE}
 for _byte in range(256):
     BYTE_LETTERS.setdefault(_byte, chr(256 + len(BYTE_LETTERS) - len(_VISIBLE)))
@@ -54,9 +53,9 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
 
 
 def check_numbers(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a file whose added tokens have other ids in the `tokenizers` library.
+    """Refuse a file whose added tokens get other ids in the `tokenizers` library.
 
-    The library ignores the ids in the file: it numbers added tokens itself, in their order there.
+    The library ignores the ids in the file and numbers added tokens in the order of the file.
     """
     numbers = dict(document["model"]["vocab"])
     free = len(numbers)
@@ -197,7 +196,7 @@ class JsonVocabulary:
         use_regex = bool(last.get("use_regex", True))
         prefix_space = bool(last["add_prefix_space"])
         if not splits and not use_regex:
-            # gigatoken splits by GPT-2's pattern all the same.
+            # gigatoken would still split by GPT-2's pattern.
             self._refuse("its pre-tokenizer is ByteLevel with use_regex=false and without a Split")
         byte_level = {
             "type": "ByteLevel",
@@ -255,10 +254,10 @@ class JsonVocabulary:
         return specials, sorted(kept, key=lambda token: (token["id"], token["content"]))
 
     def _refuse_overlaps(self, specials: Mapping[str, int], added: list[str]) -> None:
-        """Refuse added tokens that a text could hold together with part of a special token.
+        """Refuse added tokens that can overlap a special token in a text.
 
-        `tokenizers` finds both kinds in one search even where special tokens are ordinary text,
-        so a special token hides an added one that it overlaps.
+        `tokenizers` searches for both kinds at once even if special tokens are ordinary text, so a
+        special token hides an added token that it overlaps.
         """
         heads = {token[:end]: token for token in specials for end in range(1, len(token))}
         tails = {token[start:]: token for token in specials for start in range(1, len(token))}

@@ -91,7 +91,7 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
         for source in sources
         if source.kind == "text"
         and not source.compression
-        # gigatoken opens no file whose name is not UTF-8
+        # gigatoken cannot open a file whose name is not UTF-8
         and local_path(source.path) == source.path
     }
     try:
@@ -129,7 +129,7 @@ def _learn_merges(
     paths: Sequence[Path], vocab_size: int, result: Path
 ) -> list[tuple[bytes, bytes]]:
     job = {"paths": [str(path) for path in paths], "vocab_size": vocab_size}
-    # gigatoken tells of its progress on both standard streams of the process.
+    # gigatoken prints its progress on both standard streams of the process.
     done = subprocess.run(
         [sys.executable, "-m", "tokenmill.tokenizers.train_process", str(result)],
         input=orjson.dumps(job),

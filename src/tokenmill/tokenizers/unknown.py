@@ -1,7 +1,7 @@
-"""A stand-in for the tokenizer of ids that nobody can name.
+"""A stand-in for an unknown tokenizer.
 
-It has a vocabulary and perhaps an end-of-text id, which is all that training needs. Encoding and
-decoding are errors.
+It has a vocabulary size and perhaps an end-of-text id, which is all that training needs. Encoding and
+decoding raise errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CURE = "these tokens were imported without their tokenizer. Give it as `tokeniz
 
 
 class UnknownTokenizer:
-    """So many ids without a meaning.
+    """A number of ids without a meaning.
 
     >>> UnknownTokenizer(65).decode([1])
     Traceback (most recent call last):

@@ -72,8 +72,8 @@ def augment(
     if config.mask_fraction:
         if eot_id is None:
             raise UsageError(
-                f"`mask_fraction` is {config.mask_fraction}, and the tokens have no end-of-text id to "
-                "mask with. Give it with `eot_id`, or use `noise_fraction`."
+                f"`mask_fraction` is {config.mask_fraction}, but the tokens have no end-of-text id to "
+                "mask with. Give `eot_id`, or use `noise_fraction`."
             )
         chosen = _draw(_keys(config, "mask", rows), inputs.shape[1]) < _below(config.mask_fraction)
         inputs = np.where(chosen & (inputs < vocab), np.asarray(eot_id, tokens.dtype), inputs)

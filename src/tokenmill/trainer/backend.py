@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 _TOKENS_AT_ONCE = 16_384
-_CPU_OPERATIONS = 2e11  # of a micro-batch: seconds on two cores, so that a run can stop quickly
+_CPU_OPERATIONS = 2e11  # per micro-batch: seconds on two cores, so that a run can stop quickly
 
-# Called before each micro-batch, with how many are done and how many there are; returns whether this
-# rank wants to stop.
+# Called before each micro-batch with the number done and the total; returns whether this rank wants
+# to stop.
 Pause = Callable[[int, int], bool]
 
 
@@ -75,26 +75,26 @@ class Backend(Protocol):
 
     `step` takes the mean loss over all rows of the step, on all ranks, whatever the micro-batches.
     `state` and `load` carry everything that `step` depends on: after `load(*state())` in another
-    process, training goes on bit for bit.
+    process, training continues bit for bit.
     """
 
     name: str
     rank: int
     world_size: int
     device: str  # for people, such as "2 threads" or "NVIDIA H100 80GB HBM3"
-    rows_at_once: int  # the most rows that a device takes
-    compiles: bool  # so that the first micro-batch takes much longer than the others
+    rows_at_once: int  # the most rows that a device processes at once
+    compiles: bool  # then the first micro-batch takes much longer than the others
     peak_flops: float | None  # of all devices together, where it is known
 
     def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
-        """One step of the optimiser at this share of the learning rates; returns whether it was done.
+        """Take one optimiser step at this share of the learning rates; returns whether it was done.
 
         `pause` is called before each micro-batch. If it asks to stop on any rank, all ranks drop
         the step together. A collective call.
         """
 
     def agree(self, wish: bool) -> bool:
-        """Whether any rank wishes something. A collective call."""
+        """Whether the flag is set on any rank. A collective call."""
 
     def wait(self) -> None:
         """Wait until the device has computed everything it was given."""
@@ -129,7 +129,7 @@ class Backend(Protocol):
 
 def rows_at_once(config: Config, shape: Shape, *, on_cpu: bool) -> int:
     """The rows of a micro-batch: as configured, or about 16,384 tokens. CPUs gain nothing from large
-    ones, so there they are small enough to take seconds.
+    micro-batches, so there they are small enough to take only seconds.
 
     >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
     >>> [rows_at_once(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
@@ -144,7 +144,7 @@ def rows_at_once(config: Config, shape: Shape, *, on_cpu: bool) -> int:
 def open_backend(
     name: str, config: Config, shape: Shape, values: Arrays, device: str | None = None
 ) -> Backend:
-    """The backend torch or jax, with a model of these first values, on a device (None: the best)."""
+    """The backend torch or jax with these initial weights, on a device (None: the fastest)."""
     with _naming_package(name):
         if name == "torch":
             from tokenmill.trainer.torch_backend import TorchBackend

@@ -26,7 +26,7 @@ _FRACTIONS = "decay_fraction beta1 beta2 mask_fraction noise_fraction fim_fracti
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The settings of a run: the model, the batch, the optimiser, and when to look at it.
+    """The settings of a run: the model, the batch, the optimiser, and when to log, validate and save.
 
     >>> config = Config(layers=2, heads=2, width=64, seq_len=128, batch_tokens=1024)
     >>> config.batch_rows
@@ -35,31 +35,31 @@ class Config:
     Parameters
     ----------
     layers
-        Blocks of the model.
+        Number of transformer blocks.
     heads
-        Attention heads of a block.
+        Attention heads per block.
     kv_heads
-        Heads that keys and values have; as many as `heads` by default.
+        Heads for keys and values; by default as many as `heads`.
     width
-        Width of the model: numbers for each token.
+        Width of the model: numbers per token.
     embedding_width
-        Width of the embedding and of the head, with a map between them and the model; 0 is `width`.
+        Width of the embedding and the head, if narrower than the model; 0 is `width`.
     shortlist
-        The first ids, which are the frequent ones, have a softmax of their own, and the others share
-        softmaxes of 1,024: much faster where the vocabulary is large and the model small. 0 is one
-        softmax over all ids.
+        This many of the first ids, the most frequent ones, share one softmax; the others are in
+        groups of 1,024 with a second softmax. Much faster for a large vocabulary and a small model.
+        0 is one softmax over all ids.
     seq_len
-        Tokens of a row: the context that the model sees.
+        Tokens per row: the context length of the model.
     softcap
         Logits stay between -softcap and softcap; 0 is no cap.
     within_documents
         Keep attention inside documents.
     batch_tokens
-        Tokens of one step, over all ranks and micro-batches.
+        Tokens per step, over all ranks and micro-batches.
     micro_batch
-        Most rows that a device takes at once; about 16,384 tokens by default, and fewer on CPUs.
+        Rows that a device processes at once; by default about 16,384 tokens, and fewer on CPUs.
     max_steps
-        Steps of the run.
+        Number of steps.
     warmup_steps
         Steps over which the learning rate rises.
     decay_fraction
@@ -83,24 +83,24 @@ class Config:
     compile
         Whether PyTorch compiles the model; auto is on for GPUs only.
     seed
-        Seed of the first weights, of the order of rows and of augmentation.
+        Seed of the initial weights, the order of rows and augmentation.
     mask_fraction
-        Share of the inputs that become the end-of-text id.
+        Share of the inputs to replace with the end-of-text id.
     noise_fraction
-        Share of the inputs that become random ids.
+        Share of the inputs to replace with random ids.
     fim_fraction
-        Share of the rows that are rearranged for fill-in-the-middle.
+        Share of the rows to rearrange for fill-in-the-middle.
     log_every
-        Steps between lines of metrics; more lines are shown where steps take long.
+        Steps between lines of metrics; slow steps show more lines.
     val_every
         Steps between validations; 0 validates after the last step only.
     val_tokens
-        Tokens of a validation; by default an eighth of those trained on since the last one, and at
-        most 1,048,576.
+        Tokens per validation; by default an eighth of those trained on since the last one, at most
+        1,048,576.
     sample_every
-        Steps between samples; 0 draws one after the last step only.
+        Steps between samples; 0 generates one after the last step only.
     sample_tokens
-        Tokens of a sample; 0 draws none.
+        Tokens per sample; 0 generates none.
     checkpoint_every
         Steps between checkpoints; 0 writes one after the last step only.
     keep
@@ -159,7 +159,7 @@ class Config:
                 raise UsageError(f"`{name}` is {value}; it must be from 0 to 1.")
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
-                raise UsageError(f"`{name}` is 1; it must be below that, or nothing is learned.")
+                raise UsageError(f"`{name}` is 1; it must be below 1, or nothing is learned.")
         if self.seed >= 1 << 64:
             raise UsageError(f"`seed` is {self.seed}; it must be below 2**64.")
         if self.batch_tokens % self.seq_len:
@@ -169,14 +169,14 @@ class Config:
             )
         if self.within_documents and self.fim_fraction:
             raise UsageError(
-                "`within_documents=True` and `fim_fraction` exclude each other: rearranging a row moves "
+                "`within_documents=True` and `fim_fraction` cannot be combined: rearranging a row moves "
                 "its documents. Use `fim_fraction=0` or `within_documents=False`."
             )
 
     @property
     def validation_tokens(self) -> int:
-        """How many tokens a validation takes. By default an eighth of those trained on since the last
-        one, and at most 1,048,576: validation then takes less than a twentieth of the time.
+        """How many tokens a validation uses. By default an eighth of those trained on since the last
+        one, at most 1,048,576, so that validation takes less than a twentieth of the time.
 
         >>> Config().validation_tokens, Config(max_steps=20, batch_tokens=1024).validation_tokens
         (1048576, 2560)
@@ -192,7 +192,7 @@ class Config:
         return self.batch_tokens // self.seq_len
 
     def find_due(self, step: int) -> dict[str, bool]:
-        """What is to be done after so many steps: line, validation, sample, checkpoint.
+        """What is due after this many steps: line, validation, sample, checkpoint.
 
         >>> Config(val_every=0).find_due(250)
         {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}
@@ -207,7 +207,7 @@ class Config:
         return {name: last or (n > 0 and step % n == 0) for name, n in every.items()}
 
     def scale(self, step: int) -> float:
-        """The share of the learning rates that a step uses: warm-up, stable, linear decay.
+        """The share of the peak learning rates that a step uses: warm-up, stable, linear decay.
 
         >>> config = Config(max_steps=10, warmup_steps=2, decay_fraction=0.5)
         >>> [round(config.scale(step), 2) for step in range(10)]
@@ -220,7 +220,7 @@ class Config:
 
 
 def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Raise `UsageError` unless a setting is of its kind."""
+    """Raise `UsageError` if a setting has the wrong type."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             allowed = ", ".join(get_args(kind))

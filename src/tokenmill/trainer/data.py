@@ -94,8 +94,8 @@ class _Source:
         known += [self.tokenizer.vocab_size] if self.tokenizer is not None else []
         if not known:
             raise UsageError(
-                f"{self.path} does not say how large its vocabulary is. Give the tokenizer that made "
-                "it (`tokenizer='gpt2'`) or the number of its ids (`vocab_size=50257`)."
+                f"{self.path} does not include the size of its vocabulary. Give the tokenizer that made "
+                "it (`tokenizer='gpt2'`) or the number of ids (`vocab_size=50257`)."
             )
         return max(known)
 
@@ -129,8 +129,8 @@ def open_data(
 ) -> RunData:
     """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
 
-    `val` is tokens to validate on instead of the split `val`. The rest is as in `tokenmill.open`;
-    `tokenizer` is also the one for `input_file`, gpt2 by default.
+    `val` is tokens to validate on instead of the split `val`. The other arguments are those of
+    `tokenmill.open`; `tokenizer` is also used for `input_file`, and gpt2 by default.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "input.txt"
@@ -204,7 +204,7 @@ def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
     for name, path, _ in parsed:
         if len(parsed) > 1 and not name:
             raise UsageError(
-                f"{path!r} is one of several data; each needs a name and a weight: NAME={path}:0.5"
+                f"{path!r} is one of several datasets; each needs a name and a weight: NAME={path}:0.5"
             )
         if names.count(name) > 1:
             raise UsageError(f"two of the data are named {name!r}; give each its own name.")
@@ -327,8 +327,8 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         for part, split in ((ids[:place], "train"), (ids[place:], "val"))
     )
     large = (
-        f"{path} is tokenized in memory, at each start. For texts of this size, do it once with "
-        f"tokenmill prepare {path} --out DIR, and give DIR as `data`.",
+        f"{path} is tokenized in memory at every start. For a text of this size, tokenize it once "
+        f"with tokenmill prepare {path} --out DIR, and give DIR as `data`.",
     )
     return RunData(
         train=train,

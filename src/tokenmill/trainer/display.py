@@ -1,4 +1,4 @@
-"""How a run is shown to people: one tidy line for each line of metrics, on standard output."""
+"""The output of a training run: one line on standard output for each line of metrics."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Silent:
         """Something about the run."""
 
     def warn(self, text: str) -> None:
-        """Something that the user should look at."""
+        """A warning for the user."""
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
         """A line of metrics."""
 
     def expect(self, seconds: float) -> None:
-        """How long the rest of the run takes."""
+        """The expected time of the rest of the run."""
 
 
 class Display(Silent):
-    """A `Watcher` that prints; `translate` may turn the names of arguments into those of flags."""
+    """A `Watcher` that prints; `translate` can turn argument names into flags."""
 
     def __init__(self, translate: Callable[[str], str] = str) -> None:
         self._translate = translate
@@ -39,7 +39,7 @@ class Display(Silent):
         print(harmless(self._translate(text)), flush=True)
 
     def warn(self, text: str) -> None:
-        """Something that the user should look at."""
+        """A warning for the user."""
         print(f"tokenmill: {harmless(self._translate(text))}", file=sys.stderr, flush=True)
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
@@ -47,17 +47,17 @@ class Display(Silent):
         print(harmless(tell_line(line, steps, seconds_left)), flush=True)
 
     def expect(self, seconds: float) -> None:
-        """How long the rest of the run takes."""
-        self.note(f"time      about {duration(seconds)}, by the first micro-batches")
+        """The expected time of the rest of the run."""
+        self.note(f"time      about {duration(seconds)}, estimated from the first micro-batches")
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at standard output: in a terminal or a notebook."""
+    """Whether standard output is a terminal or a notebook."""
     return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
 def tell_line(line: dict[str, Any], steps: int, seconds_left: float) -> str:
-    """A line of metrics for people.
+    """A line of metrics as text.
 
     >>> tell_line({"step": 20, "val_loss": 2.5, "bits_per_byte": 1.25}, 100, 3)
     'step  20/100  validation loss 2.5000  1.2500 bits per byte'

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "Pulse", "Stop"]
 
-_SILENCE = 10.0  # seconds after which a run shows that it is alive
-_LONG_ENOUGH = 1.0  # seconds of micro-batches that are timed
+_SILENCE = 10.0  # seconds without output after which a run prints a line
+_LONG_ENOUGH = 1.0  # seconds of micro-batches to time
 
 
 class Clock:
@@ -62,9 +62,10 @@ class Clock:
 
 
 class Pulse:
-    """When a run must show that it is alive, and how long its first micro-batches took.
+    """Decides when a run has to print a line, and times its first micro-batches.
 
-    The first step's loss is due immediately, and something else every 10 seconds without a line.
+    The loss of the first step is due immediately; after that, a line is due after 10 seconds of
+    silence.
     """
 
     def __init__(self, *, compiles: bool) -> None:
@@ -75,19 +76,19 @@ class Pulse:
         self._is_timed = False
 
     def is_due(self) -> bool:
-        """Whether nothing was shown for too long."""
+        """Whether nothing was printed for too long."""
         return time.monotonic() - self._shown >= _SILENCE
 
     def restart(self) -> None:
-        """Something was shown."""
+        """Something was printed."""
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Called before each micro-batch; returns once the seconds that a micro-batch takes.
+        """Call before each micro-batch. Returns the seconds per micro-batch, once; otherwise None.
 
-        The first one also starts threads, takes memory and compiles, which can take ten times as
-        long as the rest. So those after it are timed, for a second; unless the first was slow enough
-        for all of that not to matter, and nothing was compiled.
+        The first micro-batch also starts threads, allocates memory and compiles, and can take ten
+        times as long as the others. So it is not counted, and the next ones are timed for a second.
+        If nothing is compiled and the first one was slow enough for that not to matter, it counts.
         """
         if self._is_timed:
             return None

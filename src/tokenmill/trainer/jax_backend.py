@@ -1,20 +1,20 @@
 """The trainer's backend in JAX: compiled programs on all devices of one process or of several.
 
-The rules of a step are those of `torch_backend.py`; so are the names of what the optimiser remembers,
-and a state of one backend is a state of the other.
+A step follows the rules of `torch_backend.py`, and the optimiser's state has the same names, so either
+backend can load the state of the other.
 
 Guarantees: the loss of a step is the mean over its rows, whatever the micro-batches, devices and
-processes. A process that loads a state goes on bit for bit: on CPUs with as many processes, devices
-and threads, on GPUs with XLA_FLAGS=--xla_gpu_deterministic_ops=true besides. Whatever is given to JAX
-was copied before, and whatever comes back is a copy.
+processes. A process that loads a state continues bit for bit: on CPUs with the same number of
+processes, devices and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays
+are copied on the way into JAX and out of it.
 
-The rows of a step are divided over the devices, and the parameters are on each of them. A device goes
-through its rows a micro-batch at a time and adds up gradients; then the devices add up theirs, once a
-step, and each does the same step of the optimiser. Rows that do not divide are filled up with rows
-that count for nothing, so that every step is the same program.
+The rows of a step are divided over the devices, and each device has all parameters. A device processes
+its rows one micro-batch at a time and accumulates gradients; once per step the devices sum theirs, and
+each takes the same optimiser step. If the rows do not divide evenly, they are padded with rows of
+weight 0, so that every step is the same program.
 
-Several processes are those of a launcher, such as torchrun, srun or mpirun, or of JAX_NUM_PROCESSES
-and JAX_PROCESS_ID; they meet at JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI say.
+Several processes come from a launcher, such as torchrun, srun or mpirun, or from JAX_NUM_PROCESSES and
+JAX_PROCESS_ID; they connect through JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI specify.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class JaxBackend:
         self._reports: list[tuple[int, list[jax.Array], jax.Array]] = []
 
     def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
-        """One step of the optimiser at this share of the learning rates; returns whether it was
-        done. See `backend.Backend`."""
+        """Take one optimiser step at this share of the learning rates; returns whether it was done.
+        See `backend.Backend`."""
         count = len(rows.inputs)
         micro, size = self._divide(count, self.rows_at_once)
         weights = np.full(count, 1 / (count * self.world_size), np.float32)
@@ -112,7 +112,7 @@ class JaxBackend:
                 return False
             sums, found = find(self._parameters, sums, placed)
             losses.append(found)
-            if number:  # no more than two in the queue, so that a run can stop quickly
+            if number:  # at most two micro-batches in the queue, so that a run can stop quickly
                 losses[-2].block_until_ready()
         update = make_update(self.config, self._mesh, self._way)
         self._parameters, self._state, norm = update(
@@ -204,7 +204,7 @@ class JaxBackend:
         return summed
 
     def agree(self, wish: bool) -> bool:
-        """Whether any rank wishes something. A collective call."""
+        """Whether the flag is set on any rank. A collective call."""
         return wish if self.world_size == 1 else bool(self.total(np.array([float(wish)]))[0])
 
     def wait(self) -> None:
@@ -256,7 +256,7 @@ class JaxBackend:
         return tuple(None if rows is None else place(rows) for rows in batch)
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """The losses (rows of all devices) of micro-batches, of so many rows on each rank."""
+        """The losses of micro-batches (rows of all devices); each rank has this many rows."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
@@ -294,8 +294,8 @@ def _find_devices(name: str | None) -> list[Any]:
     except (RuntimeError, IndexError, ValueError) as error:
         known = ", ".join(sorted({device.platform for device in jax.devices()}))
         raise UsageError(
-            f"`device` is {name!r}, which JAX cannot use here. It has: {known}. Give one of these, "
-            "with a number such as gpu:1, or omit it."
+            f"`device` is {name!r}, which JAX cannot use here. Available: {known}. Give one of these, "
+            "optionally with a number such as gpu:1, or omit it."
         ) from error
 
 
@@ -349,7 +349,7 @@ def _describe(devices: list[Any]) -> str:
 
 
 def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
-    """So many rows from one on, copied, and zeros where there are no more."""
+    """A copy of this many rows from a start, padded with zeros at the end."""
     some = rows[first : first + count]
     filled = np.zeros((count, *rows.shape[1:]), np.float32 if rows.dtype.kind == "f" else np.int32)
     filled[: len(some)] = some

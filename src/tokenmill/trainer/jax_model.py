@@ -58,7 +58,7 @@ def in_block(name: str) -> bool:
 
 
 def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
-    """Parameters, those of all blocks in one array, such as mlp.up (layers, 4 * width, width).
+    """Stack the parameters of all blocks into one array each, such as mlp.up (layers, 4 * width, width).
 
     >>> from tokenmill.trainer.model import first_values
     >>> shape = Shape(vocab=64, layers=2, heads=2, kv_heads=1, width=8, seq_len=16)
@@ -110,9 +110,9 @@ def find_states(
     documents: jax.Array | None,
     way: Way,
 ) -> jax.Array:
-    """What the head reads (rows, length, inner) of some ids (rows, length).
+    """The input of the head (rows, length, inner) for ids (rows, length).
 
-    `documents` numbers the documents of each row, where attention stays inside them.
+    `documents` numbers the documents of each row, if attention stays inside them.
     """
     turn = rotation(shape, ids.shape[1])
     mask = None if documents is None else _same_document(documents)
@@ -149,8 +149,7 @@ def find_states(
 
 
 def find_logits(shape: Shape, parameters: Parameters, states: jax.Array, way: Way) -> jax.Array:
-    """The logits (..., vocab) of what follows, float32: log-probabilities where ids are chosen in two
-    steps."""
+    """The logits (..., vocab) of the next id, float32; log-probabilities if there is a shortlist."""
     logits = _find_capped(shape, parameters["head"], states, way)
     if not shape.has_groups:
         return logits

@@ -1,9 +1,9 @@
 """The programs that JAX compiles for the devices: the gradients of a micro-batch, the update of a
 step, an evaluation, and the next logits.
 
-Each is made once for the same settings and devices, so that a second model of a process begins at
-once. Rows come in arrays (rows of all devices, ...), those of an evaluation in (micro-batches, rows of
-all devices, ...), divided over the axis "data".
+Each is compiled once for the same settings and devices, so a second model in the process starts
+immediately. Rows are in arrays (rows of all devices, ...), those of an evaluation in (micro-batches,
+rows of all devices, ...), divided over the axis "data".
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SPREAD = PartitionSpec("data")  # type: ignore[no-untyped-call]
 def make_gradients(shape: Shape, mesh: Mesh, way: Way) -> Any:
     """(parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of rows).
 
-    The sums of gradients (devices, ...) are each device's own, and used up. The losses are the same
-    on all devices.
+    Each device has its own sums of gradients (devices, ...), which are donated. The losses are the
+    same on all devices.
     """
 
     def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
@@ -65,8 +65,8 @@ def make_gradients(shape: Shape, mesh: Mesh, way: Way) -> Any:
 
 @cache
 def make_update(config: Config, mesh: Mesh, way: Way) -> Any:
-    """(parameters, state, sums of gradients, scale) to (parameters, state, norm), all of them the
-    same on all devices. The first two are used up."""
+    """(parameters, state, sums of gradients, scale) to (parameters, state, norm), which are the same on
+    all devices. The first two are donated."""
 
     def run(
         parameters: Parameters, state: OptimizerState, sums: Parameters, scale: jax.Array
@@ -105,9 +105,9 @@ def make_evaluation(shape: Shape, mesh: Mesh, way: Way) -> Any:
 
 @cache
 def make_next_logits(shape: Shape, way: Way) -> Any:
-    """(parameters, ids (1, seq_len), place of the last) to the logits of what follows it.
+    """(parameters, ids (1, seq_len), position of the last id) to the logits of the next id.
 
-    What stands behind the last id does no harm, because it is not seen from there.
+    Values after the last id have no effect, because attention is causal.
     """
 
     def run(parameters: Parameters, ids: jax.Array, last: jax.Array) -> jax.Array:

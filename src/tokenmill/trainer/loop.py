@@ -47,11 +47,11 @@ class Watcher(Protocol):
         """Something that the user should look at."""
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """A line of `metrics.jsonl` of a run of so many steps, and how many seconds are left. Where
-        the next one is far off, `line` has the loss so far and is not in the file."""
+        """A line of `metrics.jsonl`, the run's number of steps, and the seconds left. Between lines
+        that are far apart, `line` has the loss so far and is not in the file."""
 
     def expect(self, seconds: float) -> None:
-        """How long the rest of the run takes, by its first micro-batch."""
+        """The expected time of the rest of the run, estimated from its first micro-batches."""
 
 
 class Board(Protocol):
@@ -82,7 +82,10 @@ class Loop:
     stop: Stop
     step: int
     row: int
-    owed: tuple[bool, bool] = (False, False)  # the validation and sample of this step, left out
+    owed: tuple[bool, bool] = (
+        False,
+        False,
+    )  # whether this step's validation and sample are missing
     was_cut: bool = field(init=False, default=False)
     saved: int = field(init=False)
     _untold: list[int] = field(init=False, default_factory=list)  # first rows of steps
@@ -116,7 +119,7 @@ class Loop:
                 self._show()
 
     def _look(self, due: dict[str, bool]) -> None:
-        """Do what is due. A stop on the way leaves out validation and sample."""
+        """Do what is due. If the run stops meanwhile, skip validation and sample."""
         self._take_reports()
         if due["line"]:
             self._tell()
@@ -129,7 +132,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _make_up(self) -> None:
-        """Do what a stop left out at this step, so that the lines are those of a run without it."""
+        """Do what a stop skipped at this step, so that the lines are those of an uninterrupted run."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:
@@ -138,7 +141,7 @@ class Loop:
             self._save(val_loss)
 
     def _leave(self) -> None:
-        """Save the last whole step; no rank leaves before that is done."""
+        """Save the last complete step; no rank exits before that is done."""
         self._take_reports()
         if self.step > self.saved:
             self._save(None)
@@ -146,7 +149,7 @@ class Loop:
         self.backend.agree(True)
 
     def _pause(self, done: int, count: int) -> bool:
-        """Before a micro-batch: show that the run is alive, and look whether to stop."""
+        """Before a micro-batch: print a line if one is due, and check whether to stop."""
         seconds = self._pulse.time_first(self.backend)
         if seconds is not None and self.record is not None:
             left = (self.config.max_steps - self.step) * count - done
@@ -182,7 +185,7 @@ class Loop:
     def _without_data(self, error: Exception) -> WorkError:
         return WorkError(
             f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Once the data are "
-            "as they were, the same command goes on."
+            "as they were, the same command resumes."
         )
 
     def _kept(self) -> str:
@@ -191,7 +194,7 @@ class Loop:
         return f"the checkpoint of step {self.saved:,} is in {self.checkpoints.folder}"
 
     def _take_reports(self) -> None:
-        """Take in the losses of the steps since the last time, and refuse what is no number."""
+        """Collect the losses of the steps since the last time, and refuse NaN and infinity."""
         first = self.step - len(self._untold) + 1
         untold, self._untold = self._untold, []
         for step, (row, report) in enumerate(
@@ -224,7 +227,7 @@ class Loop:
         begin = "resume there" if self.saved else "start over"
         return (
             f"training cannot continue from that; {self._kept()}.\n"
-            f"Learn more slowly: run it again with {lower} to {begin}."
+            f"Lower the learning rate: run it again with {lower} to {begin}."
         )
 
     def _tell(self) -> None:
@@ -236,8 +239,8 @@ class Loop:
             self._add(line)
 
     def _show(self) -> None:
-        """Show a line that is not recorded, because the next one is far off."""
-        if self.backend.world_size > 1:  # which report their losses together
+        """Print a line that is not recorded, because the next recorded one is far off."""
+        if self.backend.world_size > 1:  # losses are gathered only for recorded lines
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return
         self._take_reports()
@@ -247,7 +250,7 @@ class Loop:
             self.watcher.line(line, self.config.max_steps, self._left)
 
     def _make_line(self, seconds: float, waiting: float) -> dict[str, Any] | None:
-        """A line about the steps since the last recorded one; None where nothing is recorded."""
+        """A line about the steps since the last recorded one; None on ranks that record nothing."""
         steps = self.step - self._lap
         if self.record is None or not steps:
             return None
@@ -294,7 +297,7 @@ class Loop:
         return self.stop.asked
 
     def _beat(self, text: str) -> None:
-        """Show that the run is alive, if nothing was shown for a while."""
+        """Print a line if nothing was printed for a while."""
         if self.record is not None and self._pulse.is_due():
             self._pulse.restart()
             self.watcher.note(text)
@@ -313,7 +316,7 @@ class Loop:
             stop_id=self.data.eot_id,
             is_stopping=lambda: self.stop.asked,
         )
-        if self.stop.asked:  # it would not be what another process draws here
+        if self.stop.asked:  # an incomplete sample would differ from that of another process
             self.was_cut = True
             return
         self._add({"step": self.step, "sample": tokenizer.decode(ids)})

@@ -1,12 +1,12 @@
-"""The model, apart from any framework: its shape, its parameters, and their first values.
+"""The model, independent of any framework: its shape, its parameters, and their initial values.
 
-A GPT as the field has settled on it: rotary positions, RMSNorm without gains before each half of a
-block and on queries and keys, a ReLU² MLP, grouped queries where asked for, an output head of its own,
-soft-capped logits, and output projections that begin at zero, so that every block begins as nothing.
+A modern GPT: rotary positions, RMSNorm without gains before each half of a block and on queries and
+keys, a ReLU² MLP, optional grouped queries, a separate output head, soft-capped logits, and output
+projections that start at zero, so that every block starts as the identity.
 
-Guarantees: a parameter has the same name, shape and meaning in PyTorch and in JAX, so a checkpoint of
-one is a checkpoint of the other. First values follow from the seed alone, made by NumPy: every
-backend, rank and machine begins with the same bits.
+Guarantees: a parameter has the same name, shape and meaning in PyTorch and in JAX, so each can load the
+checkpoints of the other. NumPy makes the initial values from the seed alone, so every backend, rank
+and machine starts with the same bits.
 
     embedding                 (vocab, width)
     blocks.N.attention.query  (heads * head, width)       a linear map is y = x @ W.T
@@ -17,7 +17,7 @@ backend, rank and machine begins with the same bits.
     blocks.N.mlp.down         (width, 4 * width)
     head                      (vocab, width)
 
-Small models of large vocabularies may have these besides:
+Small models with large vocabularies may also have:
 
     embedding_up              (width, inner)              where inner = embedding_width > 0; the
     head_down                 (inner, width)              embedding and head are (vocab, inner) then
@@ -36,9 +36,9 @@ Forward, for ids (B, T):
     logits = s @ head.T                                   in float32 from here on
     logits = softcap * tanh(logits / softcap)             where softcap > 0
 
-With a shortlist, an id below it is chosen by softmax among these ids and the groups, whose logits are
-s @ groups.T, capped like the others. The ids from the shortlist on are in groups of GROUP neighbours,
-and one of them is chosen by choosing its group, and then by softmax among the ids of the group:
+With a shortlist, the first softmax is over the ids below it and the groups, whose logits are
+s @ groups.T, capped like the others. The other ids are in groups of GROUP consecutive ids; such an id
+is chosen by choosing its group, and then by a second softmax over the ids of the group:
 
     log p(id) = log softmax([logits[:shortlist], group_logits])[id]                      id < shortlist
     log p(id) = log softmax([...])[shortlist + g] + log softmax(logits of group g)[id]   otherwise
@@ -120,12 +120,12 @@ class Shape:
 
     @property
     def groups(self) -> int:
-        """How many groups there are of ids that are not on the shortlist; 0 without one."""
+        """The number of groups of the ids that are not on the shortlist; 0 without a shortlist."""
         return -(-(self.vocab - self.shortlist) // GROUP) if self.has_groups else 0
 
     @property
     def has_groups(self) -> bool:
-        """Whether ids are chosen in two steps. A shortlist of all ids is none."""
+        """Whether there are two softmaxes. A shortlist of all ids counts as no shortlist."""
         return 0 < self.shortlist < self.vocab
 
     @property
@@ -155,7 +155,7 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def is_matrix(name: str) -> bool:
-    """Whether Muon is for this parameter: those of blocks."""
+    """Whether Muon updates this parameter: the matrices of blocks."""
     return name.startswith("blocks.")
 
 
@@ -165,21 +165,21 @@ def count_parameters(shape: Shape) -> int:
 
 
 def count_operations(shape: Shape) -> float:
-    """The floating-point operations for each token trained on: 6 for each number of the matrices and
-    the head, and those of attention over the whole row.
+    """The floating-point operations per training token: 6 for each number in the matrices and the
+    head, plus attention over the whole row.
 
     >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
     1536.0
     """
     matrices = count_parameters(shape) - shape.vocab * shape.inner
-    if shape.has_groups:  # one group at most is computed of each target
+    if shape.has_groups:  # at most one group is computed per target
         matrices -= (shape.vocab - shape.shortlist - GROUP) * shape.inner
     return 6.0 * matrices + 12.0 * shape.layers * shape.width * shape.seq_len
 
 
 def first_values(shape: Shape, seed: int) -> Arrays:
-    """The parameters that training begins with: normal, of deviation 1 for the embedding and
-    1/sqrt(columns) for matrices, and zero for what is added to the residual stream and for the head."""
+    """The initial parameters: normal with deviation 1 for the embedding and 1/sqrt(columns) for
+    matrices, and zero for the output projections and the head."""
     random = np.random.Generator(np.random.Philox(key=[seed, 0]))
     values: Arrays = {}
     for name, size in parameter_shapes(shape).items():

@@ -1,13 +1,14 @@
 """Training: from data to a model, in a folder from which it resumes after any interruption.
 
-Guarantees: the same command resumes from the newest sound checkpoint, and ends with the same weights
-and the same losses of rows, bit for bit, as one that was never interrupted, on the same machine,
-number of threads and of ranks. Ranks and micro-batches may change on the way: the rows stay the same.
-What is looked at (losses, validation) is the same too. A loss or gradient that is no number never gets
-into a checkpoint. A checkpoint of other data, tokenizer, model shape or backend is refused by name.
+Guarantees: the same command resumes from the newest intact checkpoint and ends with the same weights
+and row losses, bit for bit, as an uninterrupted run, on the same machine with the same number of
+threads and ranks. So are the logged losses and validations. Ranks and micro-batches may change: the
+rows stay the same. A loss or gradient that is NaN or infinite never gets into a checkpoint. A
+checkpoint with other data, tokenizer, model shape or backend is refused, and the error names the
+difference.
 
-Costs: the device is waited for once in `log_every` steps and before a checkpoint. Starting and going
-on cost the same for any size of data.
+Costs: the trainer waits for the device every `log_every` steps and before a checkpoint. Starting and
+resuming take the same time for any amount of data.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ from tokenmill.trainer.validate import Validator
 __all__ = ["RunReport", "Watcher", "find_run", "make_shape", "train"]
 
 AnyPath = str | os.PathLike[str]
-_AHEAD = 16  # steps whose rows are read ahead: to read a step's rows takes less time than the step
-_CURE = "Go back to that, choose another `name`, or add `restart=True` to discard the run and start over."
+_AHEAD = 16  # steps whose rows are read ahead; reading them takes less time than the step
+_CURE = "Change it back, choose another `name`, or add `restart=True` to discard the run and start over."
 SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport:
-    """The result of a run: `was_finished` before it started, or `was_stopped` by a signal.
+    """The result of a run. `was_finished`: it was complete before. `was_stopped`: by a signal.
 
-    Losses are the last ones reported; None where there were none.
+    Losses are the last ones reported, or None.
     """
 
     path: Path
@@ -122,31 +123,31 @@ def train(
     data
         A dataset, or any tokens that `tokenmill.open` opens; several as "NAME=DIR:WEIGHT".
     name, runs
-        The run's folder is `runs`/`name`. A run that is there resumes. The default name is that of
-        the data.
+        The run's folder is `runs`/`name`. If it has a run, that run resumes. The default name is that
+        of the data.
     config
-        A preset such as "tiny" or "124M", a file of settings, or a `Config`. Without it, the default
-        is for GPUs; where there is none, it is the preset "laptop".
+        A preset such as "tiny" or "124M", a file of settings, or a `Config`. The default settings are
+        for a GPU; without a GPU, the default is the preset "laptop".
     input_file
-        A text to tokenize in memory, instead of `data`.
+        A text file to tokenize in memory, instead of `data`.
     val
         Tokens to validate on, instead of the split val.
     val_fraction
-        How much of the end of the tokens to validate on, where there is no split val.
+        Share of the tokens, at the end, to validate on if there is no split val.
     tokenizer, vocab_size, eot_id, data_dtype, format
-        What the data do not say about themselves, as in `tokenmill.open`.
+        What the data does not say about itself, as in `tokenmill.open`.
     backend
         torch or jax.
     device
-        Such as cpu, cuda, cuda:1 or mps; the best by default.
+        Such as cpu, cuda, cuda:1 or mps; by default the fastest.
     restart
-        Whether to discard the run of that name, and start again.
+        Whether to discard the run of that name and start over.
     progress
-        Whether to print how it goes; by default in a terminal or a notebook.
+        Whether to print progress; by default only in a terminal or a notebook.
     watcher
-        Is given what would be printed, instead.
+        Receives the progress instead of printing it.
     boards
-        tensorboard or wandb, to log there too.
+        Where else to log: tensorboard, wandb.
     settings
         Settings of `Config` that take precedence over those of `config`, such as `max_steps=100`.
     """
@@ -200,7 +201,7 @@ def train(
         stack.callback(loader.close)
         checkpoint = None
         owed = (False, False)
-        if rank == 0:  # all of this is done before the others, who wait for the backend, look
+        if rank == 0:  # done before the others, which wait for the backend, read the folder
             stack.enter_context(RunFolder(path, restart=restart))
             checkpoints.remove_temporaries()
             checkpoint = _find_checkpoint(checkpoints, own, watcher)
@@ -289,7 +290,7 @@ def _open_data(data: list[str], **options: Any) -> RunData:
     try:
         return open_data(data, **options)
     except TokenmillError as error:
-        # To open tokens takes their dtype; `dtype` here is that of the model.
+        # `tokenmill.open` takes the dtype of the tokens; here, `dtype` is that of the model.
         error.args = (str(error).replace("`dtype", "`data_dtype"),)
         raise
 
@@ -313,7 +314,7 @@ def _as_list(data: AnyPath | Sequence[AnyPath]) -> list[str]:
 def _find_owed(
     path: Path, checkpoint: Checkpoint | None, config: Config, data: RunData
 ) -> tuple[bool, bool]:
-    """Whether a stop left out the validation and the sample that were due at a checkpoint's step."""
+    """Whether a stop skipped the validation and the sample due at a checkpoint's step."""
     if checkpoint is None:
         return False, False
     step = checkpoint.state.step
@@ -351,7 +352,7 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
 
 
 def _find_checkpoint(checkpoints: Checkpoints, own: State, watcher: Watcher) -> Checkpoint | None:
-    """The checkpoint to go on from, which is of this very run."""
+    """The checkpoint to resume from, checked to belong to this run."""
     found = checkpoints.newest(watcher.warn)
     if found is None:
         return None
@@ -368,7 +369,7 @@ def _find_checkpoint(checkpoints: Checkpoints, own: State, watcher: Watcher) -> 
 
 
 def _resume(checkpoint: Checkpoint, backend: Backend, loader: Loader) -> int:
-    """Take up a checkpoint; returns its row."""
+    """Load a checkpoint; returns its row."""
     backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
     loader.load_state_dict(checkpoint.state.loader)
     return checkpoint.state.row
@@ -382,9 +383,9 @@ def _open_backend(
     device: str | None,
     stack: ExitStack,
 ) -> Backend:
-    """The backend, at its place among the ranks; the first rank's, at least, has the right values."""
+    """The backend of this rank; at least that of rank 0 has the right values."""
     shape = Shape(**own.shape)
-    # No name for the values: they would take their memory as long as the run goes on.
+    # The values get no name: it would keep them in memory for the whole run.
     backend = open_backend(
         own.backend,
         config,
@@ -395,8 +396,8 @@ def _open_backend(
     stack.callback(backend.close)
     if (backend.rank, backend.world_size) != place:
         raise UsageError(
-            f"The environment says that this is rank {place[0]} of {place[1]}, and {backend.name} "
-            f"that it is rank {backend.rank} of {backend.world_size}. Start several processes with: "
+            f"The environment says that this is rank {place[0]} of {place[1]}, but {backend.name} says "
+            f"rank {backend.rank} of {backend.world_size}. Start several processes with: "
             "torchrun --nproc-per-node N -m tokenmill.cli train …"
         )
     return backend
@@ -436,7 +437,7 @@ def _open_validator(
 
 
 def _write_settings(path: Path, config: Config, data: RunData) -> None:
-    """What is needed to look at the run, and to use its model, without its data."""
+    """Write what is needed to inspect the run and use its model without its data."""
     written = orjson.dumps(asdict(config), option=orjson.OPT_INDENT_2) + b"\n"
     write_atomically(path / CONFIG_NAME, written)
     if data.tokenizer is not None:

@@ -46,11 +46,10 @@ def generate(
     stop_id: int | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Up to `count` ids that follow a prompt; fewer where `stop_id` is drawn, which is not among them,
-    or once `is_stopping`.
+    """Generate up to `count` ids after a prompt; stops before `stop_id`, or once `is_stopping`.
 
-    `temperature` 0 takes the likeliest id each time; `top_k` draws among so many of them, and None
-    or 0 among all.
+    `temperature` 0 always takes the most likely id; `top_k` samples among this many most likely ids,
+    or among all if it is None or 0.
 
     >>> def count_up(ids):
     ...     logits = np.zeros(16, np.float32)
@@ -67,7 +66,7 @@ def generate(
         raise UsageError(f"`top_k` is {top_k}; it must be 1 or more, or 0 for no limit.")
     if not len(prompt_ids):
         raise UsageError(
-            "the `prompt` has no tokens; give it at least one, such as the end of text."
+            "the `prompt` has no tokens; give at least one, such as the end-of-text id."
         )
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 1]))
     ids = np.asarray(prompt_ids, np.int64)
@@ -145,25 +144,25 @@ DATA --name none
     run
         The name of a run in `runs`, or the path of its folder.
     prompt
-        How the text starts; without it, the model starts.
+        Beginning of the text; by default, the model starts a new document.
     tokens
-        The most tokens to generate; fewer where the model ends the text.
+        Maximum number of tokens; fewer if the model ends the text.
     temperature
-        0 takes the likeliest token each time; higher is more varied.
+        0 always takes the most likely token; higher values give more variety.
     top_k
-        Draw among so many of the likeliest tokens; 0 or None is all.
+        Sample among this many most likely tokens; 0 or None is all of them.
     seed
-        Another seed, another text.
+        Seed of the sampling; another seed gives another text.
     best
-        Whether to take the checkpoint with the least validation loss instead of the newest.
+        Whether to use the checkpoint with the lowest validation loss instead of the newest.
     runs
-        The folder of all runs.
+        Folder of all runs.
     backend
-        torch or jax; the one that trained it by default.
+        torch or jax; by default the one that trained the model.
     device
-        Such as cpu, cuda, cuda:1 or mps; the best by default.
+        Such as cpu, cuda, cuda:1 or mps; by default the fastest.
     warn
-        Is called with a warning about a damaged checkpoint that was skipped.
+        Called with a warning if a damaged checkpoint is skipped.
     """
     folder = Path(run)
     if not (folder / CHECKPOINTS_NAME).is_dir():
@@ -181,10 +180,10 @@ def load_run_for_sampling(
     best: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> TrainedModel:
-    """The model in a run's folder, from its newest sound checkpoint, or from its best one.
+    """The model in a run's folder, from its newest intact checkpoint, or from its best one.
 
-    Nothing is changed there, so that the run may be going on. `backend` is by default the one that
-    trained it; the parameters fit both.
+    Nothing is changed there, so the run may still be training. `backend` is by default the one that
+    trained it; both can load the parameters.
 
     >>> load_run_for_sampling("runs/none")
     Traceback (most recent call last):
@@ -219,7 +218,7 @@ def _load_tokenizer(path: Path, state: State) -> Tokenizer:
     """The tokenizer that the run was trained with."""
     if not (path / TOKENIZER_NAME).exists():
         raise TokenizerError(
-            f"{path} has no {TOKENIZER_NAME}: the tokens do not say which tokenizer made them. "
+            f"{path} has no {TOKENIZER_NAME}: the training data did not include its tokenizer. "
             "Give the tokenizer when you train, and the run keeps it."
         )
     tokenizer = load_saved_tokenizer(path)

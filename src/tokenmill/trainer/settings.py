@@ -105,7 +105,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
-    """The settings in a file or of a preset, and what it says of the data."""
+    """The settings in a file or of a preset, and what it says about the data."""
     where = os.fspath(path)
     try:
         return _make(dict(_flatten(_parse(find_preset(path) or Path(path)))))

@@ -62,7 +62,7 @@ class TorchBackend:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         cuda = self._device.type == "cuda"
-        # Ranks agree to stop through the CPU, which does not make the GPU wait.
+        # Ranks agree to stop through the CPU, so that the GPU does not wait.
         self._talk = dist.new_group(backend="gloo") if cuda and self.world_size > 1 else None
         self._question: tuple[Any, Tensor] | None = None
         if cuda:
@@ -93,8 +93,8 @@ class TorchBackend:
         self._norms: list[Tensor] = []
 
     def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
-        """One step of the optimiser at this share of the learning rates; returns whether it was
-        done. See `backend.Backend`."""
+        """Take one optimiser step at this share of the learning rates; returns whether it was done.
+        See `backend.Backend`."""
         count = self._count_pieces(rows)
         row_losses = []
         for number, (inputs, targets, mask) in enumerate(self._pieces(rows), 1):
@@ -191,7 +191,7 @@ class TorchBackend:
         return found
 
     def agree(self, wish: bool) -> bool:
-        """Whether any rank wishes something. A collective call."""
+        """Whether the flag is set on any rank. A collective call."""
         if self.world_size == 1:
             return wish
         return self._answer(self._ask(wish))
@@ -231,8 +231,8 @@ class TorchBackend:
         return bool(votes.item())
 
     def _hears(self, wish: bool) -> bool:
-        """Whether any rank wants to stop. On GPUs this is what they said a micro-batch ago, so that
-        no GPU waits for an answer of a thousand ranks."""
+        """Whether any rank wants to stop. On GPUs this is the answer from one micro-batch ago, so that
+        no GPU waits for the answers of a thousand ranks."""
         if self._talk is None:
             return self.agree(wish)
         before, self._question = self._question, self._ask(wish)
@@ -304,7 +304,7 @@ def choose_device(name: str | None) -> torch.device:
         return _find_device(name)
     if name == "cuda" or torch.cuda.is_available():
         if not torch.cuda.is_available():
-            raise UsageError("`device` is 'cuda', and PyTorch finds no CUDA device here.")
+            raise UsageError("`device` is 'cuda', but PyTorch finds no CUDA device here.")
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device
@@ -312,7 +312,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def _find_device(name: str) -> torch.device:
-    """A device that was asked for by name."""
+    """A device that the user named."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

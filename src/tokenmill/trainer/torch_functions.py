@@ -62,8 +62,7 @@ def capped_losses(
 def grouped_losses(
     states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
-    """The same where ids are chosen in two steps: of the groups, only those of the targets are
-    computed."""
+    """The same with a shortlist: only the groups of the targets are computed."""
     total, losses = _GroupedLosses.apply(states, head, groups, targets, shape)  # type: ignore[no-untyped-call]
     return total, losses
 
@@ -152,7 +151,7 @@ class _GroupedLosses(Function):
     ) -> tuple[Tensor, Tensor]:
         learn = any(ctx.needs_input_grad)
         listed = shape.shortlist
-        numbers = (targets - listed).div(GROUP, rounding_mode="floor")  # below 0: on the list
+        numbers = (targets - listed).div(GROUP, rounding_mode="floor")  # negative: on the shortlist
         losses, states_gradient, first_gradient = _find_losses(
             states,
             torch.cat([head[:listed], groups]),
@@ -163,7 +162,7 @@ class _GroupedLosses(Function):
         head_gradient = torch.zeros_like(head) if learn else None
         if head_gradient is not None and first_gradient is not None:
             head_gradient[:listed] = first_gradient[:listed]
-        order = numbers.argsort(stable=True)  # so that those of a group are neighbours
+        order = numbers.argsort(stable=True)  # puts targets of the same group next to each other
         found, counts = torch.unique_consecutive(numbers[order], return_counts=True)
         for number, places in zip(found.tolist(), torch.split(order, counts.tolist()), strict=True):
             if number < 0:
@@ -197,7 +196,7 @@ class _GroupedLosses(Function):
 def _find_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses (N,), and the gradients of their sum by the states and by the head, where asked for."""
+    """Losses (N,), and on request the gradients of their sum by the states and by the head."""
     losses = states.new_empty(len(states))
     states_gradient = torch.empty_like(states) if learn else None
     head_gradient = torch.zeros_like(head) if learn else None

@@ -62,7 +62,7 @@ class Model(nn.Module):
         return total, losses.detach().view(targets.shape)
 
     def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the head reads (B, T, inner)."""
+        """The input of the head (B, T, inner)."""
         length = ids.shape[1]
         turn = self.cosines[:length], self.sines[:length]
         x = F.embedding(ids, self.embedding)
@@ -75,8 +75,8 @@ class Model(nn.Module):
         return norm(F.linear(x, self.head_down)) if self.shape.embedding_width else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """The logits (..., vocab) of what follows, float32: log-probabilities where ids are chosen in
-        two steps."""
+        """The logits (..., vocab) of the next id, float32; log-probabilities if there is a
+        shortlist."""
         logits = self._cap(F.linear(states, self.head))
         if not self.shape.has_groups:
             return logits

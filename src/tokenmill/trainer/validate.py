@@ -1,8 +1,8 @@
-"""The validation loss of a model, over the same rows in every run over the same data.
+"""The validation loss of a model, over the same rows in every run on the same data.
 
-The rows are the first of the validation set, in their order: `Config.validation_tokens` of them, or as
-many as there are. The ranks share them. Bits per byte compare models of different tokenizers: the nats of all
-targets that are text, over the bytes of that text.
+The rows are the beginning of the validation set, in order: `Config.validation_tokens` tokens, or all if
+there are fewer. The ranks share them. Bits per byte compare models with different tokenizers: the loss
+of all targets that are text, in bits, divided by the bytes of that text.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Validator:
         )
 
     def run(self, pause: Pause = never) -> Validation | None:
-        """Go through the set; None if `pause` asks to stop on any rank. A collective call."""
+        """Evaluate the set; None if `pause` asks to stop on any rank. A collective call."""
         sums = np.zeros(4)  # nats and targets; nats of text and its bytes
         for number, batch in enumerate(self._loader):
             if self.backend.agree(pause(number, self._batches)):

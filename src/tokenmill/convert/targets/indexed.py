@@ -89,6 +89,6 @@ def check_offsets(tokens: Tokens, size: int) -> None:
     """Refuse a file whose places do not fit in 32 bits."""
     if size >= 1 << 32:
         raise DatasetError(
-            f"a file of split {tokens.split!r} would have {size:,} bytes, and the format's offsets "
-            "must be below 2**32. Use a smaller `tokens_per_shard`; a single document is not cut."
+            f"a file of split {tokens.split!r} would have {size:,} bytes, but the format's offsets "
+            "must be below 2**32. Use a smaller `tokens_per_shard`; documents are never cut."
         )

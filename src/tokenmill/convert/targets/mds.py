@@ -1,7 +1,8 @@
-"""MosaicML Streaming's shards: a folder a split, with `index.json`; a sample a document.
+"""MosaicML Streaming's shards: one folder per split with `index.json`, one sample per document.
 
-Its encoding has no arrays without elements, so empty documents are left out. The column is `tokens`, of `ndarray:uint16` or `ndarray:uint32`. Shards are raw, not compressed, and
-byte for byte what its `MDSWriter` writes without a limit of size.
+The encoding cannot store empty arrays, so empty documents are left out. The column is `tokens`, of
+`ndarray:uint16` or `ndarray:uint32`. Shards are not compressed, and byte for byte what `MDSWriter`
+writes without a size limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Targets that are ids in a row: llm.c, nanoGPT and NumPy.
+"""Targets that store only ids: llm.c, nanoGPT and NumPy.
 
-They have no table of documents. Readers find these by the end-of-text id, on the side `eot` of each.
+They have no table of documents. Readers find documents by the end-of-text id, on the side `eot` of
+each.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Llmc:
     def plan(self, dataset: Dataset, splits: list[str], tokens_per_shard: int) -> Iterator[FileJob]:
         if tokens_per_shard >= 1 << 31:
             raise UsageError(
-                f"`tokens_per_shard` is {tokens_per_shard:,}; llm.c's header counts below 2**31."
+                f"`tokens_per_shard` is {tokens_per_shard:,}; llm.c's header needs less than 2**31."
             )
         dtype = choose_dtype(dataset)
         for split in splits:

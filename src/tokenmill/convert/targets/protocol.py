@@ -37,8 +37,8 @@ class FileJob:
 class Target(Protocol):
     """A format to export to.
 
-    `keeps_documents` says whether it has a table of documents, and `keeps_empty` whether that holds
-    empty ones. Without a table, `eot` is the side on which readers look for the end-of-text id.
+    `keeps_documents` says whether it has a table of documents, and `keeps_empty` whether the table can
+    hold empty ones. Without a table, `eot` is the side on which readers look for the end-of-text id.
     """
 
     @property

@@ -65,9 +65,9 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
     what = asked.path / asked.chosen[0] if asked.chosen else asked.path
     if text := find_text(what):
         raise DatasetError(text)
-    cure = "Give its `format`; or, if it holds ids and nothing else, their `dtype`."
+    cure = "Give its `format`, or, if it contains only ids, their `dtype`."
     if asked.format is not None:
-        cure = "Give what it lacks, or omit `format` to have it recognised."
+        cure = "Give what is missing, or omit `format` to have it recognised."
     if asked.is_folder:
         broken = {name: one for name, one in asked.others.items() if one != "is a folder"}
         reasons += [f"  {name} {one}" for name, one in [*broken.items()][:3]]

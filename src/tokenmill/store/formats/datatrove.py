@@ -1,15 +1,15 @@
 """datatrove's tokenized files: `x.ds` (ids), `x.ds.index` (where documents end), `x.ds.metadata`.
 
-A folder is split by its names (`val`), and its files follow each other by name. How wide an id is
-follows from the metadata, or from the index and the size; where both are missing, the user says it.
+The files of a folder are assigned to splits by their names (`val`), and ordered by name. The width of
+an id comes from the metadata, or from the index and the size; if both are missing, the user gives it.
 `x.ds.loss` is ignored.
 
-A task without documents leaves an empty `00001_unshuffled.ds` behind, with an empty index, also
-where its siblings are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and
-documents are left out.
+A task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even if the other
+files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and documents are left
+out.
 
 Checked at opening: every file's size against its index's last entry and the metadata's width and
-count. Checked when a file's documents are first looked at: that the index is in order.
+count. Checked when a file's documents are first used: that the index is in order.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def read(asked: Asked) -> Contents:
 
 
 def _stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
-    """The names that tasks without documents would have given to their files.
+    """The names that the files of tasks without documents would have had.
 
     >>> _stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
     ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})

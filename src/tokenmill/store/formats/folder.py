@@ -28,9 +28,9 @@ _MASK = bytes.maketrans(b"123456789", b"0" * 9)
 def list_shards(asked: Asked, ending: str) -> list[str]:
     """The files of the folder with an ending, by name, where all numbers count as numbers.
 
-    Something with the ending that is not a file, such as a broken link, is refused where files have
-    the ending too, or its name but for the ending: leaving it out would change the data. By itself
-    it belongs to none of them, and is passed over.
+    Something with the ending that is not a file, such as a broken link, is refused if there are files
+    with the same ending, or with the same name apart from the ending: leaving it out would change the
+    data. Otherwise it is unrelated and is passed over.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -56,7 +56,7 @@ def list_shards(asked: Asked, ending: str) -> list[str]:
             )
     if asked.chosen is None:
         names = sort_names(names)
-    else:  # in the order of the user: those with the ending, or else those beside the others
+    else:  # in the user's order: files with the ending, or else files that belong to the others
         beside = (os.path.splitext(name)[0] + ending for name in asked.chosen)
         chosen = [name for name in asked.chosen if name.endswith(ending)]
         names = chosen or [name for name in beside if name in asked.files]
@@ -70,7 +70,7 @@ def sort_names(names: list[str]) -> list[str]:
     >>> sort_names(["a_10.bin", "a_9.bin"])
     ['a_9.bin', 'a_10.bin']
     """
-    # Sorted names with their digits at the same places are in order: a shorter look at many.
+    # If sorted names have their digits at the same places, they are in order: a fast path.
     names = sorted(names)
     return names if _are_alike(names) else sorted(names, key=_by_numbers)
 
@@ -109,12 +109,11 @@ def are_numbered(names: Sequence[str]) -> bool:
 
 
 def check_gaps(asked: Asked, names: Sequence[str]) -> None:
-    """Refuse numbered names, sorted, of which one is missing, unless the user named the files or
-    the format.
+    """Refuse sorted, numbered names with a gap, unless the user named the files or the format.
 
-    A shard that was not downloaded would otherwise change the data without a word. What counts is
-    the number before an `-of-`, which must lead up to the one after it; else the last number that
-    is not the same in all names.
+    Otherwise a shard that was not downloaded would silently change the data. The number that counts
+    is the one before an `-of-`, which must run up to the one after it; without an `-of-`, it is the
+    last number that is not the same in all names.
     """
     if asked.format is not None or asked.chosen or not names or _is_unbroken(names):
         return

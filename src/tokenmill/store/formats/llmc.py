@@ -1,13 +1,12 @@
 """llm.c's shards, which modded-nanogpt and the FineWeb token files on the Hub share.
 
-A header of 256 int32 (magic number, version, number of tokens), then ids. The end-of-text id stands
-before each document, and documents cross shards. The header tells a vocabulary, not a tokenizer: a
-file with the first magic number is taken for GPT-2's.
+A header of 256 int32 (magic number, version, number of tokens), then ids. The end-of-text id is
+before each document, and documents cross shards. The header implies a vocabulary but names no
+tokenizer: a file with the first magic number is assumed to be GPT-2's.
 
-A folder is split by its names (`val`); where none says so, the last shard is held out. Files that
-the user named are split by their names alone. Checked at
-opening: all sizes, and the headers of the first and last shard. Checked when a shard is first
-touched: its header.
+The shards of a folder are assigned to splits by their names (`val`); if no name says `val`, the last
+shard is held out. Files that the user named are split only by their names. Checked at opening: all
+sizes, and the headers of the first and last shard. Checked when a shard is first used: its header.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def read(asked: Asked) -> Contents:
 
 
 def find_kind(dtype: np.dtype[Any]) -> Kind:
-    """What readers take a shard for whose ids are of this dtype."""
+    """The kind of shard that readers expect for ids of this dtype."""
     return next(kind for kind in _KINDS.values() if kind.dtype == dtype)
 
 

@@ -143,8 +143,8 @@ def _find_layout(asked: Asked, entry: Entry) -> Layout:
     if column not in names:
         there = ", ".join(map(str, names))[:200]
         raise DatasetError(
-            f"{asked.path} has the columns {there}, and which of them holds the tokens is not "
-            "clear. Name it: `column=NAME`."
+            f"{asked.path} has the columns {there}. Name the one that holds the tokens: "
+            "`column=NAME`."
         )
     place = names.index(column)
     return _parse_encoding(asked, entry, str(encodings[place]), tuple(sizes), place)

@@ -36,10 +36,10 @@ class NotThisFormat(Exception):  # noqa: N818  (an answer, not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What `tokenmill.open` was asked for. `format` is given when the user named one.
+    """What `tokenmill.open` was called with. `format` is set if the user named one.
 
-    `chosen` are the files of the folder that the user named, in their order; None for all. Files
-    that belong to them, such as `x.idx` to `x.bin`, are seen too.
+    `chosen` are the files of the folder that the user named, in that order; None for all. Files that
+    belong to them, such as `x.idx` to `x.bin`, are visible too.
     """
 
     path: Path
@@ -127,16 +127,16 @@ class Asked:
     def agree(self, dtype: np.dtype[Any], name: str) -> None:
         """Refuse a dtype that the user gave and the file contradicts."""
         if self.dtype not in (None, dtype, dtype.newbyteorder("=")):
-            raise UsageError(f"{name} holds {dtype} by its header, not {self.dtype}. Omit `dtype`.")
+            raise UsageError(f"the header of {name} says {dtype}, not {self.dtype}. Omit `dtype`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What is there: each split's ids, and what the format tells about them.
+    """The ids of each split, and what the format says about them.
 
-    `eot` is the side of a document on which its end-of-text id stands, or "none". `tokenizer` is
-    the name of the one that made the ids. `shard_of` is the prepared dataset that a single shard is
-    of. A split may be empty here; opening leaves it out.
+    `eot` is the side of a document on which the end-of-text id is, or "none". `tokenizer` is the name
+    of the tokenizer that made the ids. `shard_of` is the prepared dataset that a single shard belongs
+    to. A split may be empty here; `tokenmill.open` leaves it out.
     """
 
     splits: Mapping[str, Shards]

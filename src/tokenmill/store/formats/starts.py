@@ -154,7 +154,7 @@ class FileDocuments(DocumentList):
         return self[int(self._numbers[file]) + number]
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        """Where the documents [first, last) begin, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for file, low, high, place in split_numbers(self._numbers, first, last + 1):
             starts = self._read(file).look(np.arange(low, high))
@@ -200,7 +200,7 @@ class PartOfDocuments(DocumentList):
 
     @cached_property
     def _first(self) -> int:
-        """The first document of the whole that has its start or some of its tokens in the part."""
+        """The first document of the whole with its start or any of its tokens in the part."""
         number = self._whole.count_before(self._start)
         begins_here = (
             number < len(self._whole) and self._whole.borders(number, number)[0] == self._start
@@ -209,7 +209,7 @@ class PartOfDocuments(DocumentList):
 
     @cached_property
     def _last(self) -> int:
-        """One more than the last; empty documents at the very end of the whole are in the part."""
+        """One more than the last document; includes empty ones at the very end of the whole."""
         number = self._whole.count_before(self._stop)
         at_end = number < len(self._whole) and (
             self._whole.borders(len(self._whole), len(self._whole))[0] == self._stop
@@ -220,7 +220,7 @@ class PartOfDocuments(DocumentList):
         return self._last - self._first
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents `first` to before `last` begin, and where the last of them ends."""
+        """Where the documents [first, last) begin, and where the last of them ends."""
         found = self._whole.borders(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 

@@ -1,6 +1,6 @@
-"""The presets: settings of models by name, such as `tiny` or `124M`, as JSON files beside this one.
+"""The presets: settings by name, such as `tiny` or `124M`, as JSON files in this folder.
 
-A path that the guides use, such as configs/150M_1024.json, is the preset where there is no such file.
+A path from the guides, such as configs/150M_1024.json, selects the preset if there is no such file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def preset_names() -> list[str]:
 def find_preset(name: str | os.PathLike[str]) -> Path | None:
     """The file of a preset, by its name or by the path that a guide uses for it.
 
-    A name alone is the preset's, whatever files there are; a path is a file's if there is one.
+    A plain name always selects the preset; a path selects the preset only if there is no such file.
 
     >>> find_preset("tiny").name, find_preset("configs/150M_1024.json").name
     ('tiny.json', '150M.json')
