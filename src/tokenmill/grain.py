@@ -3,14 +3,14 @@
     make_dataset    a `grain.MapDataset` of whole batches: `dataset[i]` is the batch of step i
     READ_OPTIONS    how to iterate over it: Grain's own default of 16 threads is several times slower
     TokenBatches    its source, one gather a batch
-    TokenRows       a source of rows, for a pipeline or a `grain.DataLoader` of one's own
+    TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
 Guarantees: equal to what `tokenmill.Loader` gives, with any number of Grain's threads and worker
-processes; the order is the run's already, so nothing is to be shuffled. The state of Grain's own
-iterators is enough to go on. The `repr` of a source, which Grain compares with that of a checkpoint,
-is the identity of the run: equal for equal rows, wherever the files are.
+processes; rows are already in the order of the run, so do not shuffle them. The state of Grain's own
+iterators is enough to resume. The `repr` of a source, which Grain compares with that of a checkpoint,
+identifies the run: it is equal for equal rows, wherever the files are.
 
-Costs: a row costs Grain some 90 µs, and a batch no more than that, so batches are much the faster.
+Costs: Grain takes about 90 µs per element, whether a row or a batch, so batches are much faster.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Guarantees: the rows of a step are those of `tokenmill.Loader` with the same seed, whatever the mesh,
 the number of processes and the sharding. A process reads the smallest aligned block of a step's rows
-that its devices need, which for the usual meshes is no row more than that. The state is one number of
-rows, the same on all processes, and goes on with another mesh.
+that its devices need, which for the usual meshes is exactly those rows. The state is one number of
+rows, the same on all processes, and can be loaded with another mesh.
 
-Costs: rows are read ahead by a thread, and the next batches are on their way to the devices while
-one is in use. On the CPU, JAX may take the memory of a batch as it is, without a copy; it then holds
-a reference to that memory, by which the loader knows that it is in use.
+Costs: a thread reads rows ahead, and the next batches are copied to the devices while one is in use.
+On the CPU, JAX may use the memory of a batch without a copy; it then holds a reference to that memory,
+which tells the loader that it is in use.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ else:
 
 
 class Loader(Generic[B]):
-    """Batches of `batch_size` rows over all devices and processes, without end or up to a limit.
+    """Batches of `batch_size` rows over all devices and processes, endless or up to a limit.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(loader)
@@ -93,21 +93,20 @@ class Loader(Generic[B]):
     data
         The tokens of a split, or a Mixture.
     batch_size
-        The rows of a step, on all devices together.
+        Rows per step, on all devices together.
     seq_len
-        The tokens of a row's inputs, and of its targets.
+        Tokens per row, in the inputs and in the targets.
     sharding
         Where the (batch_size, seq_len) arrays go: any sharding that can hold them.
     mesh, data_axis
-        Instead of a sharding: the rows are divided over that axis of the mesh, and repeated over
+        Instead of a sharding: the rows are divided over that axis of the mesh, and replicated over
         the others. With neither, they are divided over all devices.
     dtype
-        Of the arrays; JAX has no 64-bit integers, unless it is told to.
+        Dtype of the arrays; JAX disables 64-bit integers by default.
     prefetch
-        The batches that a thread reads ahead; 0: no thread, None: some megabytes.
+        How many batches a thread reads ahead; 0: no thread, None: some megabytes.
     settings
-        The other arguments of `tokenmill.Loader`. With a limit, a last step that would be cut short
-        is left out.
+        The other arguments of `tokenmill.Loader`. With a limit, an incomplete last step is left out.
     """
 
     @overload

@@ -1,12 +1,12 @@
-"""A Lightning data module whose rows go on: over epochs, checkpoints and changes of ranks.
+"""A Lightning data module whose rows continue across epochs, checkpoints and changes of ranks.
 
-Guarantees: the trainer sees row 0, 1, 2, ... of the run, each once. An epoch of the trainer is so
-many steps and no more: the next one goes on with the rows that follow, which are in another order.
-A checkpoint of Lightning's, in the middle of an epoch or at its end, holds the rows of the batches
-that the trainer has finished, so a resumed run repeats none and leaves out none, also with another
-batch size or number of devices. Validation is the same rows each time.
+Guarantees: the trainer sees row 0, 1, 2, ... of the run, each once. An epoch of the trainer is just a
+number of steps: the next epoch continues with the following rows, which are in another order. A
+Lightning checkpoint, in the middle of an epoch or at its end, counts the rows of the batches that the
+trainer has finished, so a resumed run neither repeats nor skips rows, even with another batch size or
+number of devices. Validation uses the same rows each time.
 
-Rank and world size are the trainer's. Batches come as `tokenmill.torch.Loader` gives them, on the
+Rank and world size are those of the trainer. Batches come from `tokenmill.torch.Loader`, on the
 trainer's device, or from `DataLoader` workers.
 """
 
@@ -35,7 +35,7 @@ AnyBatch: TypeAlias = Batch | DocumentedBatch
 
 
 class TokenDataModule(pl.LightningDataModule):
-    """Training rows that go on from epoch to epoch, and a fixed set of validation rows.
+    """Training rows that continue from epoch to epoch, and a fixed set of validation rows.
 
     >>> module = TokenDataModule(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(iter(module.train_dataloader()))
@@ -56,11 +56,11 @@ class TokenDataModule(pl.LightningDataModule):
     seq_len, seed
         As for `tokenmill.Loader`.
     epoch_steps
-        The steps that the trainer shall call an epoch: by default as many whole batches as there
-        are windows, those of all sources of a mixture together.
+        Steps per epoch of the trainer; by default as many whole batches as the windows fill, those
+        of all sources of a mixture together.
     val_rows
-        How many rows to validate on; all by default. Rows at the end that are fewer than the
-        devices are left out.
+        How many rows to validate on; by default all. If fewer rows than devices are left at the
+        end, they are left out.
     num_workers
         `DataLoader` workers; 0 makes batches ahead in a thread, which is faster.
     settings

@@ -36,10 +36,10 @@ def make_dataset(
 ) -> tf.data.Dataset:
     """Batches from row `start` on, as (inputs, targets), each (rows, seq_len).
 
-    `start` is a multiple of the global batch: a run goes on after `steps` with
-    `start=steps * batch_size * world_size`. With `documents=True` an element has two tensors more:
-    the document of each token in its row, and the token's place in it. The other settings are those
-    of `tokenmill.Loader`.
+    `start` is a multiple of the global batch: to resume after `steps`, give
+    `start=steps * batch_size * world_size`. With `documents=True` an element has two more tensors: the
+    document of each token in its row, and the token's position in it. The other settings are those of
+    `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(iter(dataset))
@@ -47,7 +47,9 @@ def make_dataset(
     [[441, 442, 443, 444], [525, 526, 527, 528]]
     """
     if "contiguous" in settings:
-        raise UsageError("`contiguous` is not for this dataset: tensors always are.")
+        raise UsageError(
+            "`contiguous` does not apply to this dataset: tensors are always contiguous."
+        )
     loader = Loader(
         data, batch_size=batch_size, seq_len=seq_len, dtype=dtype, prefetch=0, **settings
     )

@@ -3,11 +3,11 @@
     Loader          an iterator of tensors on a device; no worker process, exact to the row
     TokenBatches    an `IterableDataset` of whole batches, for `DataLoader(..., batch_size=None)` with
                     any number of workers, and for torchdata's `StatefulDataLoader`
-    TokenRows       a map-style `Dataset` of rows, for a sampler or a collator of one's own
+    TokenRows       a map-style `Dataset` of rows, for your own sampler or collator
 
 Batches are tuples of contiguous tensors, (inputs, targets), with `documents=True` a third one. On
 the CPU they share the memory of the NumPy arrays. For CUDA they go through pinned memory, and the
-copy is not waited for.
+copy is asynchronous.
 """
 
 from __future__ import annotations
@@ -203,12 +203,12 @@ class Loader(Generic[B]):
 
 
 class TokenBatches(IterableDataset[B]):
-    """Whole batches, for a `DataLoader` that leaves them whole.
+    """Whole batches, for a `DataLoader` with `batch_size=None`.
 
-    Worker i of k makes every k-th batch, and the `DataLoader` asks them in turn, so that batches come
-    in the one order whatever k. An iteration begins at row `start`, or goes on from a state. The
+    Worker i of k makes every k-th batch, and the `DataLoader` asks the workers in turn, so batches
+    come in the same order for any k. An iteration begins at row `start`, or resumes from a state. The
     state counts the batches that this copy gave: `StatefulDataLoader` saves and restores that of each
-    worker. To go on with another number of workers, ranks or another batch size, begin at the row
+    worker. To resume with another number of workers or ranks or another batch size, start at the row
     that was reached: `start=steps * batch_size * world_size`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, limit_rows=4)
@@ -295,7 +295,7 @@ class TokenBatches(IterableDataset[B]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a state, in the same worker of as many."""
+        """Resume the next iteration from a state of the same worker, with as many workers."""
         own = self.state_dict()
         given = state.get("given")
         if not isinstance(given, int) or given < 0:

@@ -131,5 +131,5 @@ def test_what_is_missing_is_said() -> None:
         GPTDataLoader(CONFIG, "gpt2").get_batch()
     with pytest.raises(UsageError, match="a text needs a tokenizer"):
         GPTDataLoader(CONFIG).prepare_data("text")
-    with pytest.raises(TokenizerError, match="int is no tokenizer"):
+    with pytest.raises(TokenizerError, match="int is not a tokenizer"):
         GPTDataLoader(CONFIG, 7).prepare_data("text")

@@ -129,7 +129,8 @@ def test_a_killed_worker_is_told_clearly_and_the_same_command_goes_on(
     assert "Traceback" not in told
     assert not members(process.pid)
     ended = run(*command(corpus, out, "documents"))
-    assert ": skipping " in ended.stderr and ", done by an earlier run." in ended.stderr
+    assert ": skipping " in ended.stderr
+    assert ", done by an earlier run." in ended.stderr
     assert (ended.returncode, contents(out)) == (0, undisturbed["documents"]), ended.stderr
 
 

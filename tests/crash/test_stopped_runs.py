@@ -63,12 +63,13 @@ def test_stopped_run_says_how_to_go_on_and_goes_on(
     _, told = stop(process, number, whole_group)
     assert process.returncode == 130, told
     assert told.strip() == (
-        f"Stopped. What is done is kept in {out}; the same command goes on from there."
+        f"Stopped. What is done is kept in {out}; the same command resumes from there."
     )
     assert not members(process.pid)
     assert not temporaries(out)
     ended = run(*command(corpus, out))
-    assert ": skipping " in ended.stderr and ", done by an earlier run." in ended.stderr
+    assert ": skipping " in ended.stderr
+    assert ", done by an earlier run." in ended.stderr
     assert (ended.returncode, contents(out)) == (0, undisturbed)
 
 
@@ -149,7 +150,7 @@ def test_stopped_pretokenize_says_how_to_go_on_and_goes_on(tmp_path: Path) -> No
     assert wait_until(lambda: any(tmp_path.glob(".x.npy.work/.work/segments/*")))
     _, told = stop(process, signal.SIGINT, True)
     assert process.returncode == 130
-    assert told.strip().endswith("the same command goes on from there.")
+    assert told.strip().endswith("the same command resumes from there.")
     assert not temporaries(tmp_path)
     assert run(*arguments).returncode == 0
     assert set(contents(tmp_path)) == {"x.txt", "x.npy"}

@@ -50,7 +50,7 @@ def test_what_is_no_dataset_is_told_apart(folder, tmp_path):
     with pytest.raises(DatasetError, match="not a finished dataset"):
         tokenmill.open(tmp_path)
     (tmp_path / ".work").mkdir()
-    with pytest.raises(DatasetError, match="interrupted or still goes on"):
+    with pytest.raises(DatasetError, match="interrupted or is still running"):
         tokenmill.open(tmp_path)
     for name in ("x" * 5000, "a\0b"):
         with pytest.raises(DatasetError):

@@ -174,7 +174,7 @@ def damage_index(**changes):
     ("index", "says"),
     [
         (damage_index(version=2), "version 2"),
-        (damage_index(code=7), "float32, which are no tokens"),
+        (damage_index(code=7), "float32, which are not tokens"),
         (damage_index(code=9), "dtype code 9"),
         (damage_index(code=4), "ends its last sequence at byte 28"),
         (damage_index(sequences=2**60), "by its header"),
@@ -214,7 +214,7 @@ def test_a_megatron_bin_that_was_cut_is_refused(tmp_path):
     os.truncate(tmp_path / "x.bin", 18)
     refused(tmp_path / "x", "the .bin has 18")
     os.truncate(tmp_path / "x.bin", 17)
-    refused(tmp_path / "x", "no whole number of uint16")
+    refused(tmp_path / "x", "not a whole number of uint16")
 
 
 def test_disorder_far_behind_the_beginning_is_found(tmp_path):
@@ -335,15 +335,15 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
     ("files", "says"),
     [
         (edit(SOUND, filename="../chunk-0-0.bin"), "leads out of the folder"),
-        (edit(SOUND, filename="/etc/passwd"), "no file of the folder"),
-        (edit(SOUND, filename="a\x1b[31m"), "no file of the folder"),
+        (edit(SOUND, filename="/etc/passwd"), "not a file of the folder"),
+        (edit(SOUND, filename="a\x1b[31m"), "not a file of the folder"),
         (edit(SOUND, filename=7), "'filename' is '7'"),
         (edit(SOUND, filename="chunk-0-9.bin"), "chunk-0-9.bin is missing"),
         (edit(SOUND, dim=11), "has 46 bytes, not 44"),
         (edit(SOUND, dim=-1), "'dim' is -1"),
         (edit(SOUND, dim=True), "'dim' is 'True'"),
         (edit(SOUND, chunk_size=2**70), "'chunk_size'"),
-        (edit(SOUND, compression="zstd"), "tells of compression"),
+        (edit(SOUND, compression="zstd"), "has compression"),
         (edit(SOUND, encryption={}, data_format=["jpeg"]), "no tokens"),
         (edit(SOUND, data_format=["no_header_tensor:0"]), "no tokens"),
         (edit(SOUND, data_format=["no_header_numpy:5"] * 2), "no tokens"),

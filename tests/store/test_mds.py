@@ -178,7 +178,7 @@ def test_mds_ids_have_the_order_of_bytes_that_is_given_for_bytes_alone(tmp_path)
     tokenmill.export(dataset, tmp_path / "out", to="npy")
     assert np.load(tmp_path / "out" / "train.npy").tolist() == IDS
     write_files(tmp_path / "array", mds_files([DOCUMENTS]))
-    with pytest.raises(UsageError, match="the header of .* says uint16, not >u2"):
+    with pytest.raises(UsageError, match=r"the header of .* says uint16, not >u2"):
         tokenmill.open(tmp_path / "array", dtype=">u2")
     for encoding in ("ndarray:>u2", "ndarray:>u2:3", "ndarray:<u2", "ndarray:u2"):
         write_files(tmp_path / "named", mds_files([[[1, 2, 3]]], encoding=encoding, dtype=">u2"))

@@ -87,7 +87,7 @@ def test_decoding_spells_special_ids_and_names_wrong_ones(gpt2: Tokenizer) -> No
         ([-1], "-1"),
         (np.array([70000], np.uint32), "70000"),
     ):
-        with pytest.raises(TokenizerError, match=f"^{named} is no id of the tokenizer 'gpt2'"):
+        with pytest.raises(TokenizerError, match=f"^{named} is not an id of the tokenizer 'gpt2'"):
             gpt2.decode(wrong)
     with pytest.raises(TokenizerError, match="flat sequence of integers"):
         gpt2.decode([0.5])

@@ -99,7 +99,7 @@ def test_a_tokenizer_without_an_end_has_none(tmp_path: Path) -> None:
     assert (ids.tolist(), offsets.tolist()) == ([64, 0, 0], [0, 2, 3])
     with pytest.raises(TokenizerError, match="no special token '</s>'; it has: '<pad>'"):
         load_tokenizer(tmp_path, eot="</s>")
-    with pytest.raises(TokenizerError, match=f"{END + 1} is no id of .*ids are 0 to {END}"):
+    with pytest.raises(TokenizerError, match=f"{END + 1} is not an id of .*ids are 0 to {END}"):
         load_tokenizer(tmp_path, eot=END + 1)
 
 

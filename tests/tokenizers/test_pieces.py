@@ -109,7 +109,7 @@ def test_decoding(pair: Pair) -> None:
         ids = reference.encode(text)
         assert tokenizer.decode(ids) == reference.decode(ids)
         assert tokenizer.decode([*ids, 2]) == reference.decode(ids) + "</s>"
-    with pytest.raises(TokenizerError, match="is no id of the tokenizer 'small'"):
+    with pytest.raises(TokenizerError, match="is not an id of the tokenizer 'small'"):
         tokenizer.decode([tokenizer.vocab_size])
 
 

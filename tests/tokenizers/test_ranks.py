@@ -100,7 +100,7 @@ def test_published_names_tell_scheme_and_special_tokens(
     tokenizer = load_tokenizer(write_ranks(tmp_path / "cl100k_base.tiktoken", ranks))
     assert (tokenizer.vocab_size, tokenizer.eot_id) == (100277, 100257)
     assert tokenizer.decode([100276]) == "<|endofprompt|>"
-    with pytest.raises(TokenizerError, match=r"100270 is no id .* gap"):
+    with pytest.raises(TokenizerError, match=r"100270 is not an id .* gap"):
         tokenizer.decode([100270])
 
 
@@ -149,7 +149,7 @@ BYTES = [b"%s %d" % (base64.b64encode(bytes([value])), value) for value in range
 def test_damaged_files_are_refused_by_line(lines: list[bytes], reason: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.tiktoken"
     path.write_bytes(b"\n".join(lines))
-    with pytest.raises(TokenizerError, match=f"^mine.tiktoken is no rank file: {reason}"):
+    with pytest.raises(TokenizerError, match=f"^mine.tiktoken is not a rank file: {reason}"):
         load_tokenizer(path, scheme="cl100k")
 
 

@@ -30,6 +30,6 @@ def test_it_knows_itself() -> None:
     assert (TOKENIZER.vocab_size, TOKENIZER.eot_id, TOKENIZER.cuttable) == (257, 256, True)
     assert TOKENIZER.special_ids == {"<|endoftext|>": 256}
     assert TOKENIZER.decode([97, 256, 255]) == "a<|endoftext|>\ufffd"
-    with pytest.raises(TokenizerError, match="257 is no id of the tokenizer 'bytes'"):
+    with pytest.raises(TokenizerError, match="257 is not an id of the tokenizer 'bytes'"):
         TOKENIZER.decode([257])
     assert load_tokenizer("bytes", eot=10).eot_id == 10

@@ -420,7 +420,7 @@ def test_names_and_folders_of_others_are_refused(data: RunData, tmp_path: Path) 
     with pytest.raises(FolderError, match=r"thesis\.tex"):
         train(data, name="mine", config=CONFIG, runs=tmp_path)
     for name in ("", "..", "a/b", "."):
-        with pytest.raises(UsageError, match="no name for a run"):
+        with pytest.raises(UsageError, match="not a name for a run"):
             train(data, name=name, config=CONFIG, runs=tmp_path)
     with pytest.raises(UsageError, match="torch or jax"):
         train(data, name="a", config=CONFIG, runs=tmp_path, backend="tensorflow")

@@ -171,7 +171,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(
         (["--data", "DATA", "--config", "huge"], "tiny, laptop, 124M, 150M, 250M"),
         (["--data", "DATA", "--device", "abacus"], "'abacus'"),
         (["--name", "a", "--data", "no/such/place"], "no/such/place"),
-        (["--name", "a/b", "--data", "DATA"], "no name for a run"),
+        (["--name", "a/b", "--data", "DATA"], "not a name for a run"),
         (["--name", "a", "--data", "DATA", "--widht", "3"], "--widht"),
         (["--name", "a", "--data", "DATA", "--heads", "7"], "heads is 7"),
     ],

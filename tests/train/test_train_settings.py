@@ -136,9 +136,9 @@ train_config:
         ("{seq_len: 8, maxlen: 8}", "seq_len is there twice"),
         ("batch_size: many", "batch_size is 'many'"),
         ("model: 3", "model is 3; it must hold settings"),
-        ("- a\n- b", "no list of settings"),
-        ("{layers: 2", "no YAML"),
-        ("!!python/object/apply:os.system ['true']", "no YAML"),
+        ("- a\n- b", "not a list of settings"),
+        ("{layers: 2", "not YAML"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, told: str) -> None:
@@ -157,7 +157,7 @@ def test_a_file_that_names_data_is_not_for_the_command(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a preset nor a file"):
         read_config(tmp_path / "no.json")
-    with pytest.raises(UsageError, match="no JSON"):
+    with pytest.raises(UsageError, match="not JSON"):
         read_config(write(tmp_path, "layers: 2", "a.json"))
 
 

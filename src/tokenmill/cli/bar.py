@@ -14,7 +14,7 @@ __all__ = ["show_bar"]
 
 @contextmanager
 def show_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told what is done, and what is to be done in all."""
+    """A function that receives the amount done and the total."""
     columns = (TextColumn(what), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(
         *columns, console=stderr, transient=True, disable=not stderr.is_terminal

@@ -31,7 +31,7 @@ def download(
 ) -> int:
     """Fetch tokens or text from the Hugging Face hub: only the files asked for, checked to the byte.
 
-    The same command goes on after any interruption, also in the middle of a file. Without REPO it
+    The same command resumes after any interruption, also in the middle of a file. Without REPO it
     fetches three shards of karpathy/fineweb-edu-100B-gpt2-token-shards, 200 MB each.
 
     Parameters
@@ -47,7 +47,7 @@ def download(
     to
         The folder for them; data/NAME by default.
     """
-    # What goes wrong is told at the end, in one sentence; its retries are no news to anyone.
+    # A failure is reported once at the end; the library's messages about retries are noise.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     started = time.monotonic()
     try:

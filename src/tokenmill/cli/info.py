@@ -35,7 +35,7 @@ def info(
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens of another make.
+        A dataset's folder, or a file or folder of tokens in another format.
     json
         Print everything as JSON, for programs.
     """

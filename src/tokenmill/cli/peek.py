@@ -35,7 +35,7 @@ def peek(
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens of another make.
+        A dataset's folder, or a file or folder of tokens in another format.
     tokenizer
         The tokenizer that made the tokens, if they do not tell: gpt2, bytes or a file.
     split

@@ -30,7 +30,7 @@ def pretokenize(
 ) -> int:
     """Make one X.npy beside each X.txt: its ids, as they are, for a memory map.
 
-    The text is neither cleaned nor deduplicated. The same command goes on after an interruption.
+    The text is neither cleaned nor deduplicated. The same command resumes after an interruption.
 
     Parameters
     ----------

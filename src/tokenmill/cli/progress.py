@@ -23,7 +23,7 @@ def tell_stopped(where: str) -> int:
     """What to say after Ctrl-C; returns the exit status for it."""
     stderr.print(
         Text(
-            f"Stopped. What is done is kept {harmless(where)}; the same command goes on from there."
+            f"Stopped. What is done is kept {harmless(where)}; the same command resumes from there."
         )
     )
     return 130

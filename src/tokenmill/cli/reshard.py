@@ -25,7 +25,7 @@ def reshard(
 ) -> int:
     """Make a dataset again with shards of another length; no batch changes by it.
 
-    The same command goes on after an interruption.
+    The same command resumes after an interruption.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ def verify(
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens of another make.
+        A dataset's folder, or a file or folder of tokens in another format.
     vocab_size
         All ids must be below it, where the tokens do not tell their vocabulary.
     """

@@ -30,7 +30,7 @@ def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
         return encode_terminated(tokenizer, documents)[0]
     if not hasattr(tokenizer, "encode"):
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is no tokenizer: it has no encode(text). Give one, or a "
+            f"{type(tokenizer).__name__} is not a tokenizer: it has no encode(text). Give one, or a "
             "name such as 'gpt2'."
         )
     return np.array(tokenizer.encode(text.decode(errors="replace")), np.uint32)

@@ -1,7 +1,7 @@
 """The folder that a conversion writes into: whose it is, and that only one works in it.
 
     empty or missing       a new conversion begins
-    with our record        the same command goes on; another is refused
+    with our record        the same command resumes; another is refused
     anything else          somebody's: refused
 
 Files appear in it whole or not at all, so that what is there need not be made again. The record

@@ -60,7 +60,7 @@ def parse_address(text: str | os.PathLike[str]) -> Address:
     match = _ADDRESS.fullmatch(rest)
     if not match or ".." in unquote(match["revision"] or ""):
         raise UsageError(
-            f"{text!r} is no dataset on the hub. Write it like OWNER/NAME or "
+            f"{text!r} is not a dataset on the hub. Write it like OWNER/NAME or "
             "hf://datasets/OWNER/NAME, with /FOLDER or /FILE behind it for a part of it."
         )
     return Address(

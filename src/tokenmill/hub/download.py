@@ -2,7 +2,7 @@
 
 Guarantees: the files that were asked for, and no others; each with the checksum that the hub tells,
 a shard of llm.c also with a header that fits its size. What is there already is read and checked,
-and fetched again if it is something else. The same call goes on after any interruption, also in the
+and fetched again if it is something else. The same call resumes after any interruption, also in the
 middle of a file. Four files are fetched at once.
 """
 
@@ -69,7 +69,7 @@ def download(
     to: str | os.PathLike[str] | None = None,
     watcher: Watcher | None = None,
 ) -> Downloaded:
-    """Fetch files of a dataset on the hub; the same call goes on after any interruption.
+    """Fetch files of a dataset on the hub; the same call resumes after any interruption.
 
     `repository` is OWNER/NAME, with @REVISION and /FOLDER, /FILE or a glob behind it if wanted; by
     default three of the GPT-2 token shards of FineWeb-Edu. `shards` are the numbers of token files,
@@ -80,7 +80,7 @@ def download(
     >>> download("fineweb")
     Traceback (most recent call last):
     ...
-    tokenmill.errors.UsageError: 'fineweb' is no dataset on the hub. Write it like OWNER/NAME or \
+    tokenmill.errors.UsageError: 'fineweb' is not a dataset on the hub. Write it like OWNER/NAME or \
 hf://datasets/OWNER/NAME, with /FOLDER or /FILE behind it for a part of it.
     """
     if repository is None:
@@ -224,7 +224,7 @@ def telling_of_the_disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise WorkError(
-                f"The disk of {folder} is full. Make room: the same command goes on from there."
+                f"The disk of {folder} is full. Free some space; the same command resumes from there."
             ) from error
         name = error.filename or folder
         raise FolderError(

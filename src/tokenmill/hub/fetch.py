@@ -133,7 +133,7 @@ def _fill(errand: Errand, part: BinaryIO, advance: Callable[[int], None], stop: 
         if failures == _PATIENCE:
             raise cause or WorkError(
                 f"{errand.file.path} of {errand.repository} ends after {have:,} of {size:,} bytes. "
-                "Try again later: the same command goes on from there."
+                "Try again later; the same command resumes from there."
             )
         if failures and stop.wait(2 ** (failures - 1)):
             raise Stopped

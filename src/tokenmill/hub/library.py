@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "telling"]
 
-_GOES_ON = "What has arrived is kept: the same command goes on from there."
+_GOES_ON = "What has arrived is kept; the same command resumes from there."
 
 
 def connect() -> HfApi:

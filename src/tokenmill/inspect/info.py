@@ -1,6 +1,6 @@
-"""Tell what is in a dataset, from its manifest alone: no shard is opened, whatever their number.
+"""Describe a dataset from its manifest alone: no shard is opened, however many there are.
 
-Of tokens of another make, it tells what opening them does.
+For tokens in another format, it shows what opening them finds.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class SetAside:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What a dataset is and where it came from. What nothing tells is None.
+    """What a dataset is and where it came from. Unknown values are None.
 
-    `documents` counts those in tables; tokens of another make may have documents without one.
+    `documents` counts those in tables; tokens in another format may have documents without one.
     """
 
     path: str

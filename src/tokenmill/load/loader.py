@@ -1,12 +1,12 @@
-"""Batches for training, each of them a function of its step.
+"""Batches for training, each a function of its step.
 
-Guarantees: row n of a run follows from the data, the settings and n alone. A global batch is the
-next `batch_size * world_size` rows; each rank takes its share of it. The whole state of a run is
-the number of rows that it has consumed, so a run goes on with another batch size, number of ranks
-or prefetch, and every row comes once, in the one order. Any batch costs what the first one costs.
+Guarantees: row n of a run depends only on the data, the settings and n. A global batch is the next
+`batch_size * world_size` rows; each rank takes its share of it. The whole state of a run is the
+number of rows consumed, so a run resumes with another batch size, number of ranks or prefetch, and
+every row comes once, in the same order. Any batch costs as much as the first one.
 
-Costs: the order of thousands of rows is computed at once; then a batch is one gather,
-cast on the way, into memory that no earlier batch still uses, made ahead by a thread. `benchmarks/load.py` compares
+Costs: the order of thousands of rows is computed at once. A batch is then one gather with a cast,
+into memory that no earlier batch still uses, done ahead by a thread. `benchmarks/load.py` compares
 that with the cast alone.
 """
 
@@ -72,9 +72,9 @@ class SourceLedger:
 
 
 class Loader(Generic[B]):
-    """Batches of rows, without end or up to a limit; an iterator that goes on where it is.
+    """Batches of rows, endless or up to a limit. An iterator: a new `for` continues where it is.
 
-    It is for one thread at a time.
+    Use it from one thread at a time.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batch = next(loader)
@@ -90,32 +90,32 @@ class Loader(Generic[B]):
     data
         The tokens of a split, such as `tokenmill.open(path)["train"]`, or a Mixture.
     batch_size
-        The rows of a batch, on each rank.
+        Rows per batch, on each rank.
     seq_len
-        The tokens of a row's inputs, and of its targets.
+        Tokens per row, in the inputs and in the targets.
     seed
-        Another seed, another order.
+        Seed of the order.
     order
-        shuffled (each window once an epoch), sequential, or random (any start, with replacement).
+        shuffled (each window once per epoch), sequential, or random (any start, with replacement).
     shuffle_block
-        Shuffle blocks of so many neighbouring windows, for disks that read neighbours faster.
+        Shuffle blocks of this many neighbouring windows, for disks that read neighbours faster.
     rank, world_size
-        Which of how many processes this is; by default as torchrun, srun or mpirun say.
+        The rank of this process and the number of ranks; by default from torchrun, srun or mpirun.
     dtype
-        Of the batches.
+        Dtype of the batches.
     documents
-        Whether batches carry document numbers, positions and `cu_seqlens`.
+        Whether batches have document numbers, positions and `cu_seqlens`.
     contiguous
-        Whether inputs and targets are arrays of their own rather than views of one.
+        Whether inputs and targets are separate arrays instead of views of one.
     limit_rows, limit_tokens, limit_epochs
-        Where the run ends: at most one of them. An iteration that is begun after one that came to
-        the end begins again at row 0, with the same batches.
+        Where the run ends; give at most one. Iterating again after the end starts over at row 0,
+        with the same batches.
     drop_last
-        Whether to leave out a last step of fewer rows, in which a rank's share may even be empty.
+        Whether to leave out an incomplete last step, in which a rank's share may even be empty.
     in_memory
         Whether to copy all tokens into memory first.
     prefetch
-        The batches that a thread reads ahead; None: some MB of them; 0: no thread.
+        How many batches a thread reads ahead; None: some MB of them; 0: no thread.
     """
 
     @overload

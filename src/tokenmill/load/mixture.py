@@ -15,9 +15,9 @@ __all__ = ["Mixture"]
 class Mixture:
     """Sources by name, each with its tokens and its weight.
 
-    `changes` gives other weights from a row on: {row: {name: weight}}; sources that it does not
-    name keep their weight, and each goes on from where it was. In each `block` of rows every source
-    has exactly its share.
+    `changes` sets other weights from a row on: {row: {name: weight}}. Sources that it does not name
+    keep their weight, and each continues where it was. In each `block` of rows every source has
+    exactly its share.
 
     >>> web, code = Tokens.of(range(1_000)), Tokens.of(range(500))
     >>> Mixture({"web": (web, 0.7), "code": (code, 0.3)}, changes={2_000: {"code": 0.6}})
@@ -53,7 +53,7 @@ class Mixture:
             unknown = [name for name in changed if name not in weights]
             if unknown:
                 raise UsageError(
-                    f"the change at row {row:,} names {unknown[0]!r}, which is no source of the "
+                    f"the change at row {row:,} names {unknown[0]!r}, which is not a source of the "
                     f"mixture; there are {', '.join(self.names)}."
                 )
             weights |= {name: float(weight) for name, weight in changed.items()}

@@ -42,7 +42,7 @@ def find_rank(
 def leave_none_out(rows: int, batch_size: int, world_size: int) -> int:
     """So many of some rows that the last batch has at least one for each rank.
 
-    A rank without any would have a loss that is no number, or end a step before the others.
+    A rank without any would have a loss of NaN, or end one step before the others.
 
     >>> leave_none_out(18, 2, 4), leave_none_out(20, 2, 4), leave_none_out(16, 2, 4)
     (16, 20, 16)
@@ -59,7 +59,7 @@ def _told(environment: Mapping[str, str]) -> tuple[int, int]:
                 return int(told[0]), int(told[1])
             except ValueError:
                 raise UsageError(
-                    f"{names[0]}={told[0]!r} and {names[1]}={told[1]!r} in the environment are no "
+                    f"{names[0]}={told[0]!r} and {names[1]}={told[1]!r} in the environment are not a "
                     "rank and world size. Give `rank` and `world_size` yourself."
                 ) from None
     return 0, 1

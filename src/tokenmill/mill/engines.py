@@ -131,7 +131,7 @@ class LocalEngine:
             )
         return WorkError(
             f"A worker ended unexpectedly (status {status}).\n"
-            "Run the same command again; it goes on where it stopped."
+            "Run the same command again; it resumes where it stopped."
         )
 
 
@@ -143,23 +143,23 @@ def _foreseen(message: Any) -> TokenmillError:
         return disk_error(message)
     assert isinstance(message, Crash)
     return WorkError(
-        f"A worker failed in a way nobody foresaw; this is a mistake in tokenmill.\n"
+        f"A worker failed unexpectedly; this is a bug in tokenmill.\n"
         f"{message.told}\n{message.trace}"
     )
 
 
 def disk_error(error: OSError) -> WorkError:
-    """An error of the disk, as an exception that says how to go on."""
+    """An error of the disk, as an exception that says how to resume."""
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return WorkError(
             f"The disk is full{where}.\n"
-            "Nothing is lost: make room, then run the same command again; it goes on where it "
+            "Nothing is lost: free some space, then run the same command again; it resumes where it "
             "stopped."
         )
     return WorkError(
         f"Writing failed{where}: {error.strerror or error}.\n"
-        "Run the same command again once that is mended; it goes on where it stopped."
+        "Run the same command again once that is fixed; it resumes where it stopped."
     )
 
 

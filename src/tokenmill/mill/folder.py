@@ -1,7 +1,7 @@
 """The output folder: whose it is, what is done in it, and that only one run works in it.
 
     empty or missing     a new run begins
-    .work, no manifest   an interrupted run: the same command goes on, another is refused
+    .work, no manifest   an interrupted run: the same command resumes, another is refused
     a manifest           finished: not touched
     anything else        somebody's: refused
 
@@ -174,9 +174,9 @@ class OutputFolder:
         return manifest
 
     def remember(self, plan: Plan, settings: Settings, fingerprint: str) -> None:
-        """Note what this run is about; refuse to go on with something else.
+        """Record the settings of this run; refuse to resume with others.
 
-        A file that failed before may have been mended since.
+        A file that failed before may have been fixed since.
         """
         path = self.work / "plan.json"
         record = plan_record(plan, settings, fingerprint)

@@ -4,8 +4,8 @@ Parts know nothing of each other, so they can be ground in any order, anywhere. 
 bundle of files: the tokens, one record a document, and what was rejected. Work goes through the
 part in chunks of a few MB, and the loops over documents are in native code but for one hash call.
 
-A document that began before the part, or goes on behind it, is here in part only. Its text goes
-into the bundle too, because its key can be had only from the whole of it.
+If a document begins before the part or ends after it, the part has only some of its text. That text
+goes into the bundle too, because the key can be computed only from the whole document.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`prepare`: text to a dataset, in four stages that can each be interrupted.
+"""`prepare`: turn text into a dataset, in four stages that can each be interrupted.
 
     plan    inputs to parts
     grind   part to segment, in worker processes
     sift    which documents stay, and in which split
     pack    segments to shards, in worker processes
 
-The bytes of the dataset depend on the input and the settings alone: not on workers, memory, or
-how often the run was interrupted. What is done is known by name, so that the same command goes on
-where the last one stopped. The manifest is written last.
+The bytes of the dataset depend only on the input and the settings, not on workers, memory or
+interruptions. Finished work is found by its file names, so the same command resumes where the last
+one stopped. The manifest is written last.
 """
 
 from __future__ import annotations

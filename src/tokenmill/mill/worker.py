@@ -77,7 +77,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Crash:
-    """An exception that nobody foresaw, as text."""
+    """An unexpected exception, as text."""
 
     told: str
     trace: str

@@ -102,7 +102,7 @@ class MixtureOrder:
                 if weight > 0 and not slot:
                     raise UsageError(
                         f"source {name!r} has weight {weight} of {sum(weights)} in the phase "
-                        f"from row {first:,}, which is no row in a block of {self.block:,}. Use a "
+                        f"from row {first:,}, which is less than one row in a block of {self.block:,}. Use a "
                         "larger block, a larger weight, or 0 to leave it out."
                     )
         return shares

@@ -1,9 +1,9 @@
 """Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
-Guarantees: what opens is what it was taken for, or an error lists what was tried. A prepared dataset
-is complete, and a tokenizer is used with it only if its fingerprint is the one that the tokens were
-made with. Opening costs reading a manifest, a header or a list of files; shards and tokenizer are
-read when first asked for.
+Guarantees: data opens only as the format that it is; otherwise, an error lists what was tried. A
+prepared dataset is complete, and a tokenizer is used with it only if its fingerprint matches that of
+the tokens. Opening costs reading a manifest, a header or a list of files; shards and the tokenizer are
+read when first used.
 """
 
 from __future__ import annotations

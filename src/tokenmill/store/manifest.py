@@ -157,7 +157,7 @@ class Manifest:
         if data is None:
             raise DatasetError(
                 f"{folder} is not a finished dataset: it has no {MANIFEST_NAME}.\n"
-                "If a run into it was interrupted, the same `tokenmill prepare` command goes on."
+                "If a run into it was interrupted, the same `tokenmill prepare` command resumes."
             )
         return cls.from_json(data, folder)
 

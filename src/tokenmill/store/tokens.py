@@ -325,8 +325,8 @@ class Tokens:
         if None in addresses:
             shard = shards[addresses.index(None)]
             raise DatasetError(
-                f"{self.shard_name(shard)} holds {len(self._map(shard).ids):,} tokens, and "
-                f"{self._counts[shard]:,} were told of."
+                f"{self.shard_name(shard)}: expected {self._counts[shard]:,} tokens, found "
+                f"{len(self._map(shard).ids):,}."
             )
         return [mapped.ids for mapped in maps], np.array(addresses, np.int64)
 

@@ -58,7 +58,7 @@ def choose_eot(
     if asked is not None:
         if not 0 <= asked < vocab_size:
             raise TokenizerError(
-                f"the end-of-text id {asked} is no id of {where}, whose ids are 0 to {vocab_size - 1}"
+                f"the end-of-text id {asked} is not an id of {where}, whose ids are 0 to {vocab_size - 1}"
             )
         return asked
     for token in (configured, *USUAL):

@@ -103,7 +103,7 @@ class PieceVocabulary:
         if not all(
             type(number) is int and 0 <= number < 2**32 - 1 for number in vocabulary.values()
         ):
-            self._refuse("its vocabulary has an id that is no whole number from 0 to 2**32 - 2")
+            self._refuse("its vocabulary has an id that is not a whole number from 0 to 2**32 - 2")
         if len(set(vocabulary.values())) != len(vocabulary):
             self._refuse("its vocabulary gives one id to two pieces")
         self.special_ids: dict[str, int] = {}

@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
         """The ids of all texts in one flat array, and `len(texts) + 1` offsets into it."""
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The text of some ids; bytes that are no valid UTF-8 show as U+FFFD."""
+        """The text of some ids; bytes that are not valid UTF-8 show as U+FFFD."""
 
     def state(self) -> dict[str, Any]:
         """A JSON-able dict from which `tokenmill.tokenizers.from_state` makes the same again."""

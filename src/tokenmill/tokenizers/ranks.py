@@ -101,10 +101,10 @@ class RankVocabulary:
             raise TokenizerError(f"`scheme` is {scheme!r}; it must be one of: {', '.join(SCHEMES)}")
         distinct = set(tokens)
         if len(distinct) != len(tokens) or b"" in distinct:
-            raise TokenizerError(f"{where} is no rank file: a token is empty or has two ranks")
+            raise TokenizerError(f"{where} is not a rank file: a token is empty or has two ranks")
         missing = [value for value in range(256) if bytes([value]) not in distinct]
         if missing:
-            raise TokenizerError(f"{where} is no rank file: no token is the byte {missing[0]}")
+            raise TokenizerError(f"{where} is not a rank file: no token is the byte {missing[0]}")
         for token, number in special_ids.items():
             if type(number) is not int or not len(tokens) <= number < 2**32 - 1:
                 raise TokenizerError(
@@ -163,13 +163,13 @@ def _parse(data: bytes, name: str) -> list[bytes]:
         except (ValueError, binascii.Error):
             shown = line[:40].decode("utf-8", errors="replace")
             raise TokenizerError(
-                f"{name} is no rank file: line {number} is not a token in base64 and a rank: {shown!r}"
+                f"{name} is not a rank file: line {number} is not a token in base64 and a rank: {shown!r}"
             ) from None
         read += 1
         if len(ranks) != read:
             raise TokenizerError(
-                f"{name} is no rank file: line {number} repeats the rank {int(rank)}"
+                f"{name} is not a rank file: line {number} repeats the rank {int(rank)}"
             )
     if sorted(ranks) != list(range(len(ranks))) or not ranks:
-        raise TokenizerError(f"{name} is no rank file: its ranks are not 0 to {len(ranks) - 1}")
+        raise TokenizerError(f"{name} is not a rank file: its ranks are not 0 to {len(ranks) - 1}")
     return [ranks[rank] for rank in range(len(ranks))]

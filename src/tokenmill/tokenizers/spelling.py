@@ -25,7 +25,7 @@ def check_ids(
     >>> check_ids([1, 7], 7, "tiny")
     Traceback (most recent call last):
     ...
-    tokenmill.errors.TokenizerError: 7 is no id of the tokenizer 'tiny', whose ids are 0 to 6
+    tokenmill.errors.TokenizerError: 7 is not an id of the tokenizer 'tiny', whose ids are 0 to 6
     """
     array = np.asarray(ids)
     if array.size == 0:
@@ -37,7 +37,7 @@ def check_ids(
     outside = (array < 0) | (array >= vocab_size)
     if outside.any():
         raise TokenizerError(
-            f"{array[outside][0]} is no id of the tokenizer {name!r}, "
+            f"{array[outside][0]} is not an id of the tokenizer {name!r}, "
             f"whose ids are 0 to {vocab_size - 1}"
         )
     return array.astype(np.int64)
@@ -46,7 +46,7 @@ def check_ids(
 def spell(
     ids: Sequence[int] | npt.NDArray[Any], spellings: Sequence[bytes | None], name: str
 ) -> str:
-    """The text of ids; what is no valid UTF-8 shows as U+FFFD.
+    """The text of ids; what is not valid UTF-8 shows as U+FFFD.
 
     >>> spell([0, 1, 0], [b"a", b"\\xff"], "tiny")
     'a\ufffda'
@@ -57,6 +57,6 @@ def spell(
     except TypeError:
         missing = next(number for number in flat if spellings[number] is None)
         raise TokenizerError(
-            f"{missing} is no id of the tokenizer {name!r}: its vocabulary has a gap there"
+            f"{missing} is not an id of the tokenizer {name!r}: its vocabulary has a gap there"
         ) from None
     return text.decode("utf-8", errors="replace")

@@ -38,17 +38,17 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     >>> parse_json(b"[1]", "x.json")
     Traceback (most recent call last):
     ...
-    tokenmill.errors.TokenizerError: x.json is no tokenizer.json: it holds a list, not an object
+    tokenmill.errors.TokenizerError: x.json is not a tokenizer.json: it holds a list, not an object
     """
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise TokenizerError(
-            f"{where} is no tokenizer.json: it is not valid JSON ({error})"
+            f"{where} is not a tokenizer.json: it is not valid JSON ({error})"
         ) from None
     if not isinstance(document, dict):
         kind = type(document).__name__
-        raise TokenizerError(f"{where} is no tokenizer.json: it holds a {kind}, not an object")
+        raise TokenizerError(f"{where} is not a tokenizer.json: it holds a {kind}, not an object")
     return document
 
 
@@ -159,7 +159,7 @@ class JsonVocabulary:
         if not all(
             type(number) is int and 0 <= number < 2**32 - 1 for number in vocabulary.values()
         ):
-            self._refuse("its vocabulary has an id that is no whole number from 0 to 2**32 - 2")
+            self._refuse("its vocabulary has an id that is not a whole number from 0 to 2**32 - 2")
         if len(set(vocabulary.values())) != len(vocabulary):
             self._refuse("its vocabulary gives one id to two tokens")
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

@@ -1,13 +1,13 @@
-"""Checkpoints: all that a run needs to go on, as files that hold data and no code.
+"""Checkpoints: everything that a run needs to resume, as files that hold data and no code.
 
     checkpoints/step_0000100/model.safetensors       the parameters, by the names of `model.py`
     checkpoints/step_0000100/optimizer.safetensors   what the optimiser remembers
     checkpoints/step_0000100/state.json              the rest, and the checksums of all three
 
-Guarantees: a checkpoint is there whole, and on the disk, or not at all: it is written under a
-temporary name, flushed, and renamed. One that was damaged since is found by its checksums, and the
-one before is used. The newest few are kept, and the one with the least validation loss; which one
-that is stands in the checkpoints themselves.
+Guarantees: a checkpoint is either complete and on disk, or absent: it is written under a temporary
+name, flushed, and renamed. If it is damaged later, its checksums show that, and the one before is
+used. The newest few are kept, and the one with the lowest validation loss; the checkpoints record
+which one that is.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Checkpoints:
         return target
 
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-        """The newest sound checkpoint; those that are not are told of.
+        """The newest intact checkpoint; warns about damaged ones.
 
         `StateError` if there are checkpoints and none is sound.
         """

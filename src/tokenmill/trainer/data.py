@@ -1,11 +1,11 @@
 """The data of a run: what it trains on, what it is validated on, and what the ids mean.
 
-Data are any tokens that `tokenmill.open` opens; several of them as `name=DIR:weight`; or one text
-file, which is tokenized in memory. Opening costs what `tokenmill.open` costs, whatever the size.
+The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:weight`; or one text
+file, which is tokenized in memory. Opening costs as much as `tokenmill.open`, whatever the size.
 
-The validation set is the split `val`. Of a mixture it is the beginning of each source's `val`, as
-much of it as the source's weight, joined in memory: its loss estimates that of the mixture, and it
-is the same set in every run over these data.
+The validation set is the split `val`. For a mixture it is the beginning of each source's `val`, in
+proportion to the weights, joined in memory: its loss estimates that of the mixture, and it is the
+same set in every run on this data.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NAMED = re.compile(r"(?P<name>[^=/\\:]+)=(?P<path>.+):(?P<weight>[^:/\\]+)", re
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run trains on and is validated on; ids go from 0 to vocab - 1.
+    """The training and validation data of a run; ids go from 0 to vocab - 1.
 
-    `describe` and `notes` are for people.
+    `describe` and `notes` are for display.
     """
 
     train: Tokens | Mixture
@@ -71,7 +71,7 @@ class RunData:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One of the data: `name` is "" where they are no mixture."""
+    """One dataset of a run; `name` is "" if it is not part of a mixture."""
 
     path: str
     name: str

@@ -60,12 +60,12 @@ def find_folder(runs: str | os.PathLike[str], name: str) -> Path:
     >>> find_folder("runs", "../x")
     Traceback (most recent call last):
     ...
-    tokenmill.errors.UsageError: '../x' is no name for a run: it becomes a folder's name, so give \
+    tokenmill.errors.UsageError: '../x' is not a name for a run: it becomes a folder's name, so give \
 one without slashes.
     """
     if not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
         raise UsageError(
-            f"{name!r} is no name for a run: it becomes a folder's name, so give one without slashes."
+            f"{name!r} is not a name for a run: it becomes a folder's name, so give one without slashes."
         )
     return Path(runs) / name
 
@@ -155,16 +155,16 @@ class RunFolder:
 
 @contextmanager
 def told_of_disk(kept: str) -> Iterator[None]:
-    """Errors of the disk as `WorkError`s that say what is kept and how to go on."""
+    """Raise errors of the disk as `WorkError`s that say what is kept and how to resume."""
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise WorkError(
-                f"The disk is full{where}; {kept}.\nMake room, then run the same command again."
+                f"The disk is full{where}; {kept}.\nFree some space, then run the same command again."
             ) from error
         raise WorkError(
             f"Writing failed{where}: {error.strerror or error}; {kept}.\n"
-            "Run the same command again once that is mended."
+            "Run the same command again once that is fixed."
         ) from error

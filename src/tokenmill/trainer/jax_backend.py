@@ -55,8 +55,8 @@ __all__ = ["JaxBackend"]
 class JaxBackend:
     """A model on all devices that JAX sees; see `backend.Backend`.
 
-    Where the environment tells of several processes it starts `jax.distributed` itself, unless that
-    was done before.
+    If the environment has several processes, it starts `jax.distributed` itself, unless that was done
+    before.
     """
 
     name = "jax"
@@ -308,10 +308,10 @@ def _start_processes() -> bool:
     if address:
         jax.distributed.initialize(address, world_size, rank)
     elif "SLURM_STEP_NUM_TASKS" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
-        jax.distributed.initialize()  # which knows how these meet
+        jax.distributed.initialize()  # knows how these launchers connect processes
     else:
         raise UsageError(
-            f"the environment tells of {world_size} processes, and not where they meet; set "
+            f"the environment sets {world_size} processes, but not the address where they meet; set "
             "JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the machine of process 0."
         )
     return True
@@ -325,7 +325,7 @@ def _check_state(
         theirs = there[name].shape if name in there else "missing"
         if ours != theirs:
             raise StateError(
-                f"the optimiser's {name} is {theirs} in the checkpoint and {ours} in this run; go on "
+                f"the optimiser's {name} is {theirs} in the checkpoint and {ours} in this run; resume "
                 "with the optimiser that wrote it."
             )
 

@@ -7,9 +7,9 @@ of row n as the float32 at byte 4n, so that a spike leads to its rows:
     losses = np.fromfile("runs/my_model/row_losses.f32", "<f4")
     losses.argmax()        # the worst row; Loader.batch_from tells what is in it
 
-Guarantees: what a checkpoint counts is on the disk before the checkpoint is; a run that goes on from
-one first cuts both files back to it. But for `TIMES`, a run that was interrupted leaves the same
-lines as one that was not. Costs: a write to each an interval.
+Guarantees: everything that a checkpoint counts is on disk before the checkpoint; a run that resumes
+from it first truncates both files to that point. Except for `TIMES`, an interrupted run leaves the
+same lines as an uninterrupted one. Costs: one write to each file per interval.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Settings of a run from a file, JSON or YAML, and from flags.
 
-A file has the names of `Config`, flat or in the sections `model`, `training` and `data`, which are
-for people only. The names that the guides use for the same things are understood too. A key that is
-not known is an error that suggests one that is; a value of the wrong kind is an error that says so.
-Numbers may be written as 1e6 where a whole number is meant, and as 3e-4 in YAML, which takes that
-for text.
+A file has the names of `Config`, flat or in the sections `model`, `training` and `data`, which have no
+effect. The guides' names for the same settings also work. An unknown key is an error that suggests a
+known one; a value of the wrong type is an error that says so. Whole numbers may be written as 1e6, and
+numbers as 3e-4 even in YAML, which reads that as text.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def _parse(path: Path) -> Mapping[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UsageError("this is no list of settings, each a name and a value.")
+        raise UsageError("this is not a list of settings, each a name and a value.")
     return found
 
 
@@ -153,8 +152,8 @@ def _parse_json(data: bytes) -> Any:
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise UsageError(f"this is no JSON: {error}.") from error
-    with suppress(RecursionError):  # settings are not that deep, which is told of later
+        raise UsageError(f"this is not JSON: {error}.") from error
+    with suppress(RecursionError):  # settings are not that deep; reported later
         json.loads(data, object_pairs_hook=_refuse_repeats)  # orjson takes the last of them
     return found
 
@@ -177,7 +176,7 @@ def _parse_yaml(data: bytes) -> Any:
         return yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         told = " ".join(str(error).split())
-        raise UsageError(f"this is no YAML: {told}.") from error
+        raise UsageError(f"this is not YAML: {told}.") from error
 
 
 def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def read(asked: Asked) -> Contents:
         names = [asked.path.name] if asked.path.suffix in _ENDINGS else []
         splits = {"train": names}
     if not names:
-        raise NotThisFormat("it is no .array_record file, and no folder with any")
+        raise NotThisFormat("it is neither an .array_record file nor a folder of them")
     if not asked.read_head(names[0]).startswith(_MAGIC):
         what = "does not begin with the magic bytes of an ArrayRecord file"
         raise DamagedFileError(names[0], what, FOREIGN_CURE)
@@ -105,7 +105,7 @@ def _length(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -> int:
     if rest:
         raise DamagedFileError(
             name,
-            f"has {len(record):,} bytes in record {number:,}, which is no whole number of {dtype.name}",
+            f"has {len(record):,} bytes in record {number:,}, which is not a whole number of {dtype.name}",
             "Give its `dtype`; records that are messages, not tokens, cannot be read.",
         )
     return length

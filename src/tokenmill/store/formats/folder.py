@@ -128,7 +128,7 @@ def check_gaps(asked: Asked, names: Sequence[str]) -> None:
             if high >= low + whole:
                 raise DatasetError(
                     f"{before}{found[high]}{after} in {asked.path} is beyond the {whole:,} files "
-                    "that its name tells of. Move those away that do not belong there."
+                    "that its name promises. Remove the files that do not belong there."
                 )
             high = low + whole - 1
         if len(found) < high - low + 1:

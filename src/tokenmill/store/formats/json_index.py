@@ -46,7 +46,7 @@ class Entry:
         value = str(self.get(key, str))
         pure = PurePosixPath(value)
         if not value.isprintable() or not pure.name or pure.is_absolute() or "\\" in value:
-            raise self.fail(f"the name {value[:80]!r} is no file of the folder")
+            raise self.fail(f"the name {value[:80]!r} is not a file of the folder")
         if ".." in pure.parts:
             raise self.fail(f"the name {value[:80]!r} leads out of the folder")
         return value
@@ -55,7 +55,7 @@ class Entry:
         """A list of parts."""
         found = self.get(key, list)
         if not all(isinstance(one, dict) for one in found):
-            raise self.fail(f"its {key!r} are no entries")
+            raise self.fail(f"its {key!r} are not entries")
         return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
@@ -89,7 +89,7 @@ def _read(asked: Asked, key: str) -> Entry:
     try:
         told = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
-        raise NotThisFormat(f"{INDEX} is no JSON ({error})") from None
+        raise NotThisFormat(f"{INDEX} is not JSON ({error})") from None
     if not isinstance(told, dict) or key not in told:
         raise NotThisFormat(f"{INDEX} has no {key!r}")
     return Entry(str(path), told)

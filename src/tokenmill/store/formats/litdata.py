@@ -58,7 +58,7 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     for key in ("compression", "encryption"):
         if config.value.get(key):
             raise DatasetError(
-                f"{config.where} tells of {key}, and such chunks are not read. Make them without, or "
+                f"{config.where} has {key}, and such chunks cannot be read. Make them without, or "
                 "read them with litdata."
             )
     formats = config.get("data_format", list)
@@ -66,7 +66,7 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     known = _KINDS.get(kind, {})
     if not code.isdigit() or len(code) > 3 or int(code) not in known:
         raise DatasetError(
-            f"{config.where} tells of items of the format {str(formats)[:80]}, which are no tokens: "
+            f"{config.where} has items of the format {str(formats)[:80]}, which are not tokens: "
             "those are no_header_tensor or no_header_numpy of integers, as for TokensLoader."
         )
     return np.dtype("<" + known[int(code)])

@@ -71,7 +71,7 @@ def read(asked: Asked) -> Contents:
 def _read_shards(asked: Asked, index: Entry) -> MdsShards:
     entries = index.entries("shards")
     if not entries:
-        raise DatasetError(f"{index.where} tells of no shards.")
+        raise DatasetError(f"{index.where} lists no shards.")
     layout = _find_layout(asked, entries[0])
     files = []
     for entry in entries:
@@ -128,7 +128,7 @@ def _find_layout(asked: Asked, entry: Entry) -> Layout:
     """Where the tokens are in a sample, by the first entry of an index."""
     if entry.value.get("format") != "mds" or entry.value.get("version") != 2:
         raise DatasetError(
-            f"{entry.where} tells of shards of the format {str(entry.value.get('format'))[:20]!r}, "
+            f"{entry.where} has shards of the format {str(entry.value.get('format'))[:20]!r}, "
             f"version {str(entry.value.get('version'))[:20]}, and only mds, version 2, holds tokens."
         )
     names, encodings, sizes = (
@@ -165,7 +165,7 @@ def _parse_encoding(
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)
     if kind != "ndarray" or name not in DTYPES:
         raise DatasetError(
-            f"{entry.where} tells of tokens as {encoding[:40]!r}. Those that are read are arrays of "
+            f"{entry.where} stores tokens as {encoding[:40]!r}. Supported are arrays of "
             "integers of a dtype, such as ndarray:uint16, and bytes."
         )
     dtype = np.dtype(name).newbyteorder("<")

@@ -117,7 +117,9 @@ def _parse(file: BinaryIO, name: str) -> _Header:
             f"{name} has version {version} of Megatron's index, and only {VERSION} is known."
         )
     if code in _FLOATS:
-        raise DatasetError(f"{name} says that its file holds {_FLOATS[code]}, which are no tokens.")
+        raise DatasetError(
+            f"{name} says that its file holds {_FLOATS[code]}, which are not tokens."
+        )
     if code not in CODES:
         raise DamagedFileError(name, f"has the dtype code {code}, which is none", FOREIGN_CURE)
     expected = HEADER.size + 12 * sequences + 8 * indices
@@ -142,7 +144,7 @@ def _shards(
                 f"{name} holds {header.dtype}, and those before it hold {dtype}. Open it by itself."
             )
         if files[name] % dtype.itemsize:
-            what = f"has {files[name]:,} bytes, which is no whole number of {dtype.name}"
+            what = f"has {files[name]:,} bytes, which is not a whole number of {dtype.name}"
             raise DamagedFileError(name, what, FOREIGN_CURE)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     return FileShards(

@@ -1,6 +1,6 @@
 """OLMo's and dolma's `x.npy`: ids without a header, and `x.csv.gz` beside, a line a document.
 
-They are no NumPy files, whatever their names. Nothing in them tells the dtype: the user does. A
+They are not NumPy files, despite their names. They do not store the dtype; the user gives it. A
 line begins with the document's first token and the one after its last; the rest is left alone.
 
 Checked at opening: that sizes are whole numbers of ids. Checked when a file's documents are first
@@ -47,7 +47,7 @@ def read(asked: Asked) -> Contents:
         names = [asked.path.name] if asked.path.suffix == ".npy" else []
         files = {name: asked.path.stat().st_size for name in names}
     if not names:
-        raise NotThisFormat("it is no .npy file, and no folder with any")
+        raise NotThisFormat("it is neither an .npy file nor a folder of them")
     if asked.read_head(names[0]).startswith(npy.MAGIC):
         raise NotThisFormat(f"{names[0]} is a NumPy file, with a header")
     for name in names:

@@ -34,8 +34,8 @@ def read(asked: Asked) -> Contents:
     if data is None:
         if (folder / WORK_NAME).exists():
             raise DatasetError(
-                f"{folder} is not finished: a run into it was interrupted or still goes on. "
-                "The same `tokenmill prepare` command goes on where it stopped."
+                f"{folder} is not finished: a run into it was interrupted or is still running. "
+                "The same `tokenmill prepare` command resumes where it stopped."
             )
         raise NotThisFormat(f"it is not a finished dataset, it has no {MANIFEST_NAME}")
     manifest = Manifest.from_json(data, folder)

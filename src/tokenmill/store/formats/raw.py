@@ -99,7 +99,7 @@ def make_shards(
         number = int(wrong.argmax())
         raise DamagedFileError(
             names[number],
-            f"has {sizes[number]:,} bytes, which is no whole number of {dtype.name}",
+            f"has {sizes[number]:,} bytes, which is not a whole number of {dtype.name}",
             f"{FOREIGN_CURE} Or give its `dtype`.",
         )
     if check is not None:
