@@ -89,7 +89,7 @@ def test_shard_numbers_are_read_as_people_write_them(ranges: list[tuple[int, int
 
 @pytest.mark.parametrize("text", ["", "one", "3-1", "1-", "1,,2", "-1", "1-99999999"])
 def test_what_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="like 1-3 or 1,4,7-9"):
+    with pytest.raises(UsageError, match="such as 1-3 or 1,4,7-9"):
         parse_shards(text)
 
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_chosen_is_told() -> None:
         chosen(TOKENS, max_files=0)
     with pytest.raises(InputError, match=r"neither tokens .* nor text .* @refs/convert/parquet"):
         chosen(CARDS)
-    with pytest.raises(UsageError, match="whole or not at all"):
+    with pytest.raises(UsageError, match="can only be downloaded whole"):
         chosen(["dataset_metadata.json", "train/shard_00000.bin"], max_files=1)
 
 

@@ -200,7 +200,7 @@ def test_the_next_command_prepares_text(hub: LocalHub, tmp_path: Path) -> None:
     [
         (["lab/nothing"], 1, "no dataset 'lab/nothing'"),
         (["lab/web", "--shards", "9"], 1, "no shard 9"),
-        (["lab/web", "--shards", "x"], 2, "like 1-3"),
+        (["lab/web", "--shards", "x"], 2, "such as 1-3"),
         (["web"], 2, "OWNER/NAME"),
     ],
 )

@@ -161,7 +161,7 @@ def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for data in (b"", b"{", b"[]", b"null", b"{}", b'{"model": 3}', b'{"model": {}}', b"\xff\xfe"):
         path.write_bytes(data)
-        with pytest.raises(TokenizerError, match=r"^tokenizer\.json is .*no tokenizer\.json"):
+        with pytest.raises(TokenizerError, match=r"^tokenizer\.json is .*not a tokenizer\.json"):
             load_tokenizer(path)
     text = tmp_path / "notes.txt"
     text.write_text("hello")

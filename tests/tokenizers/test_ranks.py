@@ -122,7 +122,7 @@ def test_a_scheme_is_never_guessed(ranks: Ranks, tmp_path: Path) -> None:
         TokenizerError, match="`scheme` is 'cl200k'; it must be one of: gpt2, cl100k"
     ):
         load_tokenizer(path, scheme="cl200k")
-    with pytest.raises(TokenizerError, match=r"is for \.tiktoken rank files"):
+    with pytest.raises(TokenizerError, match=r"is only for \.tiktoken rank files"):
         load_tokenizer("gpt2", scheme="cl100k")
 
 

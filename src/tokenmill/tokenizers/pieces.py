@@ -80,7 +80,7 @@ class PieceVocabulary:
             self._read(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TokenizerError(
-                f"{where} is damaged or no tokenizer.json: {type(error).__name__} {error}"
+                f"{where} is damaged or not a tokenizer.json: {type(error).__name__} {error}"
             ) from error
 
     def native(self) -> Any:

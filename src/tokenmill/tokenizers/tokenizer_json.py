@@ -82,7 +82,7 @@ class JsonVocabulary:
             self._read(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TokenizerError(
-                f"{where} is damaged or no tokenizer.json: {type(error).__name__} {error}"
+                f"{where} is damaged or not a tokenizer.json: {type(error).__name__} {error}"
             ) from error
 
     def native(self, added: Mapping[str, int]) -> Any:
