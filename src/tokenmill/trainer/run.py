@@ -2,7 +2,7 @@
 
 Guarantees: the same command resumes from the newest intact checkpoint and ends with the same weights
 and row losses, bit for bit, as an uninterrupted run, on the same machine with the same number of
-threads and ranks. So are the logged losses and validations. Ranks and micro-batches may change: the
+threads and ranks. Logged losses and validations are the same too. Ranks and micro-batches may change: the
 rows stay the same. A loss or gradient that is NaN or infinite never gets into a checkpoint. A
 checkpoint with other data, tokenizer, model shape or backend is refused, and the error names the
 difference.
