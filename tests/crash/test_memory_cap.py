@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from runs import kill_all, members, start
 
+import tokenmill
+from tokenmill.errors import InputError
+
 CAP = 700_000_000
 
 
@@ -79,3 +82,18 @@ def test_a_record_too_large_for_the_cap_is_refused_with_the_cap_that_would_do(
     assert "x.jsonl: the line at byte 18 has 40,000,012 bytes" in told
     assert "0.5" in told
     assert peak < SMALL_CAP + MAIN_PROCESS
+
+
+def test_text_too_large_for_the_cap_is_never_left_out(tmp_path: Path) -> None:
+    """What a dataset holds must not depend on `memory`, so such a file cannot be skipped."""
+    (tmp_path / "a.txt").write_text("some words")
+    (tmp_path / "b.txt").write_bytes(b" " * 9_000_000 + b"x")
+    with pytest.raises(InputError, match=r"b\.txt: .* cannot be cut") as refused:
+        tokenmill.prepare(
+            [tmp_path / "a.txt", tmp_path / "b.txt"],
+            tmp_path / "data",
+            memory=SMALL_CAP,
+            workers=1,
+            skip_bad_files=True,
+        )
+    assert "skip_bad_files" not in str(refused.value)

@@ -90,8 +90,8 @@ def too_large(path: str, error: TooLongError, job: Job) -> TooLargeError:
     workers = "1 worker" if job.workers == 1 else f"{job.workers} workers"
     return TooLargeError(
         path,
-        f"{error}; {workers} would need {need / 1e9:.1f} GB to hold that. Give "
-        f"`memory={need / 1e9:.1f}GB` or more, or use fewer `workers`",
+        f"{error}; {workers} would need {need / 1e9:.1f} GB to hold that. Give `memory={need}` or "
+        "more, or use fewer `workers`",
     )
 
 
@@ -154,7 +154,8 @@ class PartReader:
                     self.lines[-1] += chunk.lines
             except BadFileError as error:
                 # If its lines were scanned, a file must be read, or the marks would apply to other lines.
-                if handed_out or self._job.repeated_lines is not None:
+                is_needed = isinstance(error, TooLargeError) or self._job.repeated_lines is not None
+                if handed_out or is_needed:
                     raise
                 self._aside[piece.source] = error
                 self.lines.pop()

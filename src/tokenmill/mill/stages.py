@@ -20,6 +20,7 @@ from tokenmill.mill.bundle import read_receipt
 from tokenmill.mill.engines import LocalEngine
 from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME, OutputFolder
 from tokenmill.mill.pack import ShardJob, plan_shards
+from tokenmill.mill.part import TooLargeError
 from tokenmill.mill.plan import Plan
 from tokenmill.mill.repairs import describe_files, read_repairs
 from tokenmill.mill.repeats import mark_repeats, read_keys
@@ -214,17 +215,14 @@ class Stages:
         shown = [f"  {source}: {reason}" for source, reason in sorted(unique.items())[:20]]
         more = [f"  … and {len(unique) - 20} more"] if len(unique) > 20 else []
         files = "1 file" if len(unique) == 1 else f"{len(unique)} files"
-        return InputError(
-            "\n".join(
-                [
-                    f"{files} could not be read; everything else is done and kept:",
-                    *shown,
-                    *more,
-                    "Repair or replace them and run the same command, which resumes here;",
-                    "or add `skip_bad_files=True` to leave them out.",
-                ]
-            )
-        )
+        cure = [
+            "Repair or replace them and run the same command, which resumes here;",
+            "or add `skip_bad_files=True` to leave them out.",
+        ]
+        if all(isinstance(failure, TooLargeError) for failure in failures):
+            cure = ["Then run the same command, which resumes here."]
+        first = f"{files} could not be read; everything else is done and kept:"
+        return InputError("\n".join([first, *shown, *more, *cure]))
 
     def _nothing_kept(self, receipts: list[Receipt], sifted: Sifted) -> str:
         dropped = sifted.ledger["dropped"]
