@@ -9,6 +9,7 @@ survives forks and pickling.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -78,20 +79,20 @@ class DocumentTable(Protocol):
         """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
 
 
-class DocumentList:
+class DocumentList(ABC):
     """What every table of documents can do, given `borders` and a length."""
 
     _split: str
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, number: int) -> Document:
-        raise NotImplementedError
+    @abstractmethod
+    def __getitem__(self, number: int) -> Document: ...
 
+    @abstractmethod
     def borders(self, first: int, last: int) -> Integers:
         """Where the documents [first, last) begin, and where the last of them ends."""
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Document]:
         return (self[number] for number in range(len(self)))
