@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Clock", "Pulse", "Stop"]
 
 _SILENCE = 10.0  # seconds without output after which a run prints a line
-_LONG_ENOUGH = 1.0  # seconds of micro-batches to time
 
 
 class Clock:
@@ -72,8 +71,7 @@ class Pulse:
         self._shown = -math.inf
         self._compiles = compiles
         self._began: float | None = None
-        self._count: int | None = None  # micro-batches since the warm-up
-        self._is_timed = False
+        self._is_warm = self._is_timed = False
 
     def is_due(self) -> bool:
         """Whether nothing was printed for too long."""
@@ -84,30 +82,24 @@ class Pulse:
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Call before each micro-batch. Returns the seconds per micro-batch, once; otherwise None.
+        """Called before each micro-batch; returns once the seconds that a micro-batch takes.
 
-        The first micro-batch also starts threads, allocates memory and compiles, and can take ten
-        times as long as the others. So it is not counted, and the next ones are timed for a second.
-        If nothing is compiled and the first one was slow enough for that not to matter, it counts.
+        The first one also starts threads, allocates memory and compiles, which can take ten times as
+        long as the rest. So the second is timed, unless the first was too slow to wait for another
+        and compiled nothing.
         """
         if self._is_timed:
             return None
         backend.wait()
         now = time.perf_counter()
-        if self._began is None:
-            self._began = now
+        began, self._began = self._began, now
+        if began is None:
             return None
-        spent = now - self._began
-        if self._count is None:
-            if spent < _SILENCE or self._compiles:
-                self._began, self._count = now, 0
-                return None
-            self._count = 0
-        self._count += 1
-        if spent < _LONG_ENOUGH:
+        if not self._is_warm and (self._compiles or now - began < _SILENCE):
+            self._is_warm = True
             return None
         self._is_timed = True
-        return spent / self._count
+        return now - began
 
 
 class Stop:
