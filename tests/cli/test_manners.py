@@ -169,6 +169,13 @@ def test_dry_run_writes_nothing(tmp_path: Path, out: list[str]) -> None:
         assert f"\n{word} " in f"\n{told.stdout}"
 
 
+@pytest.mark.parametrize("command", ["prepare", "export", "import", "reshard"])
+def test_help_says_that_out_is_required(command: str) -> None:
+    told = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+    described = told.partition(" --out ")[2].partition(" --workers")[0]
+    assert "equired" in described
+
+
 def test_finished_dataset_on_a_read_only_disk_is_told_about(tmp_path: Path) -> None:
     """There is nothing to write, but there is a lock to take."""
     told = run("prepare", __file__, "--out", "/proc/self/data", *QUICK)

@@ -60,7 +60,8 @@ def prepare(
     inputs
         Files, folders and globs: text, source code, JSON lines, Parquet; .gz .zst .bz2 .xz too.
     out
-        The folder to make. It must be new, empty, or left by this same command.
+        Required, except with --dry-run: the folder to make. It must be new, empty, or left by this
+        same command.
     tokenizer
         gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
     scheme
