@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,30 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cutting import make_sharp_document
-from vocabularies import CL100K, CONFIGURATIONS, O200K, make_reference, split, write_document
+from vocabularies import (
+    CL100K,
+    CONFIGURATIONS,
+    END,
+    END_OF_TEXT,
+    O200K,
+    added,
+    make_document,
+    make_reference,
+    split,
+    write_document,
+)
 
+from tokenizers import normalizers
 from tokenmill.errors import TooLongError
 from tokenmill.tokenizers import Tokenizer, load_tokenizer, long_text
 from tokenmill.tokenizers.cutting import CutRules, Family
 from tokenmill.tokenizers.long_text import LongText
+from tokenmill.tokenizers.tokenizer_json import BYTE_LETTERS
 
 NAMES = ["gpt2", "cl100k", "qwen2", "qwen2 with nfc", "o200k", "o200k with nfc", "ignore merges"]
-NAMES += ["white space added", "words added", "nfc in a sequence"]
+NAMES += ["white space added", "words added", "nfc in a sequence", "a word added"]
+# Unlike "words added", this one strips no white space, so there are rules for where to cut.
+A_WORD_ADDED = {"added_tokens": [END_OF_TEXT, added(END + 1, "<think>", special=False)]}
 
 # Characters of every class that a pattern tells apart, and what NFC joins or changes.
 ALPHABET = [*" \t\n\r'/.,-_aZsltrevmdſʼª19²½日本のǅß", "\u0301", "\u093c", "\u0958", "é", "e\u0301"]
@@ -35,13 +51,16 @@ ALPHABET += [
     "가",
     "😀",
     "\u1100",
+    "\u1025",
+    "\u1025\u102e",  # a letter and a mark, which NFC makes one letter
 ]
 ALPHABET += ["'s", "'LL", "\r\n", "  ", "\n\n", "<think>", "ab", "12", "//", "。"]
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    document = make_sharp_document(**CONFIGURATIONS[request.param])
+    configurations = {**CONFIGURATIONS, "a word added": A_WORD_ADDED}
+    document = make_sharp_document(**configurations[request.param])
     path = write_document(tmp_path_factory.mktemp("tokenizer"), document)
     return load_tokenizer(path), make_reference(document)
 
@@ -80,26 +99,59 @@ def test_any_text_in_any_pieces_has_the_ids_of_the_whole(
 RULES: list[Family] = ["gpt2", "cl100k", "qwen2", "o200k"]
 
 
+# One character of each class, and of those that the rules name.
+ONE_OF_EACH = [*" \t\n\r'/.szZ日1²", "\u0301", "\u0316", "\u1025", "\u102e"]
+
+
+@pytest.mark.parametrize("nfc", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_every_place_that_a_rule_allows_is_a_cut(
-    name: Family, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    document = make_sharp_document(**CONFIGURATIONS[name])
-    reference = make_reference(document)
-    rules = CutRules(name, nfc=False)
+def test_no_word_of_the_pattern_goes_across_a_place_to_cut(name: Family, nfc: bool) -> None:
+    reference = make_reference(make_document(**CONFIGURATIONS[name]))
+    normalize = normalizers.NFC().normalize_str if nfc else str
+    rules = CutRules(name, nfc=nfc)
+
+    def find_words(text: bytes) -> list[str]:
+        normal = normalize(text.decode())
+        return [word for word, _ in reference.pre_tokenizer.pre_tokenize_str(normal)]
+
     chance = random.Random(name)
-    for _ in range(1500):
-        text = "".join(chance.choices(ALPHABET, k=chance.randint(2, 12)))
-        whole = reference.encode(text, add_special_tokens=False).ids
-        rest = text.encode()
-        cuts = []
-        while cut := rules.last(rest):
-            cuts.append(cut)
-            rest = rest[:cut]
-        for cut in cuts:
-            halves = [text.encode()[:cut].decode(), text.encode()[cut:].decode()]
-            ids = [reference.encode(half, add_special_tokens=False).ids for half in halves]
-            assert ids[0] + ids[1] == whole, (text, cut)
+    texts = ["".join(characters) for characters in product(ONE_OF_EACH, repeat=3)]
+    texts += ["".join(chance.choices(ALPHABET, k=chance.randint(2, 12))) for _ in range(1000)]
+    for text in texts:
+        data = text.encode()
+        whole, cut = find_words(data), rules.last(data)
+        while cut:
+            assert find_words(data[:cut]) + find_words(data[cut:]) == whole, (text, cut)
+            cut = rules.last(data[:cut])
+
+
+def test_tokens_of_half_characters_are_not_settled_by_whole_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair of bytes merges before the one to its left, so the end of a text decides all of it."""
+    letters = [chr(code).encode() for code in (*range(0x400, 0x482), *range(0x48A, 0x530))]
+    chance, data = random.Random(0), letters[0]
+    pairs = {data: None}
+    while fitting := [one for one in letters if not {one, data[-1:] + one[:1]} & pairs.keys()]:
+        letter = chance.choice(fitting)
+        pairs |= {data[-1:] + letter[:1]: None, letter: None}
+        data += letter
+    pairs.popitem()  # the last character is two tokens, so the first of them merges to the left
+    merges = [[BYTE_LETTERS[byte] for byte in pair] for pair in reversed(pairs)]
+    tokens = [*BYTE_LETTERS.values(), *map("".join, merges), "<|endoftext|>"]
+    document = make_document(
+        model={
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [" ".join(pair) for pair in merges],
+        },
+        added_tokens=[added(len(tokens) - 1, "<|endoftext|>")],
+    )
+    reference = make_reference(document)
+    ids, shorter = (reference.encode(text.decode()).ids for text in (data, data[:-2]))
+    assert not set(ids) & set(shorter)
+    monkeypatch.setattr(long_text, "WINDOW", 8)
+    tokenizer = load_tokenizer(write_document(tmp_path, document))
+    assert encode_in_pieces(tokenizer, data.decode(), [40]) == ids
 
 
 def make_hostile(size: int) -> dict[str, str]:
