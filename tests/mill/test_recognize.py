@@ -45,6 +45,9 @@ ROW = b'{"text": "a"}\n'
 LONG = b'{"text": "%s"}\n' % (b"word " * 20_000)
 PRETTY = json.dumps({"title": "a", "rows": [{"id": n} for n in range(9000)]}, indent=2).encode()
 COMPACT_ROWS = b'{"rows": [\n' + b",\n".join(b'{"id": %d}' % n for n in range(9)) + b"\n]}\n"
+# Half of the lines look like records, in the whole file or in its first 64 KiB.
+TWO_LINES = b'{"a":\n{"b": 1}}\n'
+LONG_ROWS = b'{"rows": [\n' + b"\n,\n".join([b'{"id": "%s"}' % (b"x" * 40_000)] * 3) + b"\n]}\n"
 WITH_COMMENTS = b'{\n  // settings\n  "compilerOptions": {\n    "strict": true,\n  },\n}\n'
 
 
@@ -72,6 +75,8 @@ WITH_COMMENTS = b'{\n  // settings\n  "compilerOptions": {\n    "strict": true,\
         (PRETTY, "text"),
         (COMPACT_ROWS, "text"),
         (COMPACT_ROWS.replace(b"9", b"9" * 70_000), "text"),
+        (TWO_LINES, "text"),
+        (LONG_ROWS, "text"),
         (WITH_COMMENTS, "text"),
         (b"{\n" + b' "caf\xe9": 1,\n' * 9 + b' "b": 2\n}', "text"),
     ],
@@ -172,6 +177,19 @@ def test_what_is_passed_over_is_passed_over_compressed_too(tmp_path: Path, suffi
             find_files([tmp_path / f"p.parquet{suffix}"])
 
 
+def test_zstd_with_a_long_window_is_looked_into(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
+    for name, data in {"a.json": ROW, "b.dat": b"words", "c.dat": bytes(99)}.items():
+        packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        (tmp_path / f"{name}.zst").write_bytes(packer.compress(data) + packer.flush())
+    sources, passed_over = find_files([tmp_path])
+    assert [(Path(one.path).name, one.kind) for one in sources] == [
+        ("a.json.zst", "jsonl"),
+        ("b.dat.zst", "text"),
+    ]
+    assert [Path(entry.path).name for entry in passed_over] == ["c.dat.zst"]
+
+
 def test_a_damaged_compressed_file_is_left_to_the_run_to_name(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"words" * 9)[:-20])
     (tmp_path / "b.gz").write_bytes(b"plain")
@@ -187,5 +205,5 @@ def test_a_damaged_compressed_file_is_left_to_the_run_to_name(tmp_path: Path) ->
 def test_every_name_can_be_written_down_and_found_again(name: bytes) -> None:
     path = b"/folder/" + name
     written = name_source(os.fsdecode(path))
-    assert json.loads(json.dumps(written).encode()) == written
+    assert json.loads(json.dumps(written, ensure_ascii=False).encode()) == written
     assert os.fsencode(local_path(written)) == path
