@@ -6,11 +6,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from runs import kill_all, members, start
 
 import tokenmill
 from tokenmill.errors import InputError
+from tokenmill.mill.estimate import estimate
+from tokenmill.mill.run import Mill
 
 CAP = 700_000_000
 
@@ -72,6 +76,13 @@ def test_text_without_a_letter_before_white_space_stays_under_the_cap(
     assert peak < SMALL_CAP + MAIN_PROCESS
 
 
+def test_a_dry_run_promises_the_memory_that_these_tests_allow(tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("some words")
+    told = estimate(Mill(text, tmp_path / "data", memory=SMALL_CAP, workers=1))
+    assert told.memory == SMALL_CAP + MAIN_PROCESS
+
+
 def test_a_record_too_large_for_the_cap_is_refused_with_the_cap_that_would_do(
     tmp_path: Path,
 ) -> None:
@@ -82,6 +93,17 @@ def test_a_record_too_large_for_the_cap_is_refused_with_the_cap_that_would_do(
     assert "x.jsonl: the line at byte 18 has 40,000,012 bytes" in told
     assert "0.5" in told
     assert peak < SMALL_CAP + MAIN_PROCESS
+
+
+def test_a_parquet_value_too_large_for_the_cap_is_refused_before_it_is_read(
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "x.parquet"
+    pq.write_table(
+        pa.table({"text": ["small", "a" * 12_000_000]}), text, row_group_size=1, compression="none"
+    )
+    with pytest.raises(InputError, match=r"x\.parquet: the texts from row 1 on have 12,0\d\d,\d+ "):
+        tokenmill.prepare(text, tmp_path / "data", memory=SMALL_CAP, workers=1)
 
 
 def test_text_too_large_for_the_cap_is_never_left_out(tmp_path: Path) -> None:
