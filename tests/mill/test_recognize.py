@@ -61,7 +61,10 @@ WITH_COMMENTS = b'{\n  // settings\n  "compilerOptions": {\n    "strict": true,\
         (b"", "jsonl"),
         (LONG * 3, "jsonl"),
         (b'{"id": NaN, "text": "a"}\n' + ROW, "jsonl"),
+        (b'{"id": NaN, "text": "a"}\n\n', "jsonl"),
         (b"NaN\n" + ROW, "jsonl"),
+        (b'{"a": ' + b"[" * 9000 + b"]" * 9000 + b"}\n" + ROW * 3, "jsonl"),
+        (b"[1]\n" + ROW, "jsonl"),
         (b'{"text": "never closed\n' + ROW, "jsonl"),
         (b'{"text": "never closed\n' + LONG, "jsonl"),
         (b'{"text": "never closed', "jsonl"),
@@ -78,6 +81,7 @@ WITH_COMMENTS = b'{\n  // settings\n  "compilerOptions": {\n    "strict": true,\
         (TWO_LINES, "text"),
         (LONG_ROWS, "text"),
         (WITH_COMMENTS, "text"),
+        (b'{"a":\n' + b"[\n" * 9000 + b"]\n" * 9000 + b"}\n", "text"),
         (b"{\n" + b' "caf\xe9": 1,\n' * 9 + b' "b": 2\n}', "text"),
     ],
 )
@@ -89,7 +93,15 @@ def test_json_lines_with_broken_lines_are_told_from_one_document(
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("content", [b'[\n  {"text": "a"}\n]\n', json.dumps([1] * 50_000).encode()])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[\n  {"text": "a"}\n]\n',
+        b'[{"text": "a"}, {"text": "b"}]',
+        b'\n[{"text": "a"}]\n\n',
+        json.dumps([1] * 50_000).encode(),
+    ],
+)
 def test_one_json_array_is_a_fault_with_its_cure(
     tmp_path: Path, content: bytes, suffix: str
 ) -> None:

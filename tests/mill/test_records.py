@@ -145,6 +145,19 @@ def test_parts_give_every_record_once_and_in_order(data, separator, step, block,
                 assert data[place : place + 1] != b" "
 
 
+@settings(max_examples=200, deadline=None)
+@given(data=LONG, separator=st.sampled_from(SEPARATORS), most=st.integers(1, 5))
+def test_many_small_records_come_in_several_chunks(data, separator, most):
+    before, records.MOST_RECORDS = records.MOST_RECORDS, most
+    try:
+        chunks = list(read_records(iter(cut_up(data, [100])), 0, separator, Cutter()))
+    finally:
+        records.MOST_RECORDS = before
+    assert joined(chunks) == split_text(data, separator)
+    assert sum(chunk.lines for chunk in chunks) == data.count(b"\n")
+    assert max(len(chunk.texts) for chunk in chunks) <= most
+
+
 def test_a_document_without_a_place_to_cut_stays_whole(tiny_block):
     tiny_block(8)
     data = b"1234 5678\n" * 20

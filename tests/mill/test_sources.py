@@ -17,6 +17,7 @@ from piece_reading import Origin, offsets_of, read, rejections_of, texts_of
 
 from tokenmill.errors import InputError
 from tokenmill.mill import records, sources
+from tokenmill.mill.json_lines import read_json_lines
 from tokenmill.mill.records import Cutter
 from tokenmill.mill.sources import BadFileError, is_utf8, read_piece
 
@@ -131,6 +132,18 @@ def test_the_first_byte_that_is_no_utf_8_is_known_of_every_such_record(
     assert [data[place : place + 1] for place in found.values()] == [b"\xff", b"\xe9", b"\xc3"]
     assert list(found) == [data.rfind(b"\n", 0, place) + 1 for place in found.values()]
     assert found.get(data.rfind(b"\n", 0, data.index(b"\xe9")) + 1) == data.index(b"\xe9")
+
+
+def test_many_short_json_lines_come_in_several_chunks() -> None:
+    # Each line takes up to 1 kB of memory on its way, so a block of them would exceed any limit.
+    lines = [b'{"text":"a"}', b"1", b""] * records.MOST_RECORDS
+    chunks = list(read_json_lines([b"\n".join(lines)], 0, "text", None))
+    assert all(chunk.lines <= records.MOST_RECORDS for chunk in chunks)
+    assert sum(chunk.lines for chunk in chunks) == len(lines) - 1  # the last line has no line end
+    offsets = [offset for chunk in chunks for offset in chunk.offsets]
+    assert offsets == list(range(0, 16 * records.MOST_RECORDS, 16))
+    rejected = [rejection.offset for chunk in chunks for rejection in chunk.rejections]
+    assert rejected == [offset + 13 for offset in offsets]
 
 
 def test_json_lines_with_a_byte_order_mark_keep_their_first_record(tmp_path: Path) -> None:

@@ -195,6 +195,17 @@ def test_words_longer_than_the_window_have_tiktokens_ids(
     assert len(ids) > 3
 
 
+@pytest.mark.parametrize("seed", [220, 254, 272])
+def test_settled_ids_never_end_inside_a_character(
+    seed: int, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With these seeds, the last ids that all windows have in common end with half a character,
+    # because GPT-2 has tokens such as の with the first byte of the next character.
+    monkeypatch.setattr(long_text, "WINDOW", 4000)
+    text = "".join(random.Random(seed).choices("裏龍の士極醒ーоی大中国年生先的是不", k=4000))
+    assert encode_in_pieces(gpt2, text, [4000]) == tiktoken_gpt2.encode_ordinary(text)
+
+
 @pytest.mark.parametrize("pattern", [CL100K, O200K])
 @pytest.mark.parametrize("name", ["a", "Chinese", "common Chinese", "digits", "marks", "letters"])
 def test_long_words_of_other_patterns_have_the_librarys_ids(

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from tokenmill.mill.records import Chunk, Cutter, Rejection, bound
+from tokenmill.mill.records import MOST_RECORDS, Chunk, Cutter, Rejection, bound
 
 __all__ = ["list_names", "read_json_lines"]
 
@@ -32,26 +32,35 @@ def read_json_lines(
         if b"\n" not in block:
             continue
         whole = b"".join(held)
-        lines = whole.split(b"\n")
-        held = [lines.pop()]
-        texts: list[bytes] = []
-        offsets: list[int] = []
-        chunk = Chunk(texts, offsets)
-        chunk.whole, chunk.begin = whole, start
-        for line in lines:
-            try:
-                text = orjson.loads(line)[text_field]
-                texts.append(text.encode())
+        while len(lines := whole.split(b"\n", MOST_RECORDS)) > 1:
+            rest = lines.pop()
+            chunk = _read_lines(lines, start, text_field)
+            chunk.whole, chunk.begin = whole, start
+            start += chunk.read
+            yield from bound(chunk, cutter)
+            whole = rest
+        held = [whole]
+
+
+def _read_lines(lines: list[bytes], start: int, text_field: str) -> Chunk:
+    """The texts in some lines, of which the first begins at offset `start`."""
+    texts: list[bytes] = []
+    offsets: list[int] = []
+    chunk = Chunk(texts, offsets)
+    for line in lines:
+        try:
+            text = orjson.loads(line)[text_field]
+            texts.append(text.encode())
+            offsets.append(start)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            found = _read_odd_line(line, start, text_field, chunk)
+            if found is not None:
+                texts.append(found)
                 offsets.append(start)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                found = _read_odd_line(line, start, text_field, chunk)
-                if found is not None:
-                    texts.append(found)
-                    offsets.append(start)
-            start += len(line) + 1
-            chunk.lines += 1
-            chunk.read += len(line) + 1
-        yield from bound(chunk, cutter)
+        start += len(line) + 1
+        chunk.lines += 1
+        chunk.read += len(line) + 1
+    return chunk
 
 
 def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from tokenmill.errors import TooLongError
 from tokenmill.mill.budget import needed_budget
 from tokenmill.mill.find import SourceFile
 from tokenmill.mill.plan import Piece
-from tokenmill.mill.records import Chunk, Cutter, Places
+from tokenmill.mill.records import MOST_RECORDS, Chunk, Cutter, Places
 from tokenmill.mill.settings import Settings
 from tokenmill.mill.sources import BadFileError, is_utf8, local_path, read_piece
 
@@ -128,7 +128,7 @@ class PartReader:
         self._job = job
         self._aside = aside
         self._small: list[tuple[int, Chunk]] = []
-        self._held = 0
+        self._held = self._records = 0  # bytes and documents in them
         self.lines: list[int] = []
 
     def __iter__(self) -> Iterator[Batch]:
@@ -143,7 +143,8 @@ class PartReader:
                         self._small.append((piece.source, chunk))
                         self._held += sum(map(len, chunk.texts))
                         self.lines[-1] += chunk.lines
-                        if self._held >= _ENOUGH:
+                        self._records += len(chunk.offsets)
+                        if self._held >= _ENOUGH or self._records >= MOST_RECORDS:
                             handed_out = True
                             yield self._together()
                         continue
@@ -161,6 +162,7 @@ class PartReader:
                 self.lines.pop()
                 del self._small[before:]
                 self._held = sum(len(text) for _, chunk in self._small for text in chunk.texts)
+                self._records = sum(len(chunk.offsets) for _, chunk in self._small)
         if self._small:
             yield self._together()
 
@@ -172,7 +174,7 @@ class PartReader:
         """The small chunks held so far, as one batch."""
         numbers = [number for number, _ in self._small]
         chunks = [chunk for _, chunk in self._small]
-        self._small, self._held = [], 0
+        self._small, self._held, self._records = [], 0, 0
         whole = Chunk(
             list(chain.from_iterable(chunk.texts for chunk in chunks)),
             list(chain.from_iterable(chunk.offsets for chunk in chunks)),

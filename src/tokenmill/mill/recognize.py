@@ -145,13 +145,13 @@ def _judge_json(source: SourceFile) -> SourceFile:
         return source  # the run will report it
     whole = len(head) < _JSON_HEAD
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    line, _, more = head.partition(b"\n")
+    line, _, more = (head.rstrip() if whole else head).partition(b"\n")
+    array = head.startswith(b"[")
+    if not more:
+        return replace(source, fault=_ARRAY) if array else source
     if not head.startswith((b"{", b"[")) or _parses(line):
         return source
-    array = head.startswith(b"[")
-    if not array and not more:
-        return source
-    if more and not _begins_document(head, whole) and _has_records(head):
+    if not _begins_document(head, whole) and _has_records(head):
         return source
     return replace(source, fault=_ARRAY) if array else replace(source, kind="text")
 
@@ -171,7 +171,7 @@ def _begins_document(head: bytes, whole: bool) -> bool:
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except RecursionError:
-        return True
+        return False  # too deep to tell; the lines decide
     except json.JSONDecodeError as error:
         return not whole and error.pos >= len(text)
     return end == len(text)

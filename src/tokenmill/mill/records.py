@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import BinaryIO
 from unicodedata import category, normalize
 
@@ -27,6 +27,7 @@ from tokenmill.mill.nfc import begins_anew
 
 __all__ = [
     "BLOCK",
+    "MOST_RECORDS",
     "Chunk",
     "Cutter",
     "Places",
@@ -41,6 +42,7 @@ __all__ = [
 Places = npt.NDArray[np.int64]
 
 BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally
+MOST_RECORDS = 1 << 15  # in one chunk: on the way to its tokens, each takes up to 1 kB of memory
 _NEWLINE = 10
 _CONTEXT = 8  # bytes before a space or line end that tell whether a letter is there
 _TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
@@ -264,8 +266,7 @@ def read_records(
     rest = b""
     for block in blocks:
         rest += block
-        chunk = _split_off(rest, separator, start)
-        if chunk is not None:
+        while (chunk := _split_off(rest, separator, start)) is not None:
             if held:
                 rest = b"".join([*held, rest])
                 held.clear()
@@ -355,13 +356,13 @@ def _one_piece(text: bytes, start: int, continues: bool) -> Chunk:
 
 
 def _split_off(data: bytes, separator: bytes | None, start: int) -> Chunk | None:
-    """The complete records at the beginning of some bytes, if there are any."""
+    """Complete records at the beginning of some bytes, `MOST_RECORDS` at most, if there are any."""
     if separator is None:
         return None
     if separator == b"":
         texts, starts = _split_at_blank_lines(data)
     else:
-        texts = data.split(separator)
+        texts = data.split(separator, MOST_RECORDS)
         width = len(separator)
         starts = list(accumulate((len(text) + width for text in texts[:-1]), initial=0))
     if len(texts) == 1:
@@ -374,9 +375,10 @@ def _split_off(data: bytes, separator: bytes | None, start: int) -> Chunk | None
 
 
 def _split_at_blank_lines(data: bytes) -> tuple[list[bytes], list[int]]:
-    """The texts between blank lines and where each begins; the last one may be unfinished."""
+    """The texts between blank lines and where each begins; the last one is unfinished."""
     # Blank lines at the end may go on in the next block: look only at those before the last text.
-    matches = list(_BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1))
+    found = _BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1)
+    matches = list(islice(found, MOST_RECORDS))
     starts = [0, *(match.end() for match in matches)]
     ends = [*(match.start() for match in matches), len(data)]
     return [data[a:b] for a, b in zip(starts, ends, strict=True)], starts

@@ -114,7 +114,10 @@ class Settler:
     def _common_end(
         self, window: bytes, start: int, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> int:
-        """The end of the last token that all encodings have in common, or 0."""
+        """The end of the last token that all encodings have in common, or 0.
+
+        A token that ends inside a character does not count: the rest would not be valid UTF-8.
+        """
         low = np.searchsorted(places, len(window) - self._longest)
         stops = places[low : np.searchsorted(places, len(window), side="right")].tolist()
         common = _spans(start, ends[np.searchsorted(ends, start, side="right") :])
@@ -122,7 +125,8 @@ class Settler:
         for i in range(len(stops)):
             lengths = self._lengths[ids[offsets[i] : offsets[i + 1]]]
             common &= _spans(start, start + np.cumsum(lengths))
-        return max((end for _, end in common), default=0)
+        whole = set(places[np.searchsorted(places, start) :].tolist())
+        return max((end for _, end in common if end in whole), default=0)
 
 
 def _spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
