@@ -1,4 +1,6 @@
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -182,6 +184,17 @@ def test_a_loader_that_is_left_early_continues(tokens):
                 break
     for batch, expected in zip(rows, numpy_batches(tokens, 20), strict=True):
         assert_equal(batch, expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda rows: pickle.loads(pickle.dumps(rows))])
+def test_persistent_workers_follow_the_epochs_of_a_copy(tokens, copied):
+    rows = copied(tt.TokenRows(tokens, seq_len=32, seed=5))
+    loader = DataLoader(rows, batch_size=8, num_workers=1, persistent_workers=True)
+    for epoch in (0, 1):
+        rows.set_epoch(epoch)
+        taken = torch.cat([inputs for inputs, _ in loader])
+        wanted = torch.stack([rows[index].inputs for index in range(len(rows))])
+        assert torch.equal(taken, wanted)
 
 
 def test_epochs_of_rows_follow_on_each_other(tokens):

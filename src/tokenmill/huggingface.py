@@ -10,6 +10,7 @@ batch takes one gather, and one copy for the labels.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,6 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 import tokenmill.torch
+from tokenmill.errors import UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
 
@@ -42,6 +44,7 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the rows of an epoch; see `tokenmill.torch.TokenRows`."""
+        _check_division()
         self._rows.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -51,6 +54,7 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        _check_division()
         if not self._has_warned and any(b > a + 1 for a, b in pairwise(rows)):
             self._has_warned = True
             warnings.warn(
@@ -63,3 +67,21 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
         ids = self._rows.read(rows)[:, :-1].contiguous()
         labels = ids.clone()  # a copy, because collators may mask labels
         return [{"input_ids": one, "labels": other} for one, other in zip(ids, labels, strict=True)]
+
+
+def _check_division() -> None:
+    """Refuse to read if Accelerate gives all rows to each of several processes.
+
+    On a machine without an accelerator it meets the other processes, and then ignores them.
+    """
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate is None or not torch.distributed.is_initialized():
+        return
+    found = accelerate.PartialState._shared_state.get("num_processes")
+    processes = torch.distributed.get_world_size()
+    if found == 1 and processes > 1:
+        raise UsageError(
+            f"Accelerate does not divide the rows: there are {processes} processes, and each would "
+            "train alone, on all rows. Without a GPU, set ACCELERATE_USE_CPU=true in the environment, "
+            "or use TrainingArguments(use_cpu=True) or Accelerator(cpu=True)."
+        )

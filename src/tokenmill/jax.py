@@ -212,6 +212,7 @@ class Loader(Generic[B]):
             self._at_end = isinstance(error, StopIteration)
             raise
         self._row = row
+        self._at_end = self.arrays.limit is not None and not self.arrays.count_steps(row)
         while len(self._placed) < self._on_the_way:
             try:
                 self._placed.append(self._place_next())

@@ -339,6 +339,10 @@ class TokenRows(Dataset[Batch]):
         # In shared memory, because persistent workers keep the copy of the dataset they started with.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._epoch.share_memory_()  # copying does not keep it shared
+
     def set_epoch(self, epoch: int) -> None:
         """Make index 0 the first row of an epoch; epochs have `len(self)` rows and count from 0."""
         self._epoch.fill_(check_whole("epoch", epoch, 0))

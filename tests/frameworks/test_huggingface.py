@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from page_programs import (
     CPU,
     assert_same,
@@ -39,18 +40,19 @@ def test_the_program_of_the_page_sees_every_row_once_though_it_crashes(tmp_path,
         assert len(seen) == 80
 
 
-def launch(program, folder, processes=1):
+def launch(program, folder, processes=1, environment=CPU):
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     told = subprocess.run(
         [*command, HERE / program, folder],
-        env={**os.environ, **CPU},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert told.returncode == 0, told.stderr
+    return told.stdout
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,35 @@ def test_a_model_learns_to_count_and_resumes_exactly(tmp_path):
     assert len(told["seen"]) == 40 * 4
     for step, (input_ids, labels) in enumerate(told["seen"]):
         assert input_ids == labels == loader.batch_at(step).inputs.tolist()
+
+
+# Every other program here sets ACCELERATE_USE_CPU, without which Accelerate ignores other processes.
+UNDIVIDED = """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+import tokenmill
+from tokenmill.huggingface import TokenRows
+
+rows = TokenRows(tokenmill.Tokens.of(range(1_000)), seq_len=4)
+loader = Accelerator().prepare(DataLoader(rows, batch_size=4))
+try:
+    print(f"read {len(list(loader))} batches\\n", end="")
+except tokenmill.TokenmillError as error:
+    print(f"{error}\\n", end="")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Accelerate divides rows among GPUs")
+def test_rows_that_accelerate_does_not_divide_are_refused(tmp_path):
+    (tmp_path / "program.py").write_text(UNDIVIDED)
+    environment = {**CPU, "ACCELERATE_USE_CPU": "false"}
+    program = tmp_path / "program.py"
+    told = launch(program, tmp_path, processes=2, environment=environment).splitlines()
+    assert len(told) == 2
+    assert all("2 processes" in line and "ACCELERATE_USE_CPU=true" in line for line in told)
+    told = launch(program, tmp_path, environment=environment)
+    assert told == "read 63 batches\n"
 
 
 def test_labels_are_not_the_same_memory_as_the_inputs():

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import islice
 
 import jax
 import numpy as np
@@ -46,6 +47,15 @@ def test_arrays_are_the_numpy_loaders_rows(tokens, prefetch):
         assert loader.row == 360
         assert loader.ledger()[""].rows == 360
         assert_equal(next(loader), numpy_batches(tokens, 91)[90])
+
+
+def test_a_loader_that_gave_its_last_batch_starts_over(tokens):
+    with tj.Loader(tokens, **SETTINGS, limit_rows=14) as loader:
+        for _ in range(2):
+            for batch, expected in zip(
+                islice(loader, len(loader)), numpy_batches(tokens, 3), strict=True
+            ):
+                assert_equal(batch, expected)
 
 
 def aligned(shape):

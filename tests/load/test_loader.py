@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -156,6 +157,18 @@ def test_a_dropped_last_step_stays_dropped_when_the_batch_size_changes():
         loader.load_state_dict(first.state_dict())
         assert [len(batch.inputs) for batch in loader] == [4]
         assert [batch.row for batch in loader] == [4 * rank, 12 + 4 * rank]  # begun again
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_that_gave_its_last_batch_starts_over(drop_last):
+    loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=14, drop_last=drop_last)
+    wanted = [0, 4, 8] + [12] * (not drop_last)
+    for _ in range(3):  # neither asks for a batch after the last one
+        assert [batch.row for batch in islice(loader, len(loader))] == wanted
+        assert [batch.row for _, batch in zip(range(len(loader)), loader, strict=False)] == wanted
+    assert loader.state_dict()["row"] == (12 if drop_last else 14)
+    with pytest.raises(StopIteration):
+        next(loader)
 
 
 def test_a_finished_run_that_goes_on_is_at_its_end():

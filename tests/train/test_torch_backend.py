@@ -282,6 +282,39 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_with_the_other(
     assert_same(tmp_path / "after.npz", alone[1])
 
 
+GROUP = """
+import sys
+
+import torch
+
+import tokenmill
+
+def train(rank, folder):
+    torch.set_num_threads(1)
+    address = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    report = tokenmill.train(
+        input_file=f"{folder}/text.txt", tokenizer="bytes", runs=folder, name="run",
+        layers=1, heads=2, width=16, seq_len=16, batch_tokens=64, max_steps=2, warmup_steps=1,
+    )
+    assert report.step == 2
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_train_has_the_ranks_of_a_process_group_that_the_environment_does_not_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "text.txt").write_text("0123456789" * 100)
+    (tmp_path / "program.py").write_text(GROUP)
+    command = [sys.executable, tmp_path / "program.py", tmp_path]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    assert len(np.fromfile(tmp_path / "run" / "row_losses.f32", "<f4")) == 2 * 4
+
+
 def test_values_of_another_shape_are_refused() -> None:
     with pytest.raises(StateError, match="head"):
         open_backend(

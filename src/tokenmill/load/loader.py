@@ -256,6 +256,8 @@ class Loader(Generic[B]):
             self._at_end = isinstance(error, StopIteration)
             raise
         self._row = batch.end
+        # Also if nobody asks for more, as `islice(loader, len(loader))`.
+        self._at_end = self.limit is not None and not self.count_steps(self._row)
         return cast(B, batch)
 
     def _next_group(self) -> Group:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
+from tokenmill.load.ranks import find_rank
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.model import Arrays, Shape, count_operations
 
@@ -25,6 +26,7 @@ __all__ = [
     "Rows",
     "StepReport",
     "check_device",
+    "find_ranks",
     "has_accelerator",
     "never",
     "open_backend",
@@ -155,6 +157,18 @@ def open_backend(
 
             return JaxBackend(config, shape, values, device)
     raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")
+
+
+def find_ranks(name: str) -> tuple[int, int]:
+    """The rank and the world size: of the process group, if the caller has made one, else of the
+    environment."""
+    if name == "torch":
+        with _naming_package(name):
+            import torch.distributed as dist
+
+            if dist.is_available() and dist.is_initialized():
+                return dist.get_rank(), dist.get_world_size()
+    return find_rank(None, None)
 
 
 def check_device(name: str, device: str | None) -> None:

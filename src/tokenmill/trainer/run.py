@@ -27,12 +27,17 @@ import xxhash
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load.loader import Loader
-from tokenmill.load.ranks import find_rank
 from tokenmill.load.state import check_state
 from tokenmill.store.manifest import TOKENIZER_NAME, write_atomically
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.trainer.augment import padded_vocab
-from tokenmill.trainer.backend import Backend, check_device, has_accelerator, open_backend
+from tokenmill.trainer.backend import (
+    Backend,
+    check_device,
+    find_ranks,
+    has_accelerator,
+    open_backend,
+)
 from tokenmill.trainer.checkpoints import Checkpoint, Checkpoints, State, refuse_other_run
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.data import RunData, open_data
@@ -172,7 +177,7 @@ def train(
             val_fraction=val_fraction,
         )
     shape = make_shape(data.vocab, config)
-    rank, world_size = find_rank(None, None)
+    rank, world_size = find_ranks(backend)
     if rank == 0:
         for note in data.notes:
             watcher.warn(note)
