@@ -48,6 +48,13 @@ def test_tensors_are_the_numpy_loaders_rows(tokens):
     loader.close()
 
 
+def test_a_loader_introduces_itself(tokens):
+    loader = tt.Loader(tokens, **SETTINGS, device="cpu")
+    next(loader)
+    assert repr(loader) == f"<tokenmill.torch.{repr(loader.arrays)[1:-1]}, on cpu>"
+    assert "Loader 4 x 16 of <Tokens" in repr(loader)
+
+
 def test_views_are_the_same_rows(tokens):
     loader = tt.Loader(tokens, **SETTINGS, contiguous=False)
     for expected in numpy_batches(tokens, 20):

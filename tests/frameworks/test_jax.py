@@ -84,6 +84,13 @@ def test_jax_refers_to_memory_that_it_aliases():
 LARGE = {**SETTINGS, "batch_size": 64, "seq_len": 256}
 
 
+def test_a_loader_introduces_itself(tokens):
+    loader = tj.Loader(tokens, **SETTINGS)
+    next(loader)
+    rows, length = SETTINGS["batch_size"], SETTINGS["seq_len"]
+    assert repr(loader) == f"<tokenmill.jax.Loader {rows} x {length} of {tokens!r}, row {rows}>"
+
+
 def test_arrays_that_are_kept_do_not_change(tokens):
     loader = tj.Loader(tokens, **LARGE)
     kept = [next(loader) for _ in range(200)]

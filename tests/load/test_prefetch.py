@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.load.prefetch import Prefetch
+from tokenmill.load.prefetch import Prefetch, leave_if_stopped
 
 
 class Jobs:
@@ -131,3 +131,22 @@ def test_an_object_that_is_dropped_ends_its_thread() -> None:
     assert dropped() is None
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_closing_does_not_wait_for_the_rest_of_a_long_job() -> None:
+    began = threading.Event()
+
+    def read() -> Iterator[int]:
+        for _ in range(3_000):  # half a minute
+            leave_if_stopped()
+            began.set()
+            time.sleep(0.01)
+        yield 1
+
+    ahead = Prefetch([read()], depth=1)
+    assert began.wait(30)
+    started = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - started < 5
+    assert not ahead._thread.is_alive()
+    leave_if_stopped()  # of no other thread's concern

@@ -123,6 +123,20 @@ def test_wheel_says_that_it_is_typed(site: Path) -> None:
     assert "tokenmill/py.typed" in (facts / "RECORD").read_text()
 
 
+def test_wheel_has_the_presets(site: Path) -> None:
+    code = "from tokenmill.trainer.settings import read_config; print(read_config('tiny').width)"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=site,
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout == "96\n", told.stderr
+    made = {path.name for path in (site / "tokenmill" / "trainer" / "presets").glob("*.json")}
+    assert made == {path.name for path in (ROOT / "src").rglob("presets/*.json")}
+
+
 def copy_cache(source: Path, target: Path) -> None:
     """What mypy knows of PyTorch and JAX from checking this checkout, minutes of work, but nothing
     of tokenmill: mypy may crash where modules come from elsewhere than its cache says."""

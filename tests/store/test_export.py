@@ -35,6 +35,15 @@ EVERY = sorted(TARGETS)
 WITH_DOCUMENTS = [name for name in EVERY if TARGETS[name].keeps_documents]
 
 
+def test_llmc_has_one_name_and_its_other_spelling_is_accepted(tmp_path):
+    write_llmc(tmp_path / "x.bin", [50256, 1])
+    for spelling in (None, "llmc", "llm.c"):
+        assert tokenmill.open(tmp_path / "x.bin", format=spelling).format == "llmc"
+    made = [tokenmill.export(tmp_path / "x.bin", tmp_path / to, to=to) for to in ("llmc", "llm.c")]
+    assert [one.format for one in made] == ["llmc", "llmc"]
+    assert contents(tmp_path / "llmc").keys() == contents(tmp_path / "llm.c").keys()
+
+
 def documents_of(split):
     return [[*text.encode(), EOT] for text in TEXTS[split]]
 

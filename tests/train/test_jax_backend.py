@@ -109,6 +109,21 @@ def test_micro_batches_change_nothing_but_the_last_digits(backend, uninterrupted
     np.testing.assert_allclose(losses, whole["losses"], rtol=0, atol=1e-5)
 
 
+def test_a_stop_between_micro_batches_drops_the_step():
+    backend = open_backend("jax", replace(CONFIG, micro_batch=1), SHAPE, first_values(SHAPE, 1))
+    before = {name: value.tobytes() for name, value in backend.parameters().items()}
+    asked = []
+
+    def pause(done, count):
+        asked.append((done, count))
+        return done == 2
+
+    assert not backend.step(make_rows(0), 1.0, pause)
+    assert asked == [(0, ROWS), (1, ROWS), (2, ROWS)]
+    assert backend.report() == []
+    assert {name: value.tobytes() for name, value in backend.parameters().items()} == before
+
+
 def test_memory_of_the_caller_is_not_used_later(backend):
     begin = backend.parameters(), backend.optimizer_state()
     losses = []

@@ -10,6 +10,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import UsageError
+from tokenmill.trainer.settings import override, read_config
 
 pytest.importorskip("torch")
 
@@ -63,10 +64,13 @@ def test_the_default_without_an_accelerator_is_named_as_in_python(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = {name: value for name, value in SMALL.items() if name != "config"}
+    flags["sample_tokens"] = 0
     tokenmill.train(data, runs=tmp_path, device="cpu", progress=True, **flags)
     shown = capsys.readouterr().out
     assert "No accelerator found: training the preset `laptop` (" in shown
     assert "`config='124M'` trains a full model" in shown
+    used, preset = read_config(tmp_path / "corpus" / "config.json"), read_config("laptop")
+    assert used == override(preset, **flags)
 
 
 def test_an_unknown_setting_is_named(data: Path, tmp_path: Path) -> None:

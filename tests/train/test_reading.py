@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import tokenmill
 from tokenmill.errors import DatasetError
 from tokenmill.load.mixture import Mixture
+from tokenmill.load.prefetch import Prefetch
 from tokenmill.store.tokens import Tokens
 from tokenmill.trainer.reading import read_not_mapped
 
@@ -67,3 +69,14 @@ def test_a_file_that_is_cut_between_two_looks_at_it_is_told_of(tmp_path: Path) -
     cut = replace(tokens._shards, check=lambda *_: os.truncate(path, 4096))  # after the size
     with pytest.raises(DatasetError, match=r"train_0\.npy is .* bytes too short"):
         cut.read(0, 0, len(tokens))
+
+
+def test_a_loader_of_large_batches_closes_in_the_middle_of_one(tmp_path: Path) -> None:
+    tokens = read_not_mapped(save(tmp_path / "a"))
+    loader = tokenmill.Loader(tokens, batch_size=1_000_000, seq_len=1)  # takes half a minute
+    ahead = Prefetch(loader.maker.jobs(0), 1)
+    time.sleep(0.5)
+    started = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - started < 5
+    assert not ahead._thread.is_alive()

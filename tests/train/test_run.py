@@ -17,6 +17,7 @@ import tokenmill
 from tokenmill.errors import FolderError, StateError, UsageError, WorkError
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
+from tokenmill.trainer import interval
 from tokenmill.trainer.backend import Rows, open_backend
 from tokenmill.trainer.checkpoints import Checkpoints
 from tokenmill.trainer.config import Config
@@ -193,6 +194,37 @@ def test_the_first_loss_is_shown_after_the_first_step_and_the_time_is_estimated(
     assert watch.lines[0]["loss"] > 0
     assert watch.expected > 0
     assert [line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line] == [20]
+
+
+def test_a_silent_run_shows_lines_by_time(
+    data: RunData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between steps, in a step and in a validation: here, every moment of silence is too long."""
+    assert interval._SILENCE <= 10  # seconds
+    monkeypatch.setattr(interval, "_SILENCE", 0.0)
+    watch = Lines()
+    slow = replace(CONFIG, max_steps=3, micro_batch=1, log_every=1000, sample_tokens=0)
+    train(data, name="a", config=slow, runs=tmp_path, watcher=watch)
+    assert [line["step"] for line in watch.lines if "loss" in line] == [1, 2, 3]
+    assert "step 2: 3 of 4 micro-batches done" in watch.notes
+    assert any(note.startswith("step 3: 1 of ") and "validated" in note for note in watch.notes)
+    monkeypatch.setattr(interval, "_SILENCE", 1e9)
+    watch = Lines()
+    train(data, name="b", config=slow, runs=tmp_path, watcher=watch)
+    assert 2 not in [line["step"] for line in watch.lines]
+    assert not any(note.startswith("step 2: ") for note in watch.notes)
+
+
+def test_a_run_validates_on_its_share(data: RunData, tmp_path: Path) -> None:
+    config = replace(CONFIG, max_steps=4, val_every=0, val_tokens=None, sample_tokens=0)
+    assert config.validation_tokens == 32
+    found = {
+        tokens: train(
+            data, name=str(tokens), config=replace(config, val_tokens=tokens), runs=tmp_path
+        ).val_loss
+        for tokens in (None, 32, 480)
+    }
+    assert found[None] == found[32] != found[480]
 
 
 def test_validation_is_in_proportion_to_the_run() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, fields
@@ -184,6 +186,18 @@ def test_flags_go_before_files_and_none_stays() -> None:
 def test_every_setting_is_explained() -> None:
     told = (Config.__doc__ or "").partition("Parameters")[2]
     assert [field.name for field in fields(Config) if field.name not in told] == []
+
+
+def test_every_flag_of_train_has_its_own_sentence() -> None:
+    command = [sys.executable, "-m", "tokenmill.cli", "train", "--help"]
+    env = {**os.environ, "COLUMNS": "400"}
+    told = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    rows = re.findall(r"^│ (?:DATA )?(--\S+)(?: \S+)* {2,}(\S.*?) *│$", told, re.MULTILINE)
+    sentences = {flag: text.partition(" [")[0] for flag, text in rows}
+    flags = {"--data", "--device", *(f"--{one.name.replace('_', '-')}" for one in fields(Config))}
+    assert flags <= sentences.keys()
+    assert all(len(text) > 10 and text.endswith((".", "...")) for text in sentences.values()), told
+    assert len(set(sentences.values())) == len(sentences)
 
 
 def test_yaml_is_not_needed_for_json(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ where the thread alone is too slow.
 
 Guarantees: results come in the order of the jobs; an exception comes in its turn, to whoever asks;
 no more than `depth` jobs are begun ahead; closing, dropping the object and the end of the program
-all end the thread. Costs: two threads that wake each other, some 10 µs a job, so jobs should be
+all end the thread, after the current job or where that job calls `leave_if_stopped`. Costs: two threads that wake each other, some 10 µs a job, so jobs should be
 large.
 """
 
@@ -20,10 +20,25 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
-__all__ = ["Prefetch"]
+__all__ = ["Prefetch", "leave_if_stopped"]
 
 T = TypeVar("T")
 _LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
+_here = threading.local()  # `work` is what this thread was started for
+
+
+class _StoppedError(Exception):
+    """The results of this job are no longer wanted."""
+
+
+def leave_if_stopped() -> None:
+    """End the current job here if nobody wants its results; long jobs call this now and then.
+
+    Does nothing in threads that `Prefetch` did not start.
+    """
+    work: _Work[object] | None = getattr(_here, "work", None)
+    if work is not None and work.is_stopped:
+        raise _StoppedError
 
 
 class _Job(Generic[T]):
@@ -69,6 +84,7 @@ class _Work(Generic[T]):
 
     def run(self) -> None:
         """What the thread does."""
+        _here.work = self
         while not self.is_stopped and not self.are_all_begun:
             taken = self.begin()
             if taken is not None:

@@ -1,0 +1,63 @@
+"""What people see in a notebook while a run works, from a real kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipykernel")
+manager = pytest.importorskip("jupyter_client.manager")
+
+PREPARE = """
+import tokenmill
+tokenmill.prepare({text!r}, {out!r}, tokenizer="bytes", workers=1, progress={progress})
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    patch = pytest.MonkeyPatch()
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        patch.setenv(name, str(tmp_path_factory.mktemp(name)))
+    patch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    made, client = manager.start_new_kernel(kernel_name="python3", startup_timeout=120)
+    yield client
+    client.stop_channels()
+    made.shutdown_kernel(now=True)
+    patch.undo()
+
+
+def run(kernel: Any, code: str) -> list[dict[str, Any]]:
+    """All messages that a notebook would show for a cell, in their order."""
+    shown: list[dict[str, Any]] = []
+    reply = kernel.execute_interactive(code, timeout=120, output_hook=shown.append)
+    assert reply["content"]["status"] == "ok", reply["content"]
+    return [one for one in shown if one["msg_type"] not in ("status", "execute_input")]
+
+
+def test_prepare_updates_one_output_and_leaves_only_its_report(kernel: Any, tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("\n".join(f"document {n} of the corpus" for n in range(300_000)))
+    shown = run(kernel, PREPARE.format(text=str(text), out=str(tmp_path / "a"), progress=None))
+    kinds = [one["msg_type"] for one in shown]
+    assert kinds[0] == "display_data"
+    assert set(kinds[1:-1]) == {"update_display_data"}
+    assert kinds[-1] == "execute_result"
+    *lines, report = (one["content"]["data"]["text/plain"] for one in shown)
+    assert len({one["content"]["transient"]["display_id"] for one in shown[:-1]}) == 1
+    assert any(re.match(r"tokenizing: \d+%, .* of 8\.\d MB", line) for line in lines), lines
+    assert any(line.startswith("writing shards: ") for line in lines)
+    assert max(map(len, lines)) <= 100
+    assert lines[-1] == ""
+    assert report.startswith("<Report ")
+
+
+def test_prepare_is_silent_on_request(kernel: Any, tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("some text")
+    shown = run(kernel, PREPARE.format(text=str(text), out=str(tmp_path / "a"), progress=False))
+    assert [one["msg_type"] for one in shown] == ["execute_result"]
