@@ -36,8 +36,8 @@ wait "$training" 2>/dev/null || true
 trap - INT TERM
 printf '\nKilled the training with SIGKILL. The same command resumes it:\n'
 show "$@"
-printf "\n$ tokenmill sample --name tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
-tokenmill sample --name tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5
+printf "\n$ tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
+tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5
 printf '\nResults:\n'
 printf '  %s\n' "demo/stdlib                     the dataset" \
     "demo/runs/tiny/loss.svg         the loss curves; open it in a browser" \

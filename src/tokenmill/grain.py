@@ -18,11 +18,16 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple, SupportsIndex
 
-import grain
 import numpy as np
 import numpy.typing as npt
 import orjson
-from absl import flags
+
+try:
+    import grain
+    from absl import flags
+except ModuleNotFoundError as error:
+    error.add_note("Install it with: pip install 'tokenmill[jax]'")
+    raise
 
 from tokenmill.errors import UsageError
 from tokenmill.load.loader import Loader

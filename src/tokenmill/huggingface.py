@@ -16,8 +16,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch.utils.data import Dataset
+try:
+    import torch
+    from torch.utils.data import Dataset
+except ModuleNotFoundError as error:
+    error.add_note("Install it with: pip install 'tokenmill[huggingface]'")
+    raise
 
 import tokenmill.torch
 from tokenmill.errors import UsageError

@@ -18,11 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Unpack, cast, overload
 
-import jax
 import numpy as np
 import numpy.typing as npt
-from jax._src import distributed  # the only access to the store that all processes share
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+try:
+    import jax
+    from jax._src import distributed  # the only access to the store that all processes share
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+except ModuleNotFoundError as error:
+    error.add_note("Install it with: pip install 'tokenmill[jax]'")
+    raise
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load import loader as arrays

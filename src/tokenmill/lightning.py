@@ -16,9 +16,13 @@ from collections.abc import Iterator, Mapping
 from inspect import signature
 from typing import Any, TypeAlias
 
-import lightning.pytorch as pl
-import torch
-from torch.utils.data import DataLoader
+try:
+    import lightning.pytorch as pl
+    import torch
+    from torch.utils.data import DataLoader
+except ModuleNotFoundError as error:
+    error.add_note("Install it with: pip install 'tokenmill[lightning]'")
+    raise
 
 from tokenmill.errors import UsageError
 from tokenmill.load import loader as arrays

@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as error:
+    error.add_note("Install it with: pip install 'tokenmill[tensorflow]'")
+    raise
 
 from tokenmill.errors import UsageError
 from tokenmill.load.loader import Loader

@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Unpac
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+try:
+    import torch
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+except ModuleNotFoundError as error:
+    error.add_note("Install it with: pip install 'tokenmill[torch]'")
+    raise
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load import loader as arrays

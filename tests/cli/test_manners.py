@@ -13,7 +13,7 @@ from shell import COMMAND, QUICK, prepared, run
 USAGE = {
     "unknown command": (["nonsense"], "Available commands"),
     "unknown option": (["prepare", "x", "--out", "o", "--wrokers", "3"], "Did you mean --workers?"),
-    "no input": (["prepare", "--out", "o"], "requires an argument"),
+    "no input": (["prepare", "--out", "o"], "needs INPUT"),
     "no output": (["prepare", "x"], "--out DIR"),
     "not a choice": (["prepare", "x", "--out", "o", "--dedup", "words"], "documents"),
     "no number": (["prepare", "x", "--out", "o", "--workers", "two"], "--workers"),
@@ -21,8 +21,8 @@ USAGE = {
     "out of range": (["prepare", "x", "--out", "o", "--val-fraction", "1"], "below 1"),
     "no size": (["prepare", "x", "--out", "o", "--memory", "lots"], "like 2GB"),
     "too little memory": (["prepare", "x", "--out", "o", "--memory", "1MB"], "fewer --workers"),
-    "no dataset given": (["info"], "requires an argument"),
-    "no file given": (["pretokenize"], "requires an argument"),
+    "no dataset given": (["info"], "needs PATH"),
+    "no file given": (["pretokenize"], "needs FILE"),
     "one file for two texts": (["pretokenize", "a.txt", "a.md"], "a.npy"),
 }
 
@@ -167,6 +167,24 @@ def test_dry_run_writes_nothing(tmp_path: Path, out: list[str]) -> None:
     assert os.listdir(tmp_path) == ["x.txt"]
     for word in ("files", "tokens", "disk", "memory", "time"):
         assert f"\n{word} " in f"\n{told.stdout}"
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("prepare --out x", "prepare needs INPUT."),
+        ("sample", "sample needs NAME."),
+        ("info", "info needs PATH."),
+        ("export x --out y", "export needs --to."),
+        ("tokenizer train --vocab-size 300", "tokenizer train needs INPUT."),
+    ],
+)
+def test_missing_arguments_are_named_as_in_the_usage_line(command: str, missing: str) -> None:
+    told = run(*command.split())
+    assert told.returncode == 2
+    assert told.stderr.startswith(f"tokenmill: {missing}\nSee tokenmill ")
+    usage = run(*missing.split(" needs ")[0].split(), "--help").stdout.splitlines()[0]
+    assert missing.rpartition(" ")[2].rstrip(".") in usage
 
 
 @pytest.mark.parametrize("command", ["prepare", "export", "import", "reshard"])

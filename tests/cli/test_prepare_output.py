@@ -73,11 +73,28 @@ def test_one_is_said_otherwise_than_many(tmp_path: Path, bad: int, repaired: str
     assert not re.search(r"\b1 \w+s\b", told.stdout + made.stdout.replace("s.", "."))
 
 
+def test_the_closing_lines_lead_to_training_and_agree_with_info(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(f"document {n}" for n in range(300)))
+    out = tmp_path / "out"
+    told = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.1")
+    steps = told.stdout.partition("Next:")[2].splitlines()
+    assert [line.strip() for line in steps] == [
+        f"tokenmill {command} {out}" for command in ("info", "peek", "train")
+    ]
+    shown = run("info", out).stdout
+    for split in ("train", "val"):
+        (row,) = (
+            line.split() for line in told.stdout.splitlines() if line.startswith(f" {split} ")
+        )
+        assert row in [line.split() for line in shown.splitlines()]
+
+
 def test_an_empty_training_split_is_told_and_peek_leads_on(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some words")
     out = tmp_path / "out"
     told = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.999999")
     assert "The training split is empty" in told.stdout
+    assert "tokenmill train" not in told.stdout
     told = run("peek", out)
     assert told.returncode == 1
     assert "Splits with tokens: val." in told.stderr

@@ -51,6 +51,21 @@ def test_every_command_has_help_with_an_explained_line_for_each_option(command: 
     assert "\x1b" not in told.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "explained"),
+    [
+        ("prepare", "The same command resumes after any interruption."),
+        ("download", "Without REPO it downloads three shards"),
+        ("train", "torchrun --nproc-per-node 8"),
+        ("verify", "The exit status is 0"),
+    ],
+)
+def test_help_of_a_command_says_more_than_the_list_of_commands(
+    command: str, explained: str
+) -> None:
+    assert explained in " ".join(run(command, "--help").stdout.split())
+
+
 def test_every_command_is_covered_here() -> None:
     told = run("--help").stdout
     listed = {line.split()[1] for line in told.splitlines() if line.startswith("│ ")}

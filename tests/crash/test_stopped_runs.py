@@ -62,9 +62,7 @@ def test_stopped_run_says_how_to_go_on_and_goes_on(
     assert wait_until(lambda: any(out.glob(".work/segments/*.json")))
     _, told = stop(process, number, whole_group)
     assert process.returncode == 130, told
-    assert told.strip() == (
-        f"Stopped. What is done is kept in {out}; the same command resumes from there."
-    )
+    assert told.strip() == (f"Stopped. What is done is kept in {out}; the same command resumes.")
     assert not members(process.pid)
     assert not temporaries(out)
     ended = run(*command(corpus, out))
@@ -83,7 +81,7 @@ def test_stopped_at_any_stage_is_quiet_and_prompt(
     assert wait_until(lambda: any(out.glob(moment)))
     _, told = stop(process, number, True)
     assert process.returncode == 130, told
-    assert told.startswith("Stopped. ")
+    assert told.splitlines()[-1].startswith("Stopped. ")  # a slow machine prints progress before
     assert "Traceback" not in told
     assert not members(process.pid)
     assert not temporaries(out)
@@ -150,7 +148,7 @@ def test_stopped_pretokenize_says_how_to_go_on_and_goes_on(tmp_path: Path) -> No
     assert wait_until(lambda: any(tmp_path.glob(".x.npy.work/.work/segments/*")))
     _, told = stop(process, signal.SIGINT, True)
     assert process.returncode == 130
-    assert told.strip().endswith("the same command resumes from there.")
+    assert told.strip().endswith("the same command resumes.")
     assert not temporaries(tmp_path)
     assert run(*arguments).returncode == 0
     assert set(contents(tmp_path)) == {"x.txt", "x.npy"}

@@ -23,3 +23,22 @@ def test_a_module_imports_no_other_framework(module, allowed):
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert set(told.stdout.split()) <= allowed
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("torch", "torch", "torch"),
+        ("lightning", "lightning", "lightning"),
+        ("jax", "jax", "jax"),
+        ("grain", "grain", "jax"),
+        ("tensorflow", "tensorflow", "tensorflow"),
+        ("huggingface", "torch", "huggingface"),
+    ],
+)
+def test_a_missing_framework_is_an_import_error_with_the_line_to_install_it(module, missing, extra):
+    code = f"import sys; sys.modules[{missing!r}] = None; import tokenmill.{module}"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.returncode == 1
+    assert "ModuleNotFoundError" in told.stderr
+    assert told.stderr.endswith(f"Install it with: pip install 'tokenmill[{extra}]'\n")

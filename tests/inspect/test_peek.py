@@ -83,7 +83,7 @@ def test_the_command_shows_text_origin_and_the_next_command(folder, capsys):
     for part in (
         "document: 1 of 5 in split train",
         "source:   texts/a.txt, byte 15",
-        "tokens:   22: 15 to 36 of the split; shown are 15 to 26",
+        "tokens:   22: 15 to 36 of the split; showing 15 to 26",
         "shard:    train/shard_00001.bin, from its token 5",
         "\n\nÜnïcödé",
         f"tokenmill peek {folder} --document 1 --length 22",

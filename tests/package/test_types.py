@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What the text around the examples of a page has introduced.
 PREAMBLES = {
-    "README.md": 'import tokenmill\ncode = tokenmill.open("data/code")["train"]\n',
+    "README.md": "import tokenmill\n",
     "formats.md": "import tokenmill\n",
     "prepare.md": "import tokenmill\n",
 }

@@ -98,3 +98,15 @@ def test_text_in_a_folder_of_the_suggested_name_gets_another(tmp_path, monkeypat
     make_folder(tmp_path / "data" / "corpus")
     with pytest.raises(DatasetError, match="--out data/corpus_tokens"):
         tokenmill.open("data/corpus")
+
+
+def test_a_folder_of_datasets_and_a_misspelt_one_lead_to_the_dataset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input.txt").write_text(TEXT)
+    tokenmill.prepare("input.txt", "data/corpus", tokenizer="bytes", workers=1)
+    with pytest.raises(DatasetError, match=r"Name one of them: data/corpus$"):
+        tokenmill.open("data")
+    with pytest.raises(
+        DatasetError, match=r"data/corpu does not exist. Did you mean data/corpus\?"
+    ):
+        tokenmill.open("data/corpu")

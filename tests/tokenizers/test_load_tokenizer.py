@@ -117,16 +117,16 @@ def test_another_end_is_another_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("gpt-2", "no tokenizer 'gpt-2'; did you mean 'gpt2'?"),
-        ("GPT2", "did you mean 'gpt2'?"),
-        ("byte", "did you mean 'bytes'?"),
-        ("nonsense", "no tokenizer 'nonsense'; Understood are: gpt2, bytes, a path"),
-        ("", "Understood are"),
-        ("x/tokenizer.json", "no tokenizer 'x/tokenizer.json'; there is no such file"),
-        ("/no/such/place", "Understood are"),
-        ("../models/mine", "Understood are"),
+        ("gpt-2", "There is no tokenizer 'gpt-2'. Did you mean 'gpt2'?"),
+        ("GPT2", "Did you mean 'gpt2'?"),
+        ("byte", "Did you mean 'bytes'?"),
+        ("nonsense", "There is no tokenizer 'nonsense'. Use gpt2, bytes, a path"),
+        ("", "Use gpt2, bytes"),
+        ("x/tokenizer.json", "There is no tokenizer 'x/tokenizer.json'. No such file exists"),
+        ("/no/such/place", "Use gpt2, bytes"),
+        ("../models/mine", "Use gpt2, bytes"),
         ("openai-community/gpt2", "pass the path of a tokenizer.json instead"),
-        ("openai-community/gpt2", "did you mean 'gpt2'?"),
+        ("openai-community/gpt2", "Did you mean 'gpt2'?"),
     ],
 )
 def test_wrong_names_say_what_is_understood(name: str, reason: str) -> None:

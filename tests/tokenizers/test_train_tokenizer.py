@@ -172,10 +172,10 @@ def test_the_command_prints_what_it_made_and_what_to_type_next(
     shutil.copytree(corpus / "part1", "my texts")
     assert main(["tokenizer", "train", "my texts", "--vocab-size", "1000"]) == 0
     printed, errors = capfd.readouterr()
-    fingerprint = load_tokenizer("tokenizer.json").fingerprint
+    assert load_tokenizer("tokenizer.json").vocab_size == 1_000
     assert printed == (
-        f"tokenizer.json: 1,000 ids, end of text 256, fingerprint {fingerprint}\n"
-        "Next: tokenmill prepare 'my texts' --tokenizer tokenizer.json --out data/corpus\n"
+        "tokenizer.json: 1,000 ids, of which 256 is the end of text.\n"
+        "\nNext:  tokenmill prepare 'my texts' --tokenizer tokenizer.json --out data/corpus\n"
     )
     assert errors == ""
 
@@ -204,4 +204,4 @@ def test_the_command_says_where_text_was_too_short(
 
 def test_the_command_without_inputs_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["tokenizer", "train", "--vocab-size", "1000"]) == 2
-    assert "name at least one text file" in capfd.readouterr().err
+    assert "tokenizer train needs INPUT" in capfd.readouterr().err

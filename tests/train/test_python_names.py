@@ -60,14 +60,14 @@ def test_progress_is_printed_on_request(
     assert any(line.startswith("step 1/3  loss") for line in shown)
 
 
-def test_the_default_without_an_accelerator_is_named_as_in_python(
+def test_the_default_without_a_gpu_is_named_as_in_python(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = {name: value for name, value in SMALL.items() if name != "config"}
     flags["sample_tokens"] = 0
     tokenmill.train(data, runs=tmp_path, device="cpu", progress=True, **flags)
     shown = capsys.readouterr().out
-    assert "No accelerator found: training the preset `laptop` (" in shown
+    assert "Training on the CPU with the preset `laptop`: about 4 minutes" in shown
     assert "`config='124M'` trains a full model" in shown
     used, preset = read_config(tmp_path / "corpus" / "config.json"), read_config("laptop")
     assert used == override(preset, **flags)

@@ -18,7 +18,7 @@ from tokenmill.tokenizers import load_tokenizer
 from tokenmill.trainer.config import Config
 from tokenmill.trainer.data import open_data
 from tokenmill.trainer.run import train
-from tokenmill.trainer.sample import generate, load_run_for_sampling
+from tokenmill.trainer.sample import generate, load_run_for_sampling, sample
 
 LOGITS = np.array([0.5, 2.0, 1.0, -1.0, 9.0], np.float32)
 
@@ -145,6 +145,20 @@ def test_a_run_that_is_not_there_or_has_another_tokenizer_is_refused(
     state.unlink()
     with pytest.raises(TokenizerError, match="Give the tokenizer when you train"):
         load_run_for_sampling(copy)
+
+
+def test_a_run_without_a_checkpoint_yet_and_a_dataset_are_told_apart(tmp_path: Path) -> None:
+    begun = tmp_path / "runs" / "begun"
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text("{}")
+    with pytest.raises(
+        StateError, match=r"begun has no checkpoint yet\. Training writes one every"
+    ):
+        sample("begun", runs=tmp_path / "runs")
+    dataset = tmp_path / "data" / "corpus"
+    dataset.mkdir(parents=True)
+    with pytest.raises(StateError, match="corpus is not the folder of a run"):
+        sample(dataset, runs=tmp_path / "runs")
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_told_of(runs: Path, tmp_path: Path) -> None:

@@ -119,17 +119,17 @@ def test_a_run_says_what_it_does_and_what_to_type_next(data: Path, tmp_path: Pat
     assert first.stderr == ""
     lines = first.stdout.splitlines()
     assert lines[0].startswith(f"data      {data}: ")
-    assert lines[1].startswith("No accelerator found: training the preset `laptop` (")
-    assert "--config 124M trains a full model" in lines[1]
-    assert "parameters on 1 thread (torch)" in lines[2]
-    assert lines[3] == "steps     7 of 8 rows of 32 tokens"
-    assert lines[4].startswith("step 1/7  loss 5.")
-    assert lines[5].startswith("time      about ")
-    assert lines[6].startswith("step 5/7  loss 5.")
+    assert lines[1].startswith("Training on the CPU with the preset `laptop`: ")
+    assert lines[2] == "--config 124M trains a full model."
+    assert "parameters on 1 thread (torch)" in lines[3]
+    assert lines[4] == "steps     7 of 8 rows of 32 tokens"
+    assert lines[5].startswith("step 1/7  loss 5.")
+    assert lines[6].startswith("time      about ")
+    assert lines[7].startswith("step 5/7  loss 5.")
     for word in ("tokens/s", "rate 100%", "data ", "B  ", "left"):
-        assert word in lines[6]
+        assert word in lines[7]
     assert "step 7/7  sample: " in first.stdout
-    assert f"tokenmill sample --name 'my model' --runs {tmp_path}" in lines[-1]
+    assert f"tokenmill sample 'my model' --runs {tmp_path}" in lines[-1]
     made = {path.name for path in (tmp_path / "my model").iterdir()}
     assert made == {
         *("config.json", "tokenizer_state.json", "metrics.jsonl", "row_losses.f32", "loss.svg"),
@@ -231,4 +231,4 @@ def test_the_data_are_all_that_must_be_given(data: Path, tmp_path: Path) -> None
     ended = run(*ONE, "train", data, "--runs", tmp_path, *SMALL, "--max-steps", "1")
     assert ended.returncode == 0, ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == [data.name]
-    assert f"tokenmill sample --name {data.name}" in ended.stdout
+    assert f"tokenmill sample {data.name} --runs" in ended.stdout

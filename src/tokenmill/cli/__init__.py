@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError
 
 from tokenmill.cli.flags import name_flags, set_command
 from tokenmill.errors import TokenmillError
@@ -24,14 +24,14 @@ __all__ = ["app", "main"]
 
 _LOOK_AGAIN = 0.005  # seconds, whether an import has ended
 
-HELP = """Turn text into tokens on disk, look at them, and train a model on them.
+HELP = """Turn text into tokens on disk, and train a model on them. To begin:
 
-`tokenmill prepare my_texts/ --out data/corpus` makes a dataset from text. After any interruption,
-the same command resumes. A finished dataset is complete, has checksums, and needs no network.
+* tokenmill prepare my_texts/ --out data/corpus
+* tokenmill info data/corpus
+* tokenmill train data/corpus --name my_model
+* tokenmill sample my_model
 
-`tokenmill info data/corpus` shows what is in it, `tokenmill train data/corpus --name my_model` trains
-a model on it, and `tokenmill sample my_model` generates text. Add `--help` to a command for its
-options.
+After any interruption, the same command resumes. Add --help to a command for its options.
 """
 
 app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
@@ -40,12 +40,12 @@ app.command("tokenmill.cli.prepare:prepare", name="prepare", help="Make a datase
 app.command(
     "tokenmill.cli.pretokenize:pretokenize",
     name="pretokenize",
-    help="Make one X.npy beside each X.txt.",
+    help="Make an X.npy next to each X.txt.",
 )
 app.command(
     "tokenmill.cli.download:download",
     name="download",
-    help="Fetch tokens or text from the Hugging Face hub.",
+    help="Download tokens or text from the Hugging Face Hub.",
 )
 app.command("tokenmill.cli.info:info", name="info", help="Show what is in a dataset.")
 app.command("tokenmill.cli.peek:peek", name="peek", help="Show one document and its origin.")
@@ -59,7 +59,9 @@ app.command(
     help="Make a dataset from another program's tokens.",
 )
 app.command(
-    "tokenmill.cli.reshard:reshard", name="reshard", help="Cut a dataset into other shards."
+    "tokenmill.cli.reshard:reshard",
+    name="reshard",
+    help="Write a dataset in shards of another size.",
 )
 app.command(
     "tokenmill.cli.train:train", name="train", help="Train a model, or resume its training."
@@ -85,6 +87,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
             stream.reconfigure(errors="backslashreplace")
     try:
         with _stoppable():
+            _use_docstring(sys.argv[1:] if arguments is None else arguments)
             returned = app(
                 arguments, result_action="return_value", exit_on_error=False, print_error=False
             )
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
         return error.exit_status
     except CycloptsError as error:
         command = " ".join(["tokenmill", *(error.command_chain or ())])
-        _complain(f"{error}\nSee {command} --help.")
+        _complain(f"{_name_missing(error) or error}\nSee {command} --help.")
         return 2
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -104,6 +107,24 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
         return 0
     except SystemExit as leave:  # rich's answer to a closed pipe
         return leave.code if isinstance(leave.code, int) else 2
+
+
+def _name_missing(error: CycloptsError) -> str | None:
+    """The message about a missing argument, named as in the usage line; None for other errors."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return None
+    name = error.argument.names[0]
+    if error.argument.index is not None:
+        name = name.removeprefix("--").upper()
+    return f"{' '.join(error.command_chain or ())} needs {name}."
+
+
+def _use_docstring(arguments: Sequence[str]) -> None:
+    """Let the help of the running command be its docstring, not its line in the list of commands."""
+    _, apps, _ = app.parse_commands(arguments)
+    for command in apps[1:]:
+        if command.default_command is not None and not command.name[0].startswith("-"):
+            command.help = None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`tokenmill download`: files of a dataset on the Hugging Face hub."""
+"""`tokenmill download`: files of a dataset on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def download(
     max_files: int | None = None,
     to: Path | None = None,
 ) -> int:
-    """Fetch tokens or text from the Hugging Face hub: only the files asked for, checked to the byte.
+    """Download tokens or text from the Hugging Face Hub: only the files you name, checked to the byte.
 
     The same command resumes after any interruption, also in the middle of a file. Without REPO it
-    fetches three shards of karpathy/fineweb-edu-100B-gpt2-token-shards, 200 MB each.
+    downloads three shards of karpathy/fineweb-edu-100B-gpt2-token-shards, 200 MB each.
 
     Parameters
     ----------
     repository
-        OWNER/NAME of a dataset, if wanted with @REVISION and /FOLDER, /FILE or a glob behind it.
+        OWNER/NAME of a dataset; may be followed by @REVISION, and by /FOLDER, /FILE or a glob.
     shards
-        Numbers of token files, such as 1-3 or 1,4,7-9; all of them by default.
+        Numbers of token files, such as 1-3 or 1,4,7-9; by default all.
     split
         Only files with this word in their names, such as train.
     max_files
-        Only the first so many files.
+        Only the first N files.
     to
-        The folder for them; data/NAME by default.
+        Folder to write to; by default data/NAME.
     """
     # A failure is reported once at the end; the library's messages about retries are noise.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -30,7 +30,7 @@ def info(
     opening: Opening = RECOGNISED,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
-    """Tell what is in a dataset: its tokens, where they came from and what was left out.
+    """Show what is in a dataset: its tokens, where they came from and what was left out.
 
     Parameters
     ----------

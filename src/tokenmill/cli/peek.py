@@ -37,17 +37,17 @@ def peek(
     path
         A dataset's folder, or a file or folder of tokens in another format.
     tokenizer
-        The tokenizer that made the tokens, if they do not tell: gpt2, bytes or a file.
+        The tokenizer that made the tokens, if the data does not say: gpt2, bytes or a file.
     split
-        The split to look into.
+        The split to read.
     document
-        The document's number; negative ones count from the end. Without it, the first.
+        Number of the document; negative numbers count from the end. By default the first.
     token
-        A token of the split instead: what is around it in its document is shown.
+        Number of a token in the split; shows the part of its document around it.
     length
-        How many tokens to show at most.
+        Maximum number of tokens to show.
     ids
-        Show each token's number and id beside its text.
+        Show the number and id of each token next to its text.
     """
     dataset = open_dataset(path, tokenizer=tokenizer, **opening.options)
     found = look(dataset, split=split, document=document, token=token, length=length)
@@ -72,7 +72,7 @@ def _show_origin(found: Peek) -> None:
     last = document.start + document.length - 1
     shown = ""
     if len(found.ids) < document.length:
-        shown = f"; shown are {found.start} to {found.end - 1}"
+        shown = f"; showing {found.start} to {found.end - 1}"
     rows = {"document": f"{document.number} of {count(found.documents)} in split {document.split}"}
     if document.source is not None:
         rows["source"] = f"{document.source.path}, {document.source.unit} {document.offset}"

@@ -30,6 +30,7 @@ from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.mill.run import Mill, Report
 from tokenmill.mill.run import prepare as prepare_dataset
 from tokenmill.mill.settings import Settings
+from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
 
 __all__ = ["prepare", "prepare_and_show", "show_report"]
@@ -76,7 +77,7 @@ def prepare(
         Print the plan and an estimate measured on a sample, and stop.
     """
     if out is None and not dry_run:
-        raise UsageError("Say where the dataset goes: --out DIR.")
+        raise UsageError("Name the folder for the dataset: --out DIR.")
     folder = out or Path("dataset")
     chosen = (settings or Settings()).to_json()
     limit = parse_size(memory) if memory else None
@@ -124,7 +125,7 @@ def show_report(report: Report, seconds: float) -> None:
             count(split.tokens),
             count(split.documents),
             count(len(split.shards)),
-            size(split.tokens * width),
+            size(split.tokens * width + split.documents * DOCUMENT_DTYPE.itemsize),
         )
     stdout.print(table)
     _line(
@@ -149,16 +150,18 @@ def show_report(report: Report, seconds: float) -> None:
     _line(told + ("." if report.was_finished else f"; {duration(seconds)}, {size(rate)}/s."))
     if not manifest.splits["train"].tokens:
         _line(
-            "The training split is empty: all documents fell to validation. "
+            "The training split is empty: all documents fell to validation.\n"
             "See --documents and --val-fraction."
         )
     if not manifest.splits["val"].tokens and manifest.settings["val_fraction"]:
         _line(
-            "The validation split is empty, because there are too few documents. "
+            "The validation split is empty, because there are too few documents.\n"
             "See --documents and --val-fraction."
         )
     _line(f"\nNext:  tokenmill info {here}")
     _line(f"       tokenmill peek {here}")
+    if manifest.splits["train"].tokens:
+        _line(f"       tokenmill train {here}")
 
 
 def _show_repairs(report: Report) -> None:

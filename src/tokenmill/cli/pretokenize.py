@@ -1,4 +1,4 @@
-"""`tokenmill pretokenize`: one .npy file beside each text file."""
+"""`tokenmill pretokenize`: one .npy file next to each text file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pretokenize(
     memory: str | None = None,
     restart: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Make one X.npy beside each X.txt: its ids, as they are, for a memory map.
+    """Make an X.npy next to each X.txt: its token ids, ready to be memory-mapped.
 
     The text is neither cleaned nor deduplicated. The same command resumes after an interruption.
 
@@ -39,13 +39,13 @@ def pretokenize(
     tokenizer
         gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
     dtype
-        How ids are stored; auto takes uint16 where the vocabulary allows.
+        How to store ids; auto takes uint16 if the vocabulary allows, else uint32.
     workers
-        Worker processes; as many as there are cores by default.
+        Number of worker processes; by default one per core.
     memory
-        What the workers may take together, such as 2GB; 288MiB each by default.
+        Memory limit for all workers together, such as 2GB; by default 288MiB per worker.
     restart
-        Make it anew, even if it is there or half done.
+        Start over, even if the file exists or is half done.
     """
     limit = parse_size(memory) if memory else None
     targets = [npy_path(text) for text in files]
@@ -67,7 +67,7 @@ def pretokenize(
                     watcher=display,
                 )
         except KeyboardInterrupt:
-            return tell_stopped(f"beside {text}")
+            return tell_stopped(f"next to {text}")
         if made.was_there:
             _line(f"{made.path} was there before: {counted(made.tokens, 'token')} of {made.dtype}.")
             continue

@@ -22,8 +22,6 @@ class Display(PlainDisplay):
 def tell_stopped(where: str) -> int:
     """What to say after Ctrl-C; returns the exit status for it."""
     stderr.print(
-        Text(
-            f"Stopped. What is done is kept {harmless(where)}; the same command resumes from there."
-        )
+        Text(f"Stopped. What is done is kept {harmless(where)}; the same command resumes.")
     )
     return 130

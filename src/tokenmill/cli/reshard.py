@@ -23,7 +23,7 @@ def reshard(
     out: Path,
     tokens_per_shard: int,
 ) -> int:
-    """Make a dataset again with shards of another length; no batch changes by it.
+    """Write the same dataset in shards of another size; batches stay the same.
 
     The same command resumes after an interruption.
 
@@ -34,7 +34,7 @@ def reshard(
     out
         A new or empty folder.
     tokens_per_shard
-        The tokens in each file but the last.
+        Tokens in each shard; the last one has fewer.
     """
     try:
         with show_bar("resharding") as progress:

@@ -1,4 +1,4 @@
-"""`tokenmill tokenizer`: train a tokenizer on text of one's own."""
+"""`tokenmill tokenizer`: train a tokenizer on your own text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = App(name="tokenizer", help="Train a tokenizer.")
 
 @app.command
 def train(
-    *inputs: Annotated[str, Parameter(negative=())],
+    *inputs: Annotated[str, Parameter(name="INPUT", required=True, json_list=False)],
     vocab_size: int,
     out: Path = Path("tokenizer.json"),
     text_field: str = "text",
@@ -33,16 +33,15 @@ def train(
     inputs
         Files, folders and globs: text, source code, JSON lines, Parquet; .gz .zst .bz2 .xz too.
     vocab_size
-        How many ids, the 256 bytes and <|endoftext|> included, such as 32000.
+        Number of ids, including the 256 bytes and <|endoftext|>, such as 32000.
     out
         The tokenizer.json to write.
     text_field
-        The field, or column, that holds the text.
+        The JSON field, or Parquet column, with the text.
     """
     tokenizer = train_tokenizer(inputs, vocab_size=vocab_size, out=out, text_field=text_field)
     stdout.print(
-        f"{out}: {count(tokenizer.vocab_size)} ids, end of text {tokenizer.eot_id}, "
-        f"fingerprint {tokenizer.fingerprint}"
+        f"{out}: {count(tokenizer.vocab_size)} ids, of which {tokenizer.eot_id} is the end of text."
     )
     if tokenizer.vocab_size < vocab_size:
         stdout.print(f"The text has too few words for the {count(vocab_size)} ids asked for.")
@@ -50,6 +49,6 @@ def train(
     if text_field != "text":
         texts += f" --text-field {shlex.quote(text_field)}"
     stdout.print(
-        f"Next: tokenmill prepare {texts} --tokenizer {shlex.quote(str(out))} --out data/corpus"
+        f"\nNext:  tokenmill prepare {texts} --tokenizer {shlex.quote(str(out))} --out data/corpus"
     )
     return 0

@@ -172,7 +172,9 @@ def _show_end(report: Any, runs: Path) -> None:
     if report.was_finished:
         _line("To continue training, pass a larger --max-steps; to start over, --restart.")
     place = "" if runs == Path("runs") else f" --runs {typed(runs)}"
-    _line(f"\nNext:  tokenmill sample --name {shlex.quote(report.path.name)}{place}")
+    name = shlex.quote(report.path.name)
+    given = f"--name={name}" if name.startswith("-") else name
+    _line(f"\nNext:  tokenmill sample {given}{place}")
 
 
 def _show_curves(path: Path) -> None:

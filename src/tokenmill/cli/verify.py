@@ -35,14 +35,14 @@ def verify(
 ) -> int:
     """Check every byte of a dataset: checksums, ids, documents, splits and counts.
 
-    The exit status is 0 if it is sound, and 1 if anything is wrong with it.
+    The exit status is 0 if everything is correct, and 1 if anything is wrong.
 
     Parameters
     ----------
     path
         A dataset's folder, or a file or folder of tokens in another format.
     vocab_size
-        All ids must be below it, where the tokens do not tell their vocabulary.
+        All ids must be below this, if the data does not say its vocabulary.
     """
     findings = _examine(path, vocab_size=vocab_size, **opening.options)
     for note in findings.notes:

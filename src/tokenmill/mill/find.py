@@ -7,7 +7,6 @@ their fault. A file that the user names is read whatever it contains, unless it 
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from tokenmill.mill.recognize import (
     why_not_text,
 )
 from tokenmill.store.manifest import MANIFEST_NAME
+from tokenmill.store.paths import find_near
 
 __all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
 
@@ -154,19 +154,12 @@ def _explain_missing(path: Path) -> str:
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
-        hint = f" Did you mean {path.parent / near[0]}?" if near else ""
+        near = find_near(path)
+        hint = f" Did you mean {near}?" if near is not None else ""
         return f"There is no file or folder {path}.{hint}"
     except (OSError, ValueError) as error:  # a NUL byte in a name is a ValueError
         return f"{path} cannot be read: {getattr(error, 'strerror', error)}."
     return f"{path} cannot be read."
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _walk(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from tokenmill.hub.address import is_address
 from tokenmill.store.files import find_cure
 from tokenmill.store.formats.folder import sort_names
 
-__all__ = ["AnyPath", "AnyPaths", "find", "find_all", "group_by_folder"]
+__all__ = ["AnyPath", "AnyPaths", "find", "find_all", "find_near", "group_by_folder"]
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 AnyPaths: TypeAlias = AnyPath | Sequence[AnyPath]
@@ -75,8 +76,10 @@ def find(path: AnyPath) -> Path:
             index = found.with_name(found.name + ".idx")  # Megatron files are named by their prefix
             if index.is_file():
                 return index
+            near = find_near(found)
+            hint = f"Did you mean {near}? " if near is not None else ""
             raise DatasetError(
-                f"{found} does not exist. Make a dataset with: "
+                f"{found} does not exist. {hint}Make a dataset with: "
                 f"tokenmill prepare TEXTS --out {found}"
             )
         if not found.is_dir():
@@ -90,6 +93,23 @@ def find(path: AnyPath) -> Path:
             f"{str(path)!r} cannot be read: {reason}. {find_cure(error, '')}".rstrip()
         ) from error
     return found
+
+
+def find_near(path: Path) -> Path | None:
+    """The file or folder next to a missing one whose name is most like it.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "corpus").mkdir()
+    >>> find_near(folder / "corpu").name, find_near(folder / "web")
+    ('corpus', None)
+    """
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, 1)
+    return path.parent / near[0] if near else None
 
 
 def _exists(path: str) -> bool:

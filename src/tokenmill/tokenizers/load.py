@@ -32,7 +32,7 @@ __all__ = ["from_state", "load_tokenizer"]
 BUILT_IN = ("gpt2", "bytes")
 UNDERSTOOD = (
     "gpt2, bytes, a path to a tokenizer.json or to a folder with one, a path to a .tiktoken rank "
-    "file or a SentencePiece .model, or organisation/name on the Hugging Face hub"
+    "file or a SentencePiece .model, or organisation/name on the Hugging Face Hub"
 )
 
 
@@ -54,7 +54,8 @@ def load_tokenizer(
     >>> load_tokenizer("gpt-2")
     Traceback (most recent call last):
     ...
-    tokenmill.errors.TokenizerError: no tokenizer 'gpt-2'; did you mean 'gpt2'? Understood are: ...
+    tokenmill.errors.TokenizerError: There is no tokenizer 'gpt-2'. Did you mean 'gpt2'? Use gpt2, \
+bytes, ...
     """
     text = os.fspath(name)
     path = Path(text)
@@ -72,7 +73,7 @@ def load_tokenizer(
         return _load_file(path, scheme, eot)
     if _looks_like_hub_name(text):
         return _load_from_hub(text, eot)
-    raise TokenizerError(f"no tokenizer {text!r}; {_suggest(text)}Understood are: {UNDERSTOOD}")
+    raise TokenizerError(f"There is no tokenizer {text!r}. {_suggest(text)}Use {UNDERSTOOD}.")
 
 
 def from_state(state: Mapping[str, Any]) -> Tokenizer:
@@ -148,7 +149,7 @@ def _load_file(
         return _finish(read_model_file(data, path.name), path.stem, eot)
     if path.suffix != ".json":
         raise TokenizerError(
-            f"cannot tell what kind of tokenizer {str(path)!r} is. Understood are: {UNDERSTOOD}"
+            f"cannot tell what kind of tokenizer {str(path)!r} is. Use {UNDERSTOOD}."
         )
     document = parse_json(data, path.name)
     configured = _read_configured_eot(path.with_name("tokenizer_config.json"))
@@ -215,8 +216,8 @@ def _looks_like_hub_name(text: str) -> bool:
 
 def _suggest(text: str) -> str:
     if text.endswith((".json", ".model", ".tiktoken")):
-        return "there is no such file. "
+        return "No such file exists. "
     from difflib import get_close_matches
 
     near = get_close_matches(text.rpartition("/")[2].lower(), BUILT_IN, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}? " if near else ""
+    return f"Did you mean {near[0]!r}? " if near else ""

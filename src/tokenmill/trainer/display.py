@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,8 @@ class Display(Silent):
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
         """A line of metrics."""
-        print(harmless(tell_line(line, steps, seconds_left)), flush=True)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(harmless(tell_line(line, steps, seconds_left, width)), flush=True)
 
     def expect(self, seconds: float) -> None:
         """The expected time of the rest of the run."""
@@ -56,8 +58,10 @@ def is_watched() -> bool:
     return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
-def tell_line(line: dict[str, Any], steps: int, seconds_left: float) -> str:
-    """A line of metrics as text.
+def tell_line(
+    line: dict[str, Any], steps: int, seconds_left: float, width: int | None = None
+) -> str:
+    """A line of metrics as text; one that is wider than `width` omits its least important numbers.
 
     >>> tell_line({"step": 20, "val_loss": 2.5, "bits_per_byte": 1.25}, 100, 3)
     'step  20/100  validation loss 2.5000  1.2500 bits per byte'
@@ -70,13 +74,20 @@ def tell_line(line: dict[str, Any], steps: int, seconds_left: float) -> str:
             f"rate {line['rate']:4.0%}",
             f"{count(round(line['tokens_per_second'])):>9} tokens/s",
             f"data {line['waiting']:5.1%}",
-            size(line["memory"]),
+            f"{size(line['memory']):>8}",
         ]
         if "mfu" in line:
             words.append(f"mfu {line['mfu']:.1%}")
+        left = ""
         if line["step"] < steps and math.isfinite(seconds_left):
-            words.append(f"{duration(seconds_left)} left")
-    elif "val_loss" in line:
+            left = f"{duration(seconds_left)} left"
+        words.append(f"{left:>16}")  # the longest is 59 min 59 s left: all lines omit the same
+        for spare in ("B", "data ", "mfu ", "rate "):
+            if width is None or len("  ".join(words)) <= width:
+                break
+            words = [word for word in words if not (word.startswith(spare) or word.endswith(spare))]
+        return "  ".join(words).rstrip()
+    if "val_loss" in line:
         words.append(f"validation loss {line['val_loss']:.4f}")
         if "bits_per_byte" in line:
             words.append(f"{line['bits_per_byte']:.4f} bits per byte")

@@ -136,5 +136,5 @@ class Stop:
             raise KeyboardInterrupt
         if not self.asked:
             self.asked = True
-            again = " Ctrl-C again stops immediately, without one." if self._impatient else ""
-            self._tell(f"Stopping after this micro-batch, with a checkpoint.{again}")
+            again = " Ctrl-C again stops now, without a checkpoint." if self._impatient else ""
+            self._tell(f"Stopping after this micro-batch.{again}")

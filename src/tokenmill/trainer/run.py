@@ -184,8 +184,7 @@ def train(
         watcher.note(f"data      {data.describe}")
         if has_default and _is_small_default(backend, device):
             watcher.note(
-                f"No accelerator found: training the preset `{SMALL_DEFAULT}` "
-                f"({count_parameters(shape):,} parameters, about 4 minutes on two cores). "
+                f"Training on the CPU with the preset `{SMALL_DEFAULT}`: about 4 minutes on two cores.\n"
                 "`config='124M'` trains a full model."
             )
     loader = _make_loader(data, config, rank, world_size)

@@ -26,7 +26,7 @@ from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.trainer.backend import Backend, open_backend
 from tokenmill.trainer.checkpoints import Checkpoints, State
 from tokenmill.trainer.config import Config
-from tokenmill.trainer.folder import CHECKPOINTS_NAME, find_folder
+from tokenmill.trainer.folder import CHECKPOINTS_NAME, CONFIG_NAME, find_folder
 from tokenmill.trainer.model import Shape
 
 __all__ = ["TrainedModel", "generate", "load_run_for_sampling", "sample"]
@@ -166,6 +166,11 @@ DATA --name none
     """
     folder = Path(run)
     if not (folder / CHECKPOINTS_NAME).is_dir():
+        if folder.is_dir() and len(folder.parts) > 1:
+            raise StateError(
+                f"{folder} is not the folder of a run: it has no {CHECKPOINTS_NAME}. Train a model "
+                "first: tokenmill train DATA --name NAME"
+            )
         folder = find_folder(runs, os.fspath(run))
     model = load_run_for_sampling(folder, backend=backend, device=device, best=best, warn=warn)
     given = prompt.encode() if isinstance(prompt, str) else prompt
@@ -194,6 +199,11 @@ DATA --name none
     path = Path(folder)
     checkpoints = Checkpoints(path / CHECKPOINTS_NAME)
     found = checkpoints.best(warn) if best else checkpoints.newest(warn)
+    if found is None and (path / CONFIG_NAME).exists():
+        raise StateError(
+            f"{path} has no checkpoint yet. Training writes one every `checkpoint_every` steps, and "
+            "when you stop it with Ctrl-C."
+        )
     if found is None:
         raise StateError(
             f"{path} has no checkpoint. Train a model first: tokenmill train DATA --name {path.name}"

@@ -7,6 +7,8 @@ with `NAME` and `read` (see `protocol`) and put it in `FORMATS`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.files import find_cure
 from tokenmill.store.formats import (
@@ -23,6 +25,7 @@ from tokenmill.store.formats import (
     raw,
 )
 from tokenmill.store.formats.protocol import Asked, Contents, Format, NotThisFormat
+from tokenmill.store.manifest import MANIFEST_NAME
 from tokenmill.store.text import find_text
 
 __all__ = ["FORMATS", "OTHER_NAMES", "recognize"]
@@ -65,6 +68,10 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
     what = asked.path / asked.chosen[0] if asked.chosen else asked.path
     if text := find_text(what):
         raise DatasetError(text)
+    if inside := _find_datasets(what):
+        raise DatasetError(
+            f"{what} is not a dataset, but has datasets in it. Name one of them: {', '.join(inside)}"
+        )
     cure = "Give its `format`, or, if it contains only ids, their `dtype`."
     if asked.format is not None:
         cure = "Give what is missing, or omit `format` to have it recognised."
@@ -72,3 +79,8 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
         broken = {name: one for name, one in asked.others.items() if one != "is a folder"}
         reasons += [f"  {name} {one}" for name, one in [*broken.items()][:3]]
     raise DatasetError("\n".join([f"{what} is not token data in a known format.", *reasons, cure]))
+
+
+def _find_datasets(folder: Path) -> list[str]:
+    """Up to five prepared datasets directly in a folder."""
+    return [str(found.parent) for found in sorted(folder.glob(f"*/{MANIFEST_NAME}"))[:5]]
