@@ -14,7 +14,7 @@ import numpy as np
 from corpus import generated_documents, real_documents
 from results import record
 
-from tokenmill.mill.clean import clean_block
+from tokenmill.preparation.clean import clean_block
 
 BLOCK = 4 << 20
 

@@ -18,7 +18,7 @@ import tiktoken
 from corpus import EOT, make_corpus, real_documents
 
 import tokenmill
-from tokenmill.mill.clean import clean
+from tokenmill.preparation.clean import clean
 from tokenmill.tokenizers.gpt2 import read_gpt2
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"

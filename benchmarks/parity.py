@@ -15,9 +15,9 @@ from results import record
 
 import tokenmill
 from tokenmill.store.tokens import Tokens
-from tokenmill.trainer.backend import Rows, StepReport, open_backend
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import Shape, first_values
+from tokenmill.training.backend import Rows, StepReport, open_backend
+from tokenmill.training.config import Config
+from tokenmill.training.model import Shape, first_values
 
 SEQ_LEN = 128
 ROWS = 16

@@ -35,11 +35,11 @@ from corpus import make_corpus
 from results import record
 
 import tokenmill
-from tokenmill.trainer.backend import Rows
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import count_parameters, first_values
-from tokenmill.trainer.run import make_shape
-from tokenmill.trainer.torch_backend import TorchBackend
+from tokenmill.training.backend import Rows
+from tokenmill.training.config import Config
+from tokenmill.training.model import count_parameters, first_values
+from tokenmill.training.run import make_shape
+from tokenmill.training.torch_backend import TorchBackend
 
 PACKAGES = (
     "transformers huggingface_hub regex tqdm filelock packaging pyyaml safetensors tokenizers httpx"

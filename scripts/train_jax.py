@@ -27,8 +27,8 @@ from tokenmill.cli import main as tokenmill
 from tokenmill.cli.flags import find_flags, name_flags
 from tokenmill.compat.text_source import open_texts
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.settings import RunFile, override, read_run_file
+from tokenmill.training.config import Config
+from tokenmill.training.settings import RunFile, override, read_run_file
 
 
 def main() -> int:

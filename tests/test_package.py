@@ -14,7 +14,7 @@ import pytest
 
 import tokenmill
 from tokenmill import errors
-from tokenmill.mill.settings import Settings
+from tokenmill.preparation.settings import Settings
 
 
 def test_public_names_are_exactly_those_that_resolve() -> None:

@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Batch": "tokenmill.load.maker",
-    "Config": "tokenmill.trainer.config",
-    "Dataset": "tokenmill.store.dataset",
+    "Config": "tokenmill.training.config",
+    "Dataset": "tokenmill.dataset.opening",
     "DocumentedBatch": "tokenmill.load.maker",
     "Loader": "tokenmill.load.loader",
     "Mixture": "tokenmill.load.mixture",
-    "Report": "tokenmill.mill.run",
+    "Report": "tokenmill.preparation.prepare",
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
@@ -25,14 +25,14 @@ _WHERE = {
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "load_tokenizer": "tokenmill.tokenizers",
-    "open": "tokenmill.store.dataset",
-    "prepare": "tokenmill.mill.run",
-    "pretokenize": "tokenmill.mill.pretokenize",
+    "open": "tokenmill.dataset.opening",
+    "prepare": "tokenmill.preparation.prepare",
+    "pretokenize": "tokenmill.preparation.pretokenize",
     "reshard": "tokenmill.convert.reshard",
-    "sample": "tokenmill.trainer.sample",
-    "train": "tokenmill.trainer.run",
+    "sample": "tokenmill.training.sample",
+    "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.tokenizers",
-    "verify": "tokenmill.store.verify",
+    "verify": "tokenmill.dataset.verify",
 }
 
 __all__ = [
@@ -64,20 +64,20 @@ if TYPE_CHECKING:
     from tokenmill.convert.export import export
     from tokenmill.convert.import_dataset import import_dataset
     from tokenmill.convert.reshard import reshard
+    from tokenmill.dataset.opening import Dataset, open
+    from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
     from tokenmill.hub.download import download
     from tokenmill.load.loader import Loader
     from tokenmill.load.maker import Batch, DocumentedBatch
     from tokenmill.load.mixture import Mixture
-    from tokenmill.mill.pretokenize import pretokenize
-    from tokenmill.mill.run import Report, prepare
-    from tokenmill.store.dataset import Dataset, open
+    from tokenmill.preparation.prepare import Report, prepare
+    from tokenmill.preparation.pretokenize import pretokenize
     from tokenmill.store.tokens import Tokens
-    from tokenmill.store.verify import verify
     from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
-    from tokenmill.trainer.config import Config
-    from tokenmill.trainer.run import train
-    from tokenmill.trainer.sample import sample
+    from tokenmill.training.config import Config
+    from tokenmill.training.run import train
+    from tokenmill.training.sample import sample
 else:  # type checkers do not see it, and so know which names exist
 
     def __getattr__(name: str) -> Any:

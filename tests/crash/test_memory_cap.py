@@ -13,8 +13,8 @@ from runs import kill_all, members, start
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.mill.estimate import estimate
-from tokenmill.mill.run import Mill
+from tokenmill.preparation.estimate import estimate
+from tokenmill.preparation.prepare import Mill
 
 CAP = 700_000_000
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from runs import COMMAND, library_text, run, wait_until
 
-from tokenmill.trainer.checkpoints import Checkpoints
-from tokenmill.trainer.record import TIMES, read_metrics
+from tokenmill.training.checkpoints import Checkpoints
+from tokenmill.training.record import TIMES, read_metrics
 
 ONE_THREAD = {
     **os.environ,

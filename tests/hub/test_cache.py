@@ -14,7 +14,7 @@ from local_hub import LocalHub, llmc_shard
 
 import tokenmill
 from tokenmill.errors import TokenmillError, WorkError
-from tokenmill.mill.find import find_files
+from tokenmill.sources.find import find_files
 
 SHARDS = {f"web_{number:02}.bin": llmc_shard([number] * 5_000) for number in range(1, 4)}
 TEXTS = [f"Some text, number {number}." for number in range(300)]

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from tokenmill.mill import clean, pack, plan, records, repeats, run, sift, sources
-from tokenmill.mill.sources import BadFileError
-from tokenmill.mill.worker import Rest, Worker
+from tokenmill.preparation import clean, pack, plan, repeats, sift
+from tokenmill.preparation import prepare as run
+from tokenmill.preparation.worker import Rest, Worker
+from tokenmill.sources import read as sources
+from tokenmill.sources import records
+from tokenmill.sources.read import BadFileError
 
 
 class InProcessEngine:

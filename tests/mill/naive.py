@@ -23,8 +23,8 @@ import tiktoken
 import xxhash
 import zstandard
 
-from tokenmill.mill.clean import clean
-from tokenmill.mill.sift import belongs_to_val
+from tokenmill.preparation.clean import clean
+from tokenmill.preparation.sift import belongs_to_val
 
 END = b"<|endoftext|>"
 Encode = Callable[[bytes], list[int]]

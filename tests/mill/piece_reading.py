@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.mill.records import Chunk, Cutter
-from tokenmill.mill.sources import read_piece
+from tokenmill.sources.read import read_piece
+from tokenmill.sources.records import Chunk, Cutter
 
 
 @dataclass

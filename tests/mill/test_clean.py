@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.mill import clean as module
-from tokenmill.mill.clean import clean, clean_block
+from tokenmill.preparation import clean as module
+from tokenmill.preparation.clean import clean, clean_block
 
 
 def reference(text: str) -> str:

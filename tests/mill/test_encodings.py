@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.mill.encodings import find_wide_encoding, guess_encoding
+from tokenmill.sources.encodings import find_wide_encoding, guess_encoding
 
 TEXTS = {
     "German": "Die Straße führt über die Brücke. Größe und Höhe ändern sich jährlich.\n",

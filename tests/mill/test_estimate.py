@@ -9,8 +9,8 @@ import pytest
 from in_process import in_process
 
 import tokenmill
-from tokenmill.mill.estimate import estimate
-from tokenmill.mill.run import Mill
+from tokenmill.preparation.estimate import estimate
+from tokenmill.preparation.prepare import Mill
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])

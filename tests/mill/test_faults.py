@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.mill.faults import find_fault
-from tokenmill.mill.find import find_files
+from tokenmill.sources.faults import find_fault
+from tokenmill.sources.find import find_files
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 

@@ -12,7 +12,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.mill.find import PassedOver, find_files, tell_passed_over
+from tokenmill.sources.find import PassedOver, find_files, tell_passed_over
 
 
 def names_found(*inputs: Path | str, leave_out: Path | None = None) -> list[str]:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import remove_lines
 
-from tokenmill.mill import records
-from tokenmill.mill.clean import clean_block
-from tokenmill.mill.lines import LineRemover, line_keys
-from tokenmill.mill.records import Cutter, read_records
+from tokenmill.preparation.clean import clean_block
+from tokenmill.preparation.lines import LineRemover, line_keys
+from tokenmill.sources import records
+from tokenmill.sources.records import Cutter, read_records
 
 LINES = [
     "", "a", "b c", "the same line", "another line", "a line of words", "12345", "1234567890",

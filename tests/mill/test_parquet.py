@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from piece_reading import offsets_of, read, rejections_of, texts_of
 
-from tokenmill.mill import records, sources
-from tokenmill.mill.records import Cutter
-from tokenmill.mill.sources import BadFileError, count_row_groups
+from tokenmill.sources import read as sources
+from tokenmill.sources import records
+from tokenmill.sources.read import BadFileError, count_row_groups
+from tokenmill.sources.records import Cutter
 
 VALUES = ["first", None, "Grüße 🙂", "", "first", "a\nb\0c", None, "last"]
 COLUMNS = {

@@ -9,8 +9,8 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.mill.part import PartReader
-from tokenmill.mill.run import Mill
+from tokenmill.preparation.part import PartReader
+from tokenmill.preparation.prepare import Mill
 
 
 def make_files(folder: Path, count: int) -> list[str]:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.mill import plan as plan_module
-from tokenmill.mill.find import find_files
-from tokenmill.mill.plan import Plan, make_plan
-from tokenmill.mill.settings import Settings
+from tokenmill.preparation import plan as plan_module
+from tokenmill.preparation.plan import Plan, make_plan
+from tokenmill.preparation.settings import Settings
+from tokenmill.sources.find import find_files
 
 
 def plan_of(*paths: Path, fingerprint: str = "x", **settings: object) -> Plan:

@@ -23,9 +23,9 @@ from naive import (
 from preparing import assert_same_files, make, make_mixed, write_documents
 
 import tokenmill
+from tokenmill.dataset.verify import verify
 from tokenmill.errors import InputError, UsageError
-from tokenmill.mill import lines, plan
-from tokenmill.store.verify import verify
+from tokenmill.preparation import lines, plan
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 

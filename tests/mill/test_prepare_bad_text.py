@@ -22,8 +22,8 @@ from naive import (
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.mill.run import Mill
-from tokenmill.mill.texts import prepare_chunk
+from tokenmill.preparation.prepare import Mill
+from tokenmill.preparation.texts import prepare_chunk
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from naive import (
 from preparing import assert_same_files, files_in, make, make_mixed, write_documents
 
 import tokenmill
+from tokenmill.dataset.verify import verify
 from tokenmill.errors import FolderError, InputError
-from tokenmill.store.verify import verify
 
 
 @pytest.fixture

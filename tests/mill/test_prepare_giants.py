@@ -20,7 +20,7 @@ from naive import (
 from preparing import assert_same_files, python_sources
 
 import tokenmill
-from tokenmill.mill import plan
+from tokenmill.preparation import plan
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 

@@ -17,8 +17,8 @@ from naive import (
 from preparing import make, python_sources, write_documents
 
 import tokenmill
+from tokenmill.dataset.verify import verify
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.store.verify import verify
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.raw_bytes import ByteTokenizer
 

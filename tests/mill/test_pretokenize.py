@@ -15,7 +15,7 @@ from in_process import in_process
 from naive import END, encode_gpt2, split_text
 
 from tokenmill.errors import FolderError, InputError, UsageError
-from tokenmill.mill.pretokenize import npy_path, pretokenize
+from tokenmill.preparation.pretokenize import npy_path, pretokenize
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 TEXT = (

@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import InputError
-from tokenmill.mill.find import find_files
-from tokenmill.mill.recognize import SourceFile, name_source, recognize
-from tokenmill.mill.sources import local_path
+from tokenmill.sources.find import find_files
+from tokenmill.sources.read import local_path
+from tokenmill.sources.recognize import SourceFile, name_source, recognize
 
 COMPRESS = {
     "": bytes,

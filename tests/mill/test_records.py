@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import split_text
 
-from tokenmill.mill import records
-from tokenmill.mill.records import Chunk, Cutter, find_border, overlaps_itself, read_records
+from tokenmill.sources import records
+from tokenmill.sources.records import Chunk, Cutter, find_border, overlaps_itself, read_records
 
 LITERALS = [b"<|endoftext|>", b"\n", b"\n\n", b"#", b"a b", b"b\n", b" ", b"\r\n", b"\n---\n"]
 OVERLAPPING = [b"aa", b"----", b"aba", b"\n\n", b" a "]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.mill import repeats
-from tokenmill.mill.repeats import mark_repeats, read_keys
+from tokenmill.preparation import repeats
+from tokenmill.preparation.repeats import mark_repeats, read_keys
 
 
 def naive_marks(keys: np.ndarray) -> list[int]:

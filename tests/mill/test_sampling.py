@@ -15,8 +15,8 @@ import pytest
 import zstandard
 
 import tokenmill
-from tokenmill.mill.estimate import estimate
-from tokenmill.mill.run import Mill
+from tokenmill.preparation.estimate import estimate
+from tokenmill.preparation.prepare import Mill
 
 WORDS = [
     f"{a}{b}" for a in ("th", "wh", "st", "qu", "br") for b in ("is", "at", "ere", "ing", "ost")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.mill.settings import Settings
+from tokenmill.preparation.settings import Settings
 
 
 @pytest.mark.parametrize(

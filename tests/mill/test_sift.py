@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokenmill.mill.sift import belongs_to_val
+from tokenmill.preparation.sift import belongs_to_val
 
 
 def naive_fraction(low: int) -> float:

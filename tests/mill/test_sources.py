@@ -16,10 +16,11 @@ import zstandard
 from piece_reading import Origin, offsets_of, read, rejections_of, texts_of
 
 from tokenmill.errors import InputError
-from tokenmill.mill import records, sources
-from tokenmill.mill.json_lines import read_json_lines
-from tokenmill.mill.records import Cutter
-from tokenmill.mill.sources import BadFileError, is_utf8, read_piece
+from tokenmill.sources import read as sources
+from tokenmill.sources import records
+from tokenmill.sources.json_lines import read_json_lines
+from tokenmill.sources.read import BadFileError, is_utf8, read_piece
+from tokenmill.sources.records import Cutter
 
 
 def zstd(data: bytes) -> bytes:

@@ -124,7 +124,7 @@ def test_wheel_says_that_it_is_typed(site: Path) -> None:
 
 
 def test_wheel_has_the_presets(site: Path) -> None:
-    code = "from tokenmill.trainer.settings import read_config; print(read_config('tiny').width)"
+    code = "from tokenmill.training.settings import read_config; print(read_config('tiny').width)"
     told = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(site)},

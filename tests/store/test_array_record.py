@@ -9,8 +9,8 @@ import pytest
 from document_checks import DOCUMENTS, check_documents
 
 import tokenmill
+from tokenmill.dataset.verify import examine
 from tokenmill.errors import DatasetError
-from tokenmill.store.verify import examine
 
 module = pytest.importorskip("array_record.python.array_record_module")
 
@@ -27,7 +27,7 @@ def test_records_are_documents(tmp_path, monkeypatch):
     write(tmp_path / "web-0.array_record", DOCUMENTS)
     write(tmp_path / "web-1.array_record", more)
     write(tmp_path / "web-val-0.array_record", [[1], [2, 3]])
-    monkeypatch.setattr("tokenmill.store.formats.array_record.PIECE", 50)
+    monkeypatch.setattr("tokenmill.formats.array_record.PIECE", 50)
     dataset = tokenmill.open(tmp_path, dtype="uint16")
     assert (dataset.format, dataset.splits) == ("array_record", ("train", "val"))
     assert dataset["train"].shard_count > 10

@@ -29,9 +29,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
+from tokenmill.dataset.verify import examine
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.store.formats.npy import parse_header
-from tokenmill.store.verify import examine
+from tokenmill.formats.npy import parse_header
 
 IDS = np.arange(40, dtype=np.uint16)
 

@@ -30,9 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
+from tokenmill.dataset.verify import examine
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.formats.starts import BLOCK
-from tokenmill.store.verify import examine
+from tokenmill.formats.starts import BLOCK
 
 LITDATA = {
     "no_header_tensor:16": "<i4",

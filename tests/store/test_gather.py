@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
+from tokenmill.formats.starts import FileDocuments, Starts
 from tokenmill.store import tokens as tokens_module
-from tokenmill.store.formats.starts import FileDocuments, Starts
 from tokenmill.store.tokens import Tokens
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))

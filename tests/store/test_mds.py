@@ -12,8 +12,8 @@ from document_checks import DOCUMENTS, IDS, check_documents, edit, overwrite, re
 from foreign import mds_files, write_files
 
 import tokenmill
+from tokenmill.dataset.verify import examine
 from tokenmill.errors import UsageError
-from tokenmill.store.verify import examine
 
 WINDOWS = [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9]]]
 
@@ -58,7 +58,7 @@ def test_mds_documents_of_any_length_are_read(tmp_path):
 def test_few_mds_shards_stay_in_memory(tmp_path, monkeypatch):
     shards = [[list(range(n, n + 500)), [n]] for n in range(40)]
     write_files(tmp_path, mds_files(shards))
-    monkeypatch.setattr("tokenmill.store.formats.mds.KEPT_BYTES", 3000)
+    monkeypatch.setattr("tokenmill.formats.mds.KEPT_BYTES", 3000)
     tokens = tokenmill.open(tmp_path)["train"]
     assert tokens._map.cache_info().maxsize == 2
     expected = [one for shard in shards for sample in shard for one in sample]
@@ -69,7 +69,7 @@ def test_few_mds_shards_stay_in_memory(tmp_path, monkeypatch):
 def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path, monkeypatch):
     shards = [[list(range(n, n + 25_000))] * 2 for n in range(30)]
     write_files(tmp_path, mds_files(shards))
-    monkeypatch.setattr("tokenmill.store.formats.mds.KEPT_BYTES", 200_000)
+    monkeypatch.setattr("tokenmill.formats.mds.KEPT_BYTES", 200_000)
     tokens = tokenmill.open(tmp_path)["train"]
     starts = np.random.default_rng(0).integers(0, len(tokens) - 10, 1_000)
     expected = tokens[:][starts[:, None] + np.arange(10)]

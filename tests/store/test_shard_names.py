@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.formats.folder import check_gaps, list_shards
-from tokenmill.store.formats.protocol import Asked
+from tokenmill.formats.folder import check_gaps, list_shards
+from tokenmill.formats.protocol import Asked
 
 
 def as_people_count(name):

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tokenmill
+from tokenmill.dataset.verify import verify
 from tokenmill.errors import DatasetError
 from tokenmill.store.manifest import Manifest, Source, SourceTable
-from tokenmill.store.verify import verify
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store import files as files_module
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.formats import prepared
+from tokenmill.formats import prepared
+from tokenmill.storage import reading as files_module
 from tokenmill.store.manifest import Manifest, Shard, Split
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
+from tokenmill.dataset import overlap, verify_split
+from tokenmill.dataset.verify import examine, verify
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.store import overlap, verify_split
-from tokenmill.store.verify import examine, verify
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from document_checks import DOCUMENTS, refused
 from foreign import flat, litdata_files, mds_files, megatron_bytes, olmo_table, write_files
 
-from tokenmill.store.verify import examine
+from tokenmill.dataset.verify import examine
 
 
 def sound_files(format):

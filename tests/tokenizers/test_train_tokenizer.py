@@ -17,7 +17,8 @@ from vocabularies import TRICKY, make_reference, unflatten
 import tokenizers
 from tokenmill.cli import main
 from tokenmill.errors import InputError, UsageError
-from tokenmill.mill import records, sources
+from tokenmill.sources import read as sources
+from tokenmill.sources import records
 from tokenmill.tokenizers import from_state, load_tokenizer, train_tokenizer
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.trainer.backend import Rows, open_backend
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import Shape, first_values
+from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.config import Config
+from tokenmill.training.model import Shape, first_values
 
 LENGTH, ROWS = 16, 12
 SHAPE = Shape(vocab=64, layers=1, heads=4, kv_heads=2, width=32, seq_len=LENGTH)

@@ -1,4 +1,4 @@
-"""The model of `tokenmill.trainer.model` in NumPy and float64, written from its docstring alone: slow,
+"""The model of `tokenmill.training.model` in NumPy and float64, written from its docstring alone: slow,
 one row, head and position at a time where that is plainest. An oracle for the backends."""
 
 import numpy as np

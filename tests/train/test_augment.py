@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.trainer.augment import augment, padded_vocab
-from tokenmill.trainer.config import Config
+from tokenmill.training.augment import augment, padded_vocab
+from tokenmill.training.config import Config
 
 VOCAB, END = 50, 49
 MANY = np.random.default_rng(0).integers(0, VOCAB, (400, 65))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tokenmill.errors import StateError
-from tokenmill.trainer.checkpoints import Checkpoints, State, refuse_other_run
+from tokenmill.training.checkpoints import Checkpoints, State, refuse_other_run
 
 STATE = State(
     step=100,

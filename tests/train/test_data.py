@@ -14,8 +14,8 @@ import tokenmill
 from tokenmill.errors import InputError, TokenizerError, UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.tokenizers import load_tokenizer, train_tokenizer
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.data import bytes_per_token, open_data
+from tokenmill.training.config import Config
+from tokenmill.training.data import bytes_per_token, open_data
 
 MEASURED = [
     (tokenizer, bytes_per_token(tokenizer, tokenizer.vocab_size))

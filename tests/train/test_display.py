@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.trainer.display import tell_line
+from tokenmill.training.display import tell_line
 
 LINE = {
     "loss": 11.0259,

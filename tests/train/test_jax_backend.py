@@ -13,8 +13,8 @@ import pytest
 from jax_program import CONFIG, LENGTH, ROWS, SHAPE, make_rows
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.trainer.backend import Rows, open_backend
-from tokenmill.trainer.model import first_values
+from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.model import first_values
 
 PROGRAM = Path(jax_program.__file__)
 

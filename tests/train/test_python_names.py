@@ -10,7 +10,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.trainer.settings import override, read_config
+from tokenmill.training.settings import override, read_config
 
 pytest.importorskip("torch")
 
@@ -28,9 +28,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "lines",
     [
-        "import tokenmill; import tokenmill.trainer.run",
-        "import tokenmill.trainer.run; import tokenmill",
-        "from tokenmill.trainer import sample; import tokenmill; tokenmill.sample",
+        "import tokenmill; import tokenmill.training.run",
+        "import tokenmill.training.run; import tokenmill",
+        "from tokenmill.training import sample; import tokenmill; tokenmill.sample",
     ],
 )
 def test_train_is_a_function_in_any_order_of_imports(lines: str) -> None:

@@ -17,7 +17,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
 from tokenmill.store.tokens import Tokens
-from tokenmill.trainer.reading import read_not_mapped
+from tokenmill.training.reading import read_not_mapped
 
 
 def save(folder: Path, dtype: str = "u2", shards: int = 3) -> Tokens:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.trainer.record import Record, read_metrics
+from tokenmill.training.record import Record, read_metrics
 
 
 def fill(folder: Path, steps: int, *, first: int = 0, every: int = 3) -> Record:

@@ -17,15 +17,15 @@ import tokenmill
 from tokenmill.errors import FolderError, StateError, UsageError, WorkError
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
-from tokenmill.trainer import interval
-from tokenmill.trainer.backend import Rows, open_backend
-from tokenmill.trainer.checkpoints import Checkpoints
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.data import RunData
-from tokenmill.trainer.folder import RunFolder
-from tokenmill.trainer.model import first_values
-from tokenmill.trainer.record import TIMES, read_metrics
-from tokenmill.trainer.run import make_shape, train
+from tokenmill.training import interval
+from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.checkpoints import Checkpoints
+from tokenmill.training.config import Config
+from tokenmill.training.data import RunData
+from tokenmill.training.folder import RunFolder
+from tokenmill.training.model import first_values
+from tokenmill.training.record import TIMES, read_metrics
+from tokenmill.training.run import make_shape, train
 
 torch = pytest.importorskip("torch")
 
@@ -286,7 +286,7 @@ def test_a_row_loss_is_that_of_the_row_of_its_number(
     loader = tokenmill.Loader(
         data.train, batch_size=4, seq_len=16, seed=42, documents=config.within_documents
     )
-    from tokenmill.trainer.augment import augment
+    from tokenmill.training.augment import augment
 
     for step in range(1, 5):
         batch = loader.batch_at(step)

@@ -6,9 +6,9 @@ import numpy as np
 import numpy_model
 import pytest
 
-from tokenmill.trainer.backend import Rows, open_backend
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import Shape, first_values, parameter_shapes
+from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.config import Config
+from tokenmill.training.model import Shape, first_values, parameter_shapes
 
 LENGTH, ROWS = 32, 8
 SHAPE = Shape(vocab=64, layers=2, heads=4, kv_heads=2, width=32, seq_len=LENGTH)

@@ -15,10 +15,10 @@ import pytest
 from tokenmill.cli import main
 from tokenmill.errors import StateError, TokenizerError, UsageError
 from tokenmill.tokenizers import load_tokenizer
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.data import open_data
-from tokenmill.trainer.run import train
-from tokenmill.trainer.sample import generate, load_run_for_sampling, sample
+from tokenmill.training.config import Config
+from tokenmill.training.data import open_data
+from tokenmill.training.run import train
+from tokenmill.training.sample import generate, load_run_for_sampling, sample
 
 LOGITS = np.array([0.5, 2.0, 1.0, -1.0, 9.0], np.float32)
 

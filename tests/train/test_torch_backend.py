@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 from two_ranks import CONFIG, SHAPE, global_batch, load, save, take_steps  # noqa: E402
 
 from tokenmill.errors import StateError  # noqa: E402
-from tokenmill.trainer.backend import Rows, open_backend  # noqa: E402
-from tokenmill.trainer.config import Config  # noqa: E402
-from tokenmill.trainer.model import Shape, first_values  # noqa: E402
-from tokenmill.trainer.torch_backend import TorchBackend  # noqa: E402
+from tokenmill.training.backend import Rows, open_backend  # noqa: E402
+from tokenmill.training.config import Config  # noqa: E402
+from tokenmill.training.model import Shape, first_values  # noqa: E402
+from tokenmill.training.torch_backend import TorchBackend  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
@@ -130,7 +130,7 @@ def test_weights_decay_in_matrices_and_the_head_only(optimizer: Any) -> None:
 
 
 def test_muon_in_float32_takes_the_steps_of_pytorchs_own() -> None:
-    from tokenmill.trainer.torch_muon import Float32Muon
+    from tokenmill.training.torch_muon import Float32Muon
 
     settings: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
     for size in ((48, 48), (48, 12), (12, 48)):

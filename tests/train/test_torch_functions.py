@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 
-from tokenmill.trainer.model import EPSILON  # noqa: E402
-from tokenmill.trainer.torch_functions import (  # noqa: E402
+from tokenmill.training.model import EPSILON  # noqa: E402
+from tokenmill.training.torch_functions import (  # noqa: E402
     CHUNK_ROWS,
     capped_losses,
     norm,

@@ -14,8 +14,8 @@ import pytest
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.trainer.checkpoints import Checkpoints
-from tokenmill.trainer.record import read_metrics
+from tokenmill.training.checkpoints import Checkpoints
+from tokenmill.training.record import read_metrics
 
 torch = pytest.importorskip("torch")
 

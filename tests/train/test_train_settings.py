@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import InputError, UsageError
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import count_operations, count_parameters
-from tokenmill.trainer.presets import find_preset, preset_names
-from tokenmill.trainer.run import make_shape
-from tokenmill.trainer.settings import override, read_config, read_run_file
+from tokenmill.training.config import Config
+from tokenmill.training.model import count_operations, count_parameters
+from tokenmill.training.presets import find_preset, preset_names
+from tokenmill.training.run import make_shape
+from tokenmill.training.settings import override, read_config, read_run_file
 
 SMALL = {"layers": 2, "heads": 2, "width": 32, "seq_len": 64, "batch_tokens": 640}
 
@@ -205,7 +205,7 @@ def test_yaml_is_not_needed_for_json(tmp_path: Path) -> None:
     code = """
 import sys
 sys.modules["yaml"] = None
-from tokenmill.trainer.settings import read_config
+from tokenmill.training.settings import read_config
 read_config(sys.argv[1])
 try:
     read_config(sys.argv[2])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import tokenmill
-from tokenmill.trainer.settings import _DATA, _GUIDES, _NEEDLESS
+from tokenmill.training.settings import _DATA, _GUIDES, _NEEDLESS
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from tokenmill.errors import UsageError
-from tokenmill.trainer.backend import Rows
-from tokenmill.trainer.config import Config
-from tokenmill.trainer.model import Shape, first_values
-from tokenmill.trainer.torch_backend import TorchBackend
+from tokenmill.training.backend import Rows
+from tokenmill.training.config import Config
+from tokenmill.training.model import Shape, first_values
+from tokenmill.training.torch_backend import TorchBackend
 
 SHAPE = Shape(vocab=64, layers=2, heads=4, kv_heads=2, width=32, seq_len=16)
 CONFIG = Config(

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from tokenmill.cli.console import count, harmless, stdout, typed
 from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
+from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
-from tokenmill.store.dataset import open as open_dataset
 
 __all__ = ["peek"]
 

@@ -25,11 +25,11 @@ from tokenmill.cli.console import (
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
-from tokenmill.mill.find import tell_passed_over
-from tokenmill.mill.folder import REJECTED_NAME, REPAIRED_NAME
-from tokenmill.mill.run import Mill, Report
-from tokenmill.mill.run import prepare as prepare_dataset
-from tokenmill.mill.settings import Settings
+from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
+from tokenmill.preparation.prepare import Mill, Report
+from tokenmill.preparation.prepare import prepare as prepare_dataset
+from tokenmill.preparation.settings import Settings
+from tokenmill.sources.find import tell_passed_over
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
 
@@ -185,7 +185,7 @@ def _disk(report: Report) -> int:
 
 
 def _show_estimate(mill: Mill) -> None:
-    from tokenmill.mill.estimate import estimate
+    from tokenmill.preparation.estimate import estimate
 
     told = estimate(mill)
     rows = {

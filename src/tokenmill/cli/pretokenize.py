@@ -12,9 +12,9 @@ from rich.text import Text
 from tokenmill.cli.console import count, counted, duration, harmless, parse_size, size, stdout
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
-from tokenmill.mill.folder import REPAIRED_NAME
-from tokenmill.mill.pretokenize import npy_path
-from tokenmill.mill.pretokenize import pretokenize as pretokenize_file
+from tokenmill.preparation.folder import REPAIRED_NAME
+from tokenmill.preparation.pretokenize import npy_path
+from tokenmill.preparation.pretokenize import pretokenize as pretokenize_file
 from tokenmill.tokenizers import load_tokenizer
 
 __all__ = ["pretokenize"]

@@ -55,7 +55,7 @@ def sample(
     device
         Device, such as cpu, cuda, cuda:1 or mps; by default the fastest.
     """
-    from tokenmill.trainer.sample import sample as generate_text
+    from tokenmill.training.sample import sample as generate_text
 
     text = generate_text(
         name,

@@ -16,7 +16,7 @@ from tokenmill.cli.console import harmless, stderr, stdout, typed
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.errors import UsageError
-from tokenmill.trainer.config import Config
+from tokenmill.training.config import Config
 
 __all__ = ["train"]
 
@@ -111,10 +111,10 @@ def train(
         Log to Weights & Biases.
     """
     from tokenmill.load.ranks import find_rank
-    from tokenmill.trainer.display import Display
-    from tokenmill.trainer.folder import CHECKPOINTS_NAME
-    from tokenmill.trainer.run import find_run
-    from tokenmill.trainer.run import train as train_model
+    from tokenmill.training.display import Display
+    from tokenmill.training.folder import CHECKPOINTS_NAME
+    from tokenmill.training.run import find_run
+    from tokenmill.training.run import train as train_model
 
     if not data and input_file is None:
         raise UsageError("Name the data to train on: tokenmill train DIR, or --input-file FILE.")
@@ -179,8 +179,8 @@ def _show_end(report: Any, runs: Path) -> None:
 
 def _show_curves(path: Path) -> None:
     """The losses of a run as a drawing of characters, once there is something to be seen."""
-    from tokenmill.trainer.chart import Curve, draw_text
-    from tokenmill.trainer.record import points, read_metrics
+    from tokenmill.training.chart import Curve, draw_text
+    from tokenmill.training.record import points, read_metrics
 
     lines = read_metrics(path)
     curves = [

@@ -19,7 +19,7 @@ from rich.text import Text
 from tokenmill.cli.console import count, harmless, size, stderr, stdout
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.store.verify import Findings, examine
+from tokenmill.dataset.verify import Findings, examine
 
 __all__ = ["verify"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
-from tokenmill.mill.settings import EOT_TEXT
+from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
 
 __all__ = ["encode_text"]

@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 from tokenmill.errors import DatasetError
+from tokenmill.formats import llmc
+from tokenmill.formats.protocol import Asked, NotThisFormat
 from tokenmill.hub.download import DEFAULT_REPOSITORY, download
-from tokenmill.store.formats import llmc
-from tokenmill.store.formats.protocol import Asked, NotThisFormat
 
 __all__ = ["download_tokenized_data"]
 

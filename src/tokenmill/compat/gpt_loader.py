@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from tokenmill.compat.encoding import encode_text
 from tokenmill.compat.random_windows import RandomWindows
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.dataset import open as open_tokens
 from tokenmill.store.manifest import find_manifest, is_own
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError
 from tokenmill.load.ranks import find_rank, leave_none_out
-from tokenmill.store.dataset import open as open_tokens
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch, TokenBatches, TokenRows
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.compat.encoding import encode_text
+from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import InputError, UsageError
-from tokenmill.mill.pretokenize import npy_path
-from tokenmill.store.dataset import open as open_tokens
+from tokenmill.preparation.pretokenize import npy_path
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import TokenRows
 

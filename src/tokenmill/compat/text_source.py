@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, FolderError, InputError, UsageError
-from tokenmill.mill.run import prepare
 from tokenmill.order.rows import RowOrder
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.dataset import open as open_tokens
+from tokenmill.preparation.prepare import prepare
 from tokenmill.store.manifest import MANIFEST_NAME
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import load_tokenizer

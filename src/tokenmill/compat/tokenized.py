@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 
 from tokenmill.compat.random_windows import RandomWindows
+from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.dataset import open as open_tokens
 from tokenmill.torch import Batch
 
 __all__ = ["TokenizedDataset"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from tokenmill.store.files import DamagedFileError, open_inside
+from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import Manifest
 
 __all__ = ["check_checksums"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tokenmill.store.dataset import Dataset
+from tokenmill.dataset.opening import Dataset
 from tokenmill.store.shards import ArrayShard, JoinedShards, PartOfShards, Shards
 
 __all__ = ["find_movable", "move_eot"]

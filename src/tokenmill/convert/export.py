@@ -27,11 +27,11 @@ from tokenmill.convert.end_of_text import find_movable, move_eot
 from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
 from tokenmill.convert.targets import TARGETS
 from tokenmill.convert.targets.protocol import BLOCK, choose_dtype
+from tokenmill.dataset.opening import Dataset, open
+from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.mill.engines import disk_error
-from tokenmill.store.dataset import Dataset, open
-from tokenmill.store.formats import OTHER_NAMES, llmc
-from tokenmill.store.paths import AnyPaths
+from tokenmill.formats import OTHER_NAMES, llmc
+from tokenmill.preparation.engines import disk_error
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["Exported", "export"]

@@ -35,13 +35,13 @@ from tokenmill.convert.prepared import (
     write_splits,
 )
 from tokenmill.convert.targets.protocol import BLOCK
+from tokenmill.dataset.opening import Dataset, open
+from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, TokenizerError, UsageError
-from tokenmill.mill.engines import disk_error
-from tokenmill.store.dataset import Dataset, open
+from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.preparation.engines import disk_error
 from tokenmill.store.documents import sums
-from tokenmill.store.formats.starts import FileDocuments, Starts
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source, Split
-from tokenmill.store.paths import AnyPaths
 from tokenmill.store.shards import Shards
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.protocol import Tokenizer

@@ -18,7 +18,8 @@ import orjson
 
 from tokenmill.convert.targets.protocol import BLOCK
 from tokenmill.errors import DatasetError, FolderError
-from tokenmill.store.formats.prepared import WORK_NAME
+from tokenmill.formats.prepared import WORK_NAME
+from tokenmill.storage.files import AtomicFile, NpyFile
 from tokenmill.store.manifest import (
     DOCUMENT_DTYPE,
     MANIFEST_NAME,
@@ -29,7 +30,6 @@ from tokenmill.store.manifest import (
     write_atomically,
 )
 from tokenmill.store.tokens import Tokens, cast
-from tokenmill.store.writer import AtomicFile, NpyFile
 
 __all__ = [
     "RECORD",

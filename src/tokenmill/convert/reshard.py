@@ -24,12 +24,13 @@ from tokenmill.convert.prepared import (
     write_manifest,
     write_splits,
 )
+from tokenmill.dataset.opening import open
 from tokenmill.errors import UsageError
-from tokenmill.mill.engines import disk_error
-from tokenmill.mill.folder import REPORT_NAMES
-from tokenmill.store.dataset import open
+from tokenmill.preparation.engines import disk_error
+from tokenmill.preparation.folder import REPORT_NAMES
+from tokenmill.storage.files import AtomicFile
+from tokenmill.storage.reading import open_inside
 from tokenmill.store.documents import read_table_header, sums
-from tokenmill.store.files import open_inside
 from tokenmill.store.manifest import (
     DOCUMENT_DTYPE,
     TOKENIZER_NAME,
@@ -37,7 +38,6 @@ from tokenmill.store.manifest import (
     Split,
 )
 from tokenmill.store.tokens import Tokens
-from tokenmill.store.writer import AtomicFile
 
 __all__ = ["reshard"]
 

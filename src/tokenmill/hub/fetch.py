@@ -22,10 +22,10 @@ from threading import Event
 from typing import TYPE_CHECKING, BinaryIO
 
 from tokenmill.errors import DatasetError, WorkError
+from tokenmill.formats import llmc
+from tokenmill.formats.protocol import Asked, NotThisFormat
 from tokenmill.hub.listing import HubFile
-from tokenmill.store.files import DamagedFileError
-from tokenmill.store.formats import llmc
-from tokenmill.store.formats.protocol import Asked, NotThisFormat
+from tokenmill.storage.reading import DamagedFileError
 
 if TYPE_CHECKING:
     from hashlib import _Hash

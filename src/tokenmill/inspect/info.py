@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-import tokenmill.store.dataset
-from tokenmill.store.dataset import Dataset
+import tokenmill.dataset.opening
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.paths import AnyPaths
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, SourceTable
-from tokenmill.store.paths import AnyPaths
 from tokenmill.tokenizers.unknown import UNKNOWN
 
 __all__ = ["Dropped", "Info", "SetAside", "SplitInfo", "describe"]
@@ -97,7 +97,7 @@ def describe(
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    dataset = tokenmill.store.dataset.open(path, dtype=dtype, format=format, column=column)
+    dataset = tokenmill.dataset.opening.open(path, dtype=dtype, format=format, column=column)
     splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
     tables = [split.documents for split in splits if split.documents is not None]
     found = Info(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store.dataset import Dataset
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
 

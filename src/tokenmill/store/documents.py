@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.store.files import DamagedFileError, Maps, check_size, map_file, open_inside
+from tokenmill.storage.reading import DamagedFileError, Maps, check_size, map_file, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
 from tokenmill.store.shard_table import ShardTable
 from tokenmill.store.source_table import SourceTable

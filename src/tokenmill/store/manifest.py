@@ -23,7 +23,7 @@ import orjson
 import xxhash
 
 from tokenmill.errors import DatasetError
-from tokenmill.store.files import read_inside
+from tokenmill.storage.reading import read_inside
 from tokenmill.store.shard_table import Shard, ShardTable
 from tokenmill.store.source_table import SOURCES_NAME, UNITS, Source, SourceTable
 

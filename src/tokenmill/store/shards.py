@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.store.files import (
+from tokenmill.storage.reading import (
     FOREIGN_CURE,
     DamagedFileError,
     check_size,

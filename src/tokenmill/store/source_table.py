@@ -20,7 +20,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from tokenmill.store.files import DamagedFileError, Maps, map_file, open_inside
+from tokenmill.storage.reading import DamagedFileError, Maps, map_file, open_inside
 
 __all__ = ["SOURCES_NAME", "UNITS", "Source", "SourceTable"]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.store import files
+from tokenmill.storage import reading as files
 from tokenmill.store.addresses import RowsInMemory, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
 from tokenmill.store.intervals import Intervals, cut_by_number, find_distinct, join_near

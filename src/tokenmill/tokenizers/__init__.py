@@ -5,11 +5,11 @@ Importing this loads no tokenizer library; each is imported by the function that
 
 from __future__ import annotations
 
+from tokenmill.preparation.train_tokenizer import train_tokenizer
 from tokenmill.tokenizers.fingerprint import check_same
 from tokenmill.tokenizers.load import from_state, load_tokenizer
 from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
 from tokenmill.tokenizers.terminated import encode_block, encode_terminated
-from tokenmill.tokenizers.train import train_tokenizer
 
 __all__ = [
     "Ids",

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenizerError
+from tokenmill.hub.single_file import fetch
 from tokenmill.tokenizers.bpe import BytePairTokenizer, Vocabulary
 from tokenmill.tokenizers.end_of_text import choose_eot
 from tokenmill.tokenizers.gpt2 import read_gpt2
-from tokenmill.tokenizers.hub import fetch
 from tokenmill.tokenizers.pieces import PieceTokenizer, PieceVocabulary, read_model_file
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.tokenizers.ranks import RankVocabulary, read_rank_file

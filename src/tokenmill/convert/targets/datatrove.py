@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import tokenmill.store.dataset
+import tokenmill.dataset.opening
 from tokenmill.convert.borders import cut_between, find_starts
 from tokenmill.convert.targets.protocol import Advance, FileJob, TokenRange, choose_dtype
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenizerError
-from tokenmill.store.dataset import Dataset
+from tokenmill.storage.files import AtomicFile
 from tokenmill.store.manifest import write_atomically
 from tokenmill.store.tokens import Tokens
-from tokenmill.store.writer import AtomicFile
 
 __all__ = ["Datatrove"]
 
@@ -41,7 +41,7 @@ class Datatrove:
     def open(
         self, folder: Path, splits: list[str], _eot_id: int | None = None
     ) -> dict[str, Tokens]:
-        opened = tokenmill.store.dataset.open(folder, format="datatrove")
+        opened = tokenmill.dataset.opening.open(folder, format="datatrove")
         return {split: opened[split] for split in splits}
 
 

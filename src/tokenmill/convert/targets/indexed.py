@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-import tokenmill.store.dataset
+import tokenmill.dataset.opening
 from tokenmill.convert.borders import cut_between
 from tokenmill.convert.targets.protocol import Advance, FileJob, TokenRange, choose_dtype
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.formats.json_index import INDEX
+from tokenmill.formats.json_index import INDEX
 from tokenmill.store.manifest import write_atomically
 from tokenmill.store.tokens import Tokens
 
@@ -70,7 +70,7 @@ class IndexedFolders:
         self, folder: Path, splits: list[str], _eot_id: int | None = None
     ) -> dict[str, Tokens]:
         return {
-            split: tokenmill.store.dataset.open(folder / split, format=self.format)["train"]
+            split: tokenmill.dataset.opening.open(folder / split, format=self.format)["train"]
             for split in splits
         }
 

@@ -14,8 +14,8 @@ import orjson
 from tokenmill.convert.borders import SpilledStarts
 from tokenmill.convert.targets.indexed import IndexedFolders, Written, check_offsets
 from tokenmill.convert.targets.protocol import Advance, TokenRange
-from tokenmill.store.formats import litdata
-from tokenmill.store.writer import AtomicFile
+from tokenmill.formats import litdata
+from tokenmill.storage.files import AtomicFile
 
 __all__ = ["LITDATA"]
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from tokenmill.convert.borders import SpilledStarts
 from tokenmill.convert.targets.indexed import IndexedFolders, Written, check_offsets
 from tokenmill.convert.targets.protocol import BLOCK, Advance, TokenRange
+from tokenmill.storage.files import AtomicFile
 from tokenmill.store.tokens import cast
-from tokenmill.store.writer import AtomicFile
 
 __all__ = ["MDS"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-import tokenmill.store.dataset
+import tokenmill.dataset.opening
 from tokenmill.convert.borders import SpilledStarts
 from tokenmill.convert.targets.protocol import (
     BLOCK,
@@ -22,11 +22,11 @@ from tokenmill.convert.targets.protocol import (
     choose_dtype,
     take_all,
 )
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.formats import megatron
+from tokenmill.formats import megatron
+from tokenmill.storage.files import AtomicFile
 from tokenmill.store.tokens import Tokens
-from tokenmill.store.writer import AtomicFile
 
 __all__ = ["Megatron"]
 
@@ -56,7 +56,7 @@ class Megatron:
         self, folder: Path, splits: list[str], _eot_id: int | None = None
     ) -> dict[str, Tokens]:
         return {
-            split: tokenmill.store.dataset.open(folder / split, format="megatron")["train"]
+            split: tokenmill.dataset.opening.open(folder / split, format="megatron")["train"]
             for split in splits
         }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-import tokenmill.store.dataset
+import tokenmill.dataset.opening
 from tokenmill.convert.targets.protocol import (
     Advance,
     FileJob,
@@ -23,12 +23,12 @@ from tokenmill.convert.targets.protocol import (
     choose_dtype,
     take_all,
 )
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
-from tokenmill.store.dataset import Dataset
-from tokenmill.store.formats import llmc
+from tokenmill.formats import llmc
+from tokenmill.storage.files import AtomicFile
 from tokenmill.store.manifest import write_atomically
 from tokenmill.store.tokens import Tokens
-from tokenmill.store.writer import AtomicFile
 
 __all__ = ["Llmc", "NanoGPT", "Npy"]
 
@@ -60,7 +60,7 @@ class Llmc:
     def open(self, folder: Path, splits: list[str], eot_id: int | None = None) -> dict[str, Tokens]:
         # Where no file is for validation, the last would be held out.
         val_fraction = None if "val" in splits else 0
-        opened = tokenmill.store.dataset.open(
+        opened = tokenmill.dataset.opening.open(
             folder, format="llmc", val_fraction=val_fraction, eot_id=eot_id
         )
         return {split: opened[split] for split in splits}
@@ -97,7 +97,7 @@ class NanoGPT:
             yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
 
     def open(self, folder: Path, splits: list[str], eot_id: int | None = None) -> dict[str, Tokens]:
-        opened = tokenmill.store.dataset.open(folder, format="nanogpt", eot_id=eot_id)
+        opened = tokenmill.dataset.opening.open(folder, format="nanogpt", eot_id=eot_id)
         return {split: opened[split] for split in splits}
 
 
@@ -118,7 +118,7 @@ class Npy:
 
     def open(self, folder: Path, splits: list[str], eot_id: int | None = None) -> dict[str, Tokens]:
         return {
-            split: tokenmill.store.dataset.open(
+            split: tokenmill.dataset.opening.open(
                 folder / f"{split}.npy", format="npy", eot_id=eot_id
             )["train"]
             for split in splits

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenmill.store.dataset import Dataset
+from tokenmill.dataset.opening import Dataset
+from tokenmill.storage.files import AtomicFile
 from tokenmill.store.tokens import Tokens, cast
-from tokenmill.store.writer import AtomicFile
 
 __all__ = ["BLOCK", "Advance", "FileJob", "Target", "TokenRange", "choose_dtype", "take_all"]
 

@@ -1,0 +1,350 @@
+"""Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
+
+Guarantees: data opens only as the format that it is; otherwise, an error lists what was tried. A
+prepared dataset is complete, and a tokenizer is used with it only if its fingerprint matches that of
+the tokens. Opening costs reading a manifest, a header or a list of files; shards and the tokenizer are
+read when first used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenmill.dataset.joined import join_contents
+from tokenmill.dataset.paths import AnyPaths, find_all, group_by_folder
+from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
+from tokenmill.formats import recognize
+from tokenmill.formats.protocol import Asked, Contents, parse_dtype
+from tokenmill.formats.starts import PartOfDocuments
+from tokenmill.storage.reading import CURE, read_inside
+from tokenmill.store.manifest import MOST_BYTES, TOKENIZER_NAME, Manifest
+from tokenmill.store.shards import cut
+from tokenmill.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from tokenmill.tokenizers.protocol import Tokenizer
+
+__all__ = ["Dataset", "load_saved_tokenizer", "open"]
+
+_SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
+
+
+class Dataset(Mapping[str, Tokens]):
+    """Tokens on disk: `dataset["train"]` is the training tokens as one array.
+
+    It is a mapping from the names of its splits to their tokens. A split without tokens is absent.
+    `format` is the name of the recognised format. `vocab_size` and `eot_id` are None if neither the
+    format nor the user gives them; `manifest` is None except for a prepared dataset.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> np.save(folder / "x.npy", np.arange(10))
+    >>> data = open(folder / "x.npy", val_fraction=0.2)
+    >>> for split, tokens in data.items():
+    ...     print(split, tokens)
+    train <Tokens 'train': 8 tokens (int64) in 1 shard>
+    val <Tokens 'val': 2 tokens (int64) in 1 shard>
+    """
+
+    # Equality is identity, because comparing tokens would read all of them.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __init__(
+        self, path: Path, format: str, contents: Contents, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.contents = contents
+        self.manifest = contents.manifest
+        self.vocab_size = contents.vocab_size
+        self.eot_id = contents.eot_id
+        self._given = tokenizer
+        self._tokens: dict[str, Tokens] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A tokenizer may be native and unwilling: what it is saved as goes in its place.
+        state = self._given.state() if self._given is not None else None
+        return _restore, (self.path, self.format, self.contents, state)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{name} {int(shards.counts.sum()):,} tokens"
+            for name, shards in self.contents.splits.items()
+        )
+        kind = f"{self.format}, {self.dtype.name}"
+        return f"<Dataset {str(self.path)!r}: {sizes or 'no tokens'}; {kind}>"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.contents.splits)
+
+    def __len__(self) -> int:
+        return len(self.contents.splits)
+
+    def __contains__(self, split: object) -> bool:
+        return split in self.contents.splits
+
+    def get(self, split: str, default: Any = None) -> Any:
+        """The tokens of a split, or the default if it is absent."""
+        return self[split] if split in self.contents.splits else default
+
+    def with_contents(self, contents: Contents) -> Dataset:
+        """The same dataset with other contents."""
+        return Dataset(self.path, self.format, contents, self._given)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self.contents.splits)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """How ids are stored."""
+        if self.manifest is not None:
+            return np.dtype(self.manifest.dtype).newbyteorder("<")
+        return next(iter(self.contents.splits.values())).dtype
+
+    def __getitem__(self, split: str) -> Tokens:
+        if split not in self:
+            there = ", ".join(self) or "none"
+            lacks = f"has no split {split!r}"
+            if self.manifest is not None and split in self.manifest.splits:
+                lacks = f"has no tokens in its split {split!r}"
+            hint = (
+                " tokenmill.open(path, val_fraction=0.01) holds out the end."
+                if self.splits == ("train",)
+                else ""
+            )
+            raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}.{hint}")
+        if split not in self._tokens:
+            self._tokens[split] = Tokens(
+                self.contents.splits[split],
+                split,
+                documents=self.contents.documents.get(split),
+                eot_id=self.eot_id,
+                eot=self.contents.eot,
+            )
+        return self._tokens[split]
+
+    @property
+    def tells_tokenizer(self) -> bool:
+        """Whether the tokens should come with their tokenizer, so that a missing one is an error."""
+        if self.manifest is not None:
+            return not _is_unknown(self.manifest)
+        return self.contents.shard_of is not None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the tokens were made with, as given or as far as the data tells."""
+        if self._given is not None:
+            return self._given
+        if self.manifest is not None and not _is_unknown(self.manifest):
+            return _check(load_saved_tokenizer(self.path), self.manifest, self.path)
+        if self.contents.shard_of is not None:
+            return open(self.contents.shard_of).tokenizer
+        if self.contents.tokenizer is None:
+            raise TokenizerError(
+                f"{self.path} does not say which tokenizer made it. Give it by name or file, as "
+                "`tokenizer=NAME`."
+            )
+        from tokenmill.tokenizers import load_tokenizer
+
+        return load_tokenizer(self.contents.tokenizer)
+
+
+def open(
+    path: AnyPaths,
+    *,
+    tokenizer: str | Tokenizer | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    val_fraction: float | None = None,
+    eot_id: int | None = None,
+    vocab_size: int | None = None,
+    column: str | None = None,
+) -> Dataset:
+    """Open tokens on disk, in place: docs/formats.md lists the formats and how they are recognised.
+
+    `path` is a file, a folder, a glob such as "shards/*.bin", or a list of these; tokens are in the
+    order of the list. Files are assigned to splits by their names; `~` is the home folder.
+    `tokenizer` is the one that made the tokens; a prepared dataset refuses any other. `dtype` is for
+    files of ids without a header, and `format` for files that are not recognised, or wrongly.
+    `val_fraction` holds out the end of tokens that have no validation split. `eot_id` is the id
+    between documents, and `vocab_size` one more than the largest id; by default, both come from the
+    tokenizer or the data. `column` is the column of the tokens, in formats with several columns.
+
+    >>> open("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
+tokenmill prepare TEXTS --out no/such/folder
+    """
+    paths = find_all(path)
+    _check_numbers(val_fraction, eot_id, vocab_size)
+    asked = Asked(
+        path=paths[0],
+        dtype=None if dtype is None else parse_dtype(dtype),
+        format=format,
+        val_fraction=val_fraction,
+        eot_id=eot_id,
+        vocab_size=vocab_size,
+        column=column,
+    )
+    name, contents, found = _read(asked, paths)
+    contents = _drop_empty(found, contents)
+    if isinstance(tokenizer, str):
+        from tokenmill.tokenizers import load_tokenizer
+
+        tokenizer = load_tokenizer(tokenizer)
+    if tokenizer is not None and contents.manifest is not None:
+        _check(tokenizer, contents.manifest, found)
+    if tokenizer is not None and contents.shard_of is not None:
+        _check(tokenizer, Manifest.read(contents.shard_of), contents.shard_of)
+    contents = _hold_out(found, contents, val_fraction)
+    if contents.manifest is None:
+        size, end = (tokenizer.vocab_size, tokenizer.eot_id) if tokenizer else (None, None)
+        end = end if contents.eot != "none" else None  # what the tokenizer has was left out
+        contents = replace(
+            contents,
+            vocab_size=_first(vocab_size, size, contents.vocab_size),
+            eot_id=_first(eot_id, end, contents.eot_id),
+        )
+    return Dataset(found.absolute(), name, contents, tokenizer)
+
+
+def load_saved_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in a dataset folder, whatever its fingerprint."""
+    from tokenmill.tokenizers import from_state
+
+    data = read_inside(folder, TOKENIZER_NAME, MOST_BYTES)
+    try:
+        state = orjson.loads(data)
+        if not isinstance(state, dict):
+            raise ValueError("it is not a JSON object")
+        return from_state(state)
+    except TokenmillError as error:
+        raise TokenizerError(
+            f"{TOKENIZER_NAME} in {folder} cannot be used: {error} {CURE}"
+        ) from error
+    except Exception as error:  # a state may be damaged in ways that no tokenizer foresees
+        reason = f"{type(error).__name__}: {error}"
+        raise TokenizerError(
+            f"{TOKENIZER_NAME} in {folder} is damaged ({reason!r}). {CURE}"
+        ) from error
+
+
+def _is_unknown(manifest: Manifest) -> bool:
+    """Whether ids were imported without their tokenizer."""
+    from tokenmill.tokenizers.unknown import UNKNOWN
+
+    return manifest.tokenizer == UNKNOWN
+
+
+def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
+    if _is_unknown(manifest):
+        return tokenizer
+    if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
+        raise TokenizerError(
+            f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
+            f"(fingerprint {manifest.tokenizer_fingerprint!r}), and this is {tokenizer.name!r} "
+            f"(fingerprint {tokenizer.fingerprint!r}). Its ids mean something else: give none, and "
+            "the one that the dataset brings is used."
+        )
+    return tokenizer
+
+
+def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: int | None) -> None:
+    if val_fraction is not None and not 0 <= val_fraction < 1:
+        raise UsageError(f"`val_fraction` is {val_fraction}; it must be 0 or more, and below 1.")
+    if vocab_size is not None and vocab_size < 1:
+        raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
+    if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
+        raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
+
+
+def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
+    """The format and contents of everything at a path, and the folder that it is in."""
+    if len(paths) == 1:
+        return *recognize(asked), paths[0]
+    common = Path(os.path.commonpath([path.absolute() for path in paths]))
+    parts = {}
+    for folder, names in group_by_folder(paths):
+        label = os.path.relpath(folder.absolute(), common)
+        while label in parts:  # this folder came before, with other folders in between
+            label = f"{label}/."
+        parts[label] = recognize(replace(asked, path=folder, chosen=names))
+        _check_all_used(folder, names or (), *parts[label])
+    if len(parts) == 1:
+        return *next(iter(parts.values())), folder
+    return *join_contents(parts), common
+
+
+def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
+    """Refuse named files that are not in the same format as the others."""
+    used = {
+        shards.name(number)
+        for shards in contents.splits.values()
+        for number in range(len(shards.counts))
+    }
+    stems = {os.path.splitext(name)[0] for name in used}
+    for name in chosen:
+        parts = {name[:place] for place, letter in enumerate(name) if letter == "."}
+        is_beside = not name.endswith(_SHARDS) and not stems.isdisjoint(parts)
+        if name not in used and not is_beside and (folder / name).stat().st_size:
+            raise DatasetError(
+                f"{folder / name} is not in the format {format} of the other files. Open it by "
+                "itself, or leave it out of the list or pattern."
+            )
+
+
+def _drop_empty(path: Path, contents: Contents) -> Contents:
+    """The splits that hold tokens. An empty one counts as absent, whatever the format."""
+    splits = {name: shards for name, shards in contents.splits.items() if shards.counts.any()}
+    if not splits and contents.manifest is None:
+        raise DatasetError(f"{path} holds no tokens.")
+    documents = {name: table for name, table in contents.documents.items() if name in splits}
+    return replace(contents, splits=splits, documents=documents)
+
+
+def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
+    """The end of the only split as `val`."""
+    if val_fraction is None:
+        return contents
+    if tuple(contents.splits) != ("train",):
+        raise UsageError(
+            f"{path} already has the splits {', '.join(contents.splits)}. Omit `val_fraction`."
+        )
+    total = int(contents.splits["train"].counts.sum())
+    place = int(total * (1 - val_fraction))
+    if not val_fraction:
+        return contents
+    if not 0 < place < total:
+        raise UsageError(
+            f"`val_fraction` is {val_fraction}, which leaves a split empty: there are {total:,} tokens."
+        )
+    train, val = cut(contents.splits["train"], place)
+    documents = {
+        split: PartOfDocuments(whole, start, stop, split)
+        for whole in contents.documents.values()
+        for split, start, stop in (("train", 0, place), ("val", place, total))
+    }
+    return replace(contents, splits={"train": train, "val": val}, documents=documents)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _restore(path: Path, format: str, contents: Contents, state: dict[str, Any] | None) -> Dataset:
+    from tokenmill.tokenizers import from_state
+
+    return Dataset(path, format, contents, from_state(state) if state is not None else None)

@@ -1,0 +1,73 @@
+"""What is wrong with a dataset, file by file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tokenmill.storage.reading import CURE, DamagedFileError
+
+__all__ = ["Findings", "Problem", "Problems"]
+
+MOST_PER_FILE = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong: `what` goes on after the file's name, as in "is missing"."""
+
+    file: str
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.what}. {self.cure}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that checking a dataset tells. It is sound if there are no problems; notes are harmless.
+
+    `documents` is None where nothing tells where they begin.
+    """
+
+    problems: list[Problem]
+    notes: list[str]
+    shards: int = 0
+    tokens: int = 0
+    documents: int | None = 0
+    bytes: int = 0
+
+
+class Problems:
+    """Collects problems, so that checking goes on after the first; a few a file are enough."""
+
+    def __init__(self) -> None:
+        self._found: list[Problem] = []
+        self._times: Counter[str] = Counter()
+
+    def add(self, file: str, what: str, cure: str = CURE) -> None:
+        problem = Problem(file=file, what=what, cure=cure)
+        if problem in self._found[-1:]:  # what is looked at twice is found twice
+            return
+        self._times[file] += 1
+        if self._times[file] <= MOST_PER_FILE:
+            self._found.append(problem)
+
+    def add_error(self, error: DamagedFileError) -> None:
+        self.add(error.file, error.what, error.cure)
+
+    def all(self) -> list[Problem]:
+        """The problems in the order they were found, then how many of each file were left out.
+
+        >>> problems = Problems()
+        >>> for n in range(7):
+        ...     problems.add("a.bin", f"has fault {n}")
+        >>> len(problems.all()), problems.all()[-1].what
+        (6, 'has 2 more problems like these')
+        """
+        more = {file: n - MOST_PER_FILE for file, n in self._times.items() if n > MOST_PER_FILE}
+        return self._found + [
+            Problem(file=file, what=f"has {n:,} more problems like these", cure=CURE)
+            for file, n in more.items()
+        ]

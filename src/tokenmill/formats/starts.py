@@ -1,0 +1,258 @@
+"""The documents of foreign files, of which no more is known than where each begins.
+
+A file tells its documents as a function from numbers to tokens (`Starts`), which may look into a
+mapped index: finding the documents of a row is a binary search through that function, and nothing
+is kept that grows with the documents. No document crosses from one file into the next.
+
+Checked when a file's documents are first looked at, in one pass over its index: that they are in
+order, begin with the file's first token and end with its last. An empty document has a number, but
+begins nowhere in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, Maps
+from tokenmill.store.documents import (
+    Document,
+    DocumentList,
+    DocumentTable,
+    between,
+    find_by_shard,
+    inside,
+    split_numbers,
+    sums,
+)
+
+__all__ = ["FileDocuments", "Indexes", "PartOfDocuments", "Starts", "check_tiling"]
+
+BLOCK = 1 << 18  # starts that are checked at once
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where the documents of a file begin: `look` finds the tokens that some numbers begin with.
+
+    Looked up at `count`, it is where the last one ends.
+
+    >>> check_tiling("x", Starts(2, lambda numbers: np.array([0, 5, 7])[numbers]), tokens=7)
+    """
+
+    count: int
+    look: Callable[[Integers], Integers]
+
+    def search(self, tokens: Integers, *, after: bool = False) -> Integers:
+        """How many documents begin before each token, or with it and before `after` it."""
+        low = np.zeros(len(tokens), np.int64)
+        high = np.full(len(tokens), self.count, np.int64)
+        while (low < high).any():
+            middle = (low + high) >> 1
+            found = self.look(middle)
+            beyond = (found <= tokens) if after else (found < tokens)
+            beyond &= low < high
+            low = np.where(beyond, middle + 1, low)
+            high = np.where(beyond, high, np.minimum(high, middle))
+        return low
+
+
+class Indexes(Protocol):
+    """Where the documents of several files are told. It must pickle."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The number of documents in each file."""
+
+    def name(self, number: int) -> str:
+        """The file that tells the documents of a file."""
+
+    def read(self, number: int) -> Starts:
+        """Where the documents of a file begin."""
+
+
+def check_tiling(name: str, starts: Starts, tokens: int) -> None:
+    """Refuse documents that are not in order or do not cover their file's tokens."""
+
+    def refuse(what: str) -> None:
+        raise DamagedFileError(name, what, FOREIGN_CURE)
+
+    first, last = starts.look(np.array([0, starts.count])).tolist()
+    if last != tokens:
+        refuse(f"ends its documents at token {last:,}, and there are {tokens:,}")
+    if first != 0:
+        refuse(f"begins its documents at token {first:,}, not with the first")
+    for low in range(0, starts.count, BLOCK):
+        high = min(low + BLOCK, starts.count)
+        found = starts.look(np.arange(low, high + 1))
+        if (wrong := found[1:] < found[:-1]).any():
+            number = low + int(wrong.argmax())
+            refuse(f"lets document {number:,} end before it begins")
+
+
+class FileDocuments(DocumentList):
+    """The documents of a split in foreign files, in order.
+
+    >>> class One:
+    ...     counts = [2]
+    ...     def name(self, number): return "x.idx"
+    ...     def read(self, number): return Starts(2, lambda n: np.array([0, 3, 9])[n])
+    >>> documents = FileDocuments(One(), [9], "train")
+    >>> documents.at(3).number, documents[0].length, len(documents)
+    (1, 3, 2)
+    """
+
+    def __init__(
+        self, indexes: Indexes, tokens: npt.ArrayLike, split: str, kept: int | None = None
+    ) -> None:
+        self._indexes, self._split, self._kept = indexes, split, kept
+        self._tokens = np.asarray(tokens, np.int64)
+        self._token_starts = sums(self._tokens)
+        self._read: Callable[[int], Starts] = (
+            lru_cache(maxsize=kept)(self._read_and_check)
+            if kept
+            else Maps(self._read_and_check).__getitem__
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileDocuments, (self._indexes, self._tokens, self._split, self._kept)
+
+    @cached_property
+    def _numbers(self) -> Integers:
+        """The number of the first document of each file, and of all."""
+        return sums(self._indexes.counts)
+
+    def __len__(self) -> int:
+        return int(self._numbers[-1])
+
+    def __getitem__(self, number: int) -> Document:
+        number = inside(number, len(self), "document")
+        file = int(np.searchsorted(self._numbers, number, side="right")) - 1
+        place = number - int(self._numbers[file])
+        start, end = self._read(file).look(np.array([place, place + 1])).tolist()
+        if not 0 <= start <= end <= self._tokens[file]:
+            raise self._damaged(file)
+        before = int(self._token_starts[file])
+        return Document(number=number, split=self._split, start=before + start, length=end - start)
+
+    def at(self, token: int) -> Document:
+        """The document that holds a token of the split."""
+        token = inside(token, int(self._token_starts[-1]), "token")
+        file = int(np.searchsorted(self._token_starts, token, side="right")) - 1
+        place = np.array([token - int(self._token_starts[file])])
+        # Of documents that begin together, all but the last are empty.
+        number = int(self._read(file).search(place, after=True)[0]) - 1
+        if number < 0:
+            raise self._damaged(file)
+        return self[int(self._numbers[file]) + number]
+
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents [first, last) begin, and where the last of them ends."""
+        found = np.empty(last - first + 1, np.int64)
+        for file, low, high, place in split_numbers(self._numbers, first, last + 1):
+            starts = self._read(file).look(np.arange(low, high))
+            if (starts < 0).any() or (starts > self._tokens[file]).any():
+                raise self._damaged(file)
+            found[place : place + high - low] = starts + self._token_starts[file]
+        if last >= len(self):
+            found[-1] = self._token_starts[-1]
+        return found
+
+    def count_before(self, token: int) -> int:
+        """How many documents begin before a token of the split, or before its end."""
+        file = int(np.searchsorted(self._token_starts, token, side="left")) - 1
+        if file < 0:
+            return 0
+        place = np.array([token - int(self._token_starts[file])])
+        return int(self._numbers[file]) + int(self._read(file).search(place)[0])
+
+    def find_edges(self, starts: Integers, length: int) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
+        return find_by_shard(self._token_starts, starts, length, self._find_in, self._damaged)
+
+    def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
+        index = self._read(file)
+        bounds = index.search(np.minimum(edges, self._tokens[file]).ravel()).reshape(-1, 2)
+        return bounds, index.look(between(bounds))
+
+    def _read_and_check(self, file: int) -> Starts:
+        starts = self._indexes.read(file)
+        check_tiling(self._indexes.name(file), starts, int(self._tokens[file]))
+        return starts
+
+    def _damaged(self, file: int) -> DamagedFileError:
+        what = "changed since it was opened: its documents are not in order"
+        return DamagedFileError(self._indexes.name(file), what, FOREIGN_CURE)
+
+
+class PartOfDocuments(DocumentList):
+    """The documents of the tokens `start` to `stop` of a split, cut where these begin and end."""
+
+    def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
+        self._whole, self._start, self._stop, self._split = whole, start, stop, split
+
+    @cached_property
+    def _first(self) -> int:
+        """The first document of the whole with its start or any of its tokens in the part."""
+        number = self._whole.count_before(self._start)
+        begins_here = (
+            number < len(self._whole) and self._whole.borders(number, number)[0] == self._start
+        )
+        return number if begins_here or not number else number - 1
+
+    @cached_property
+    def _last(self) -> int:
+        """One more than the last document; includes empty ones at the very end of the whole."""
+        number = self._whole.count_before(self._stop)
+        at_end = number < len(self._whole) and (
+            self._whole.borders(len(self._whole), len(self._whole))[0] == self._stop
+        )
+        return len(self._whole) if at_end else number
+
+    def __len__(self) -> int:
+        return self._last - self._first
+
+    def borders(self, first: int, last: int) -> Integers:
+        """Where the documents [first, last) begin, and where the last of them ends."""
+        found = self._whole.borders(first + self._first, last + self._first)
+        return np.clip(found - self._start, 0, self._stop - self._start)
+
+    def count_before(self, token: int) -> int:
+        """How many documents begin before a token of the part, or before its end."""
+        if token <= 0:
+            return 0
+        return self._whole.count_before(token + self._start) - self._first
+
+    def __getitem__(self, number: int) -> Document:
+        return self._cut(self._whole[inside(number, len(self), "document") + self._first])
+
+    def at(self, token: int) -> Document:
+        """The document that holds a token of the part."""
+        return self._cut(
+            self._whole.at(inside(token, self._stop - self._start, "token") + self._start)
+        )
+
+    def find_edges(self, starts: Integers, length: int) -> Integers:
+        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
+        found = self._whole.find_edges(starts + self._start, length)
+        return np.union1d(found, np.flatnonzero(starts == 0) * length)  # a cut document begins too
+
+    def _cut(self, whole: Document) -> Document:
+        start = max(whole.start, self._start)
+        stop = min(whole.start + whole.length, self._stop)
+        return Document(
+            number=whole.number - self._first,
+            split=self._split,
+            start=start - self._start,
+            length=max(stop - start, 0),
+            key=whole.key,
+            source=whole.source,
+            offset=whole.offset,
+        )

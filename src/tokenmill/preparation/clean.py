@@ -1,0 +1,190 @@
+"""Cleans text by the rules of docs/cleaning.md, many documents at once.
+
+Guaranteed: a document comes out the same whatever its neighbours and wherever it was cut into
+pieces; cleaning a second time changes nothing; as many separators come out as went in.
+
+The method: pieces that fit the cache are compared with each byte of interest, the answers packed
+to a bit a byte (17 µs for 256 KiB), and the rules are a few shifts and ANDs of such bits. What
+must go is overwritten with a byte that UTF-8 never has, and `bytes.replace` deletes it.
+
+The price on one core: 800 MB/s for prose with nothing to change, 440 for Python source, 240 for the
+same with a blank at the end of every line, 250 for Chinese, 40 to 100 where much must be composed,
+13 for the worst text known. docs/cleaning.md has the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.sources.nfc import compose
+
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint64]
+
+_PIECE = 1 << 18
+_REACH = 1 << 12
+# Before a blank that follows a character which stays: ASCII, or U+00C0 to U+EFFF.
+_CUT = re.compile(
+    rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
+    re.DOTALL,
+)
+_TAB, _NEWLINE, _RETURN, _SPACE = b"\t\n\r "
+_CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\r")) + b"\x7f"
+_GONE = b"\xff"
+
+
+def clean(text: str) -> str:
+    r"""One document, cleaned.
+
+    >>> clean("\ufeffOne  two. \r\n\r\n\r\n    three\t\n")
+    'One two.\n\n    three'
+    """
+    return clean_block(text.replace("\0", "").encode()).decode()
+
+
+def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False) -> bytes:
+    """Documents as UTF-8 joined by NUL bytes, each cleaned, still joined by NUL bytes.
+
+    `continues`: the block begins in the middle of a document. `goes_on`: it ends in the middle of
+    one. Both may be only at places where `Cutter` cuts.
+    """
+    view = memoryview(block)
+    pieces = []
+    start = 0
+    while start < len(block):
+        stop = _cut(block, start)
+        # Two bytes on each side say what lies beyond: the border of a document, or something
+        # visible, for which the full stop stands because no mark composes with it.
+        before = b".." if continues or start else b".\0"
+        after = b".." if goes_on or stop < len(block) else b"\0."
+        padded = _clean_padded(b"".join((before, view[start:stop], after)))
+        pieces.append(memoryview(padded)[2:-2])
+        start = stop
+    return b"".join(pieces)
+
+
+def _cut(block: bytes, start: int) -> int:
+    """A place to cut, some `_PIECE` after `start`. Not every byte is tried: that would be slow."""
+    for target in range(start + _PIECE, len(block), _PIECE):
+        if found := _CUT.search(block, target, target + _REACH):
+            return found.start()
+    return len(block)
+
+
+def _clean_padded(text: bytes) -> bytes:
+    array = np.frombuffer(text, np.uint8)
+    highest = array.max()
+    if highest >= 0xC2:
+        if b"\xef" in text:
+            text = text.replace(b"\xef\xbb\xbf", b"")
+        if b"\xc2" in text:
+            text = _without_c1(text)
+    if b"\r" in text:
+        text = _without_returns(text)
+    if highest >= 0xCC:  # U+0300, the first character that NFC may touch
+        text = compose(text)
+    return _without_blanks(text)
+
+
+def _without_c1(text: bytes) -> bytes:
+    """Without U+0080 to U+009F, and a newline for U+0085."""
+    array = np.frombuffer(text, np.uint8)
+    found = np.flatnonzero((array[:-1] == 0xC2) & (array[1:] < 0xA0))
+    if not len(found):
+        return text
+    array, surplus = array.copy(), np.zeros(len(array), np.bool_)
+    surplus[found] = True
+    found += 1
+    surplus[found] = array[found] != 0x85
+    array[found] = _NEWLINE
+    return _without(array, _bits(surplus))
+
+
+def _without_returns(text: bytes) -> bytes:
+    """Without C0 controls, and with a newline for every kind of line end."""
+    array = np.frombuffer(text, np.uint8)
+    known = sum(np.count_nonzero(array == byte) for byte in b"\0\t\n\r")
+    if np.count_nonzero(array < _SPACE) > known or b"\x7f" in text:
+        text = text.translate(None, _CONTROLS)
+        array = np.frombuffer(text, np.uint8)
+    if ((array == _RETURN)[:-1] > (array == _NEWLINE)[1:]).any():
+        return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return text.replace(b"\r", b"")
+
+
+def _without_blanks(text: bytes) -> bytes:
+    """Without superfluous spaces, tabs and newlines."""
+    array = np.frombuffer(text, np.uint8)
+    newline, nul, space = _bits(array == _NEWLINE), _bits(array == 0), _bits(array == _SPACE)
+    blank = space | _bits(array == _TAB)
+    end = newline | nul
+    white = end | blank
+    if (_bits(array <= _SPACE) ^ white).any() or b"\x7f" in text:
+        # Removing a control may join a letter and its accent, so all begins again without them.
+        return _clean_padded(text.translate(None, _CONTROLS))
+
+    doubled = space & _later(space, 1) & ~_later(white, 2)
+    surplus = _spread(doubled, space, _later)
+    trailing = blank & _earlier(end, 1)
+    if trailing.any():
+        text = _without(array, surplus | _spread(trailing, blank, _earlier))
+        array = np.frombuffer(text, np.uint8)
+        newline, nul = _bits(array == _NEWLINE), _bits(array == 0)
+        end = newline | nul
+        surplus = np.zeros_like(end)
+    # Of newlines in a row the last two stay, but none next to a document's border.
+    surplus |= newline & ((_earlier(newline, 1) & _earlier(end, 2)) | _earlier(nul, 1))
+    surplus |= _spread(newline & _later(nul, 1), newline, _later)
+    return _without(array, surplus) if surplus.any() else text
+
+
+def _bits(mask: Mask) -> Bits:
+    """A bit for each byte of the text, in as few words as hold them."""
+    packed = np.zeros(-(-len(mask) // 64) * 8, np.uint8)
+    packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
+    return packed.view("<u8")
+
+
+def _later(bits: Bits, count: int) -> Bits:
+    """Each bit moved `count` places towards the end."""
+    words, rest = divmod(count, 64)
+    moved = np.zeros(len(bits), bits.dtype)
+    np.left_shift(bits[: len(bits) - words], rest, out=moved[words:])
+    if rest:
+        moved[words + 1 :] |= bits[: len(bits) - words - 1] >> (64 - rest)
+    return moved
+
+
+def _earlier(bits: Bits, count: int) -> Bits:
+    """Each bit moved `count` places towards the start."""
+    words, rest = divmod(count, 64)
+    moved = np.zeros(len(bits), bits.dtype)
+    np.right_shift(bits[words:], rest, out=moved[: len(bits) - words])
+    if rest:
+        moved[: len(bits) - words - 1] |= bits[words + 1 :] << (64 - rest)
+    return moved
+
+
+def _spread(seeds: Bits, allowed: Bits, move: Callable[[Bits, int], Bits]) -> Bits:
+    """The seeds, and what is allowed from each of them on without interruption.
+
+    Each round doubles the distance: a run of a million takes 20 rounds.
+    """
+    reached, runs, step = seeds, allowed, 1
+    while step < 64 * len(seeds) and (grown := move(reached, step) & runs).any():
+        reached = reached | grown
+        runs = runs & move(runs, step)
+        step *= 2
+    return reached
+
+
+def _without(array: Bytes, surplus: Bits) -> bytes:
+    chosen = np.unpackbits(surplus.view(np.uint8), count=len(array), bitorder="little")
+    text = (array | np.negative(chosen)).tobytes()
+    many = int(np.bitwise_count(surplus).sum()) * 16 > len(array)
+    return text.translate(None, _GONE) if many else text.replace(_GONE, b"")

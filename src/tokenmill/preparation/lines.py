@@ -1,0 +1,239 @@
+"""Duplicate lines: their keys, and a document without them.
+
+A line counts if it has at least `min_line` characters and is not blank. Scanning and removing
+walk over the same lines in the same order, so the n-th key that a scan of a part gives belongs
+to the n-th line that removal asks about: a bit a line is all that passes between them. Lines are
+found with NumPy, in many documents at once: a block of documents joined by NUL bytes is one text
+with two kinds of line ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.sources.records import Cutter
+
+__all__ = ["LineRemover", "line_keys"]
+
+_NEWLINE, _RETURN = 10, 13
+_WHITE = np.isin(np.arange(256), list(b" \t\r\v\f"))
+_ANYWHERE = Cutter(anywhere=True)
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Where the lines of a text start and end, and which of them count."""
+
+    starts: Places
+    ends: Places
+    bare: Places  # ends without a carriage return, before which a text may have been cut
+    counting: Places
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where the lines that count start and end."""
+        starts, ends = self.starts[self.counting], self.bare[self.counting]
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _find_lines(
+    text: bytes, min_line: int, *, block: bool, continues: bool = False, mid_line: bool = False
+) -> _Lines:
+    """The lines of a text, or of a block of texts, in which a line ends at a NUL byte too.
+
+    Half a line never counts: only one of more than a block is ever cut.
+    """
+    array = np.frombuffer(text, np.uint8)
+    is_end = array == _NEWLINE
+    if block:
+        is_end |= array == 0
+    newlines = np.flatnonzero(is_end)
+    starts, ends = np.concatenate(([0], newlines + 1)), np.append(newlines, len(text))
+    bare = ends
+    if b"\r" in text:
+        bare = ends - ((ends > starts) & (array[ends - 1] == _RETURN))
+    sizes = bare - starts
+    if not text.isascii():
+        # Characters are bytes but those that only continue one.
+        continuing = np.flatnonzero(array.view(np.int8) < -64)
+        sizes -= np.bincount(np.searchsorted(ends, continuing), minlength=len(ends))
+    enough = sizes >= min_line
+    enough[0] &= not continues
+    enough[-1] &= not mid_line
+    counting = np.flatnonzero(enough)
+    # A blank line begins and ends with white space, which hardly any other line does.
+    white = np.flatnonzero(_WHITE[array[starts[counting]]])
+    white = white[_WHITE[array[bare[counting[white]] - 1]]]
+    for i in counting[white].tolist():
+        enough[i] = not text[starts[i] : bare[i]].isspace()
+    return _Lines(starts, ends, bare, np.flatnonzero(enough) if len(white) else counting)
+
+
+def line_keys(
+    text: bytes,
+    min_line: int,
+    *,
+    block: bool = False,
+    continues: bool = False,
+    mid_line: bool = False,
+) -> bytes:
+    """The 128-bit keys of the lines that count, in a text or in a block of texts."""
+    lines = _find_lines(text, min_line, block=block, continues=continues, mid_line=mid_line)
+    if b"\r" in text:
+        return b"".join([xxhash.xxh3_128_digest(text[start:end]) for start, end in lines.spans()])
+    chosen = np.zeros(len(lines.starts), np.uint8)
+    chosen[lines.counting] = 1
+    if block:
+        text = text.replace(b"\0", b"\n")
+    # Iterating over bytes is quick: their numbers exist already.
+    return b"".join(map(xxhash.xxh3_128_digest, compress(text.split(b"\n"), chosen.tobytes())))
+
+
+class LineRemover:
+    """Removes repeated lines from the documents of one part, in order.
+
+    `repeated` holds a flag for each line of the part that counts. A document that arrives in pieces
+    leaves in pieces that again end with a visible character: if the line before a cut was removed,
+    the end of the piece is held back and leaves with the next one.
+    """
+
+    def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:
+        self._repeated = repeated
+        self._min_line = min_line
+        self._tidy = tidy
+        self._next = 0
+        self._held = b""
+        self._end_gone = False  # whether the line that the last piece ends with was removed
+        # Whether anything of the document at hand is kept so far. One that goes on from another
+        # part has a line there that is too short to be removed.
+        self._started = True
+        self.removed = 0
+
+    def remove_from_block(self, block: bytes) -> bytes:
+        """A block of whole documents without their repeated lines."""
+        lines = _find_lines(block, self._min_line, block=True)
+        gone = lines.counting[self._take(len(lines.counting))]
+        if not len(gone):
+            return block
+        kept = np.ones(len(lines.starts), np.bool_)
+        kept[gone] = False
+        # Which document each line is in: that of the line before, or the next behind a NUL byte.
+        last = np.append(np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0, True)
+        documents = np.cumsum(last) - last
+        if self._tidy:
+            kept &= ~_surplus_blanks(lines.starts == lines.ends, kept, documents)
+        return _copy_lines(block, lines, kept, last, documents)
+
+    def _take(self, count: int) -> npt.NDArray[np.bool_]:
+        """The flags of the next lines that count."""
+        flags: npt.NDArray[np.bool_] = self._repeated[self._next : self._next + count] != 0
+        self._next += count
+        self.removed += int(np.count_nonzero(flags))
+        return flags
+
+    def remove(
+        self, texts: list[bytes], *, continues: bool, goes_on: bool, mid_line: bool
+    ) -> list[bytes]:
+        """The texts, one or two of which may be pieces, without their repeated lines."""
+        last = len(texts) - 1
+        return [
+            self._one(
+                text,
+                continues=continues and i == 0,
+                goes_on=goes_on and i == last,
+                mid_line=mid_line and i == last,
+            )
+            for i, text in enumerate(texts)
+        ]
+
+    def _one(self, text: bytes, *, continues: bool, goes_on: bool, mid_line: bool) -> bytes:
+        lines = _find_lines(
+            text, self._min_line, block=False, continues=continues, mid_line=mid_line
+        )
+        flags = self._take(len(lines.counting))
+        started = self._started and continues
+        kept = np.ones(len(lines.starts), np.bool_)
+        kept[lines.counting[flags]] = False
+        if continues and self._end_gone and text.startswith(b"\r\n"):
+            lines.starts[0] = 1  # the line end belongs to the line that was removed
+        if continues and not started and lines.starts[0] == lines.ends[0]:
+            kept[0] = False  # and so does the newline
+        elif not flags.any() and not self._held:
+            self._end_gone = False
+            self._started = started or bool(text) or not self._tidy
+            return text[lines.starts[0] :]
+        result = self._held + _join_kept(text, lines, kept)
+        self._held = b""
+        if self._tidy:
+            result = _tidied(result, begins=not started, ends=not goes_on)
+        self._started = started or (bool(result) if self._tidy else bool(kept.any()))
+        self._end_gone = goes_on and not kept[-1]
+        if self._end_gone:
+            cut = max(0, _ANYWHERE.last(result, 0, len(result)))
+            result, self._held = result[:cut], result[cut:]
+        return result
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
+    """The blank lines that cleaning would remove if only the kept lines were there: those at a
+    document's ends, and of several in a row all but one."""
+    surplus = np.zeros(len(blank), np.bool_)
+    lines = np.flatnonzero(kept)
+    here = blank[lines]
+    filled = np.flatnonzero(~here)
+    # A blank line stays behind a filled one that has another behind it.
+    before = filled[_goes_on(documents[lines[filled]])]
+    here[before + 1] = False
+    surplus[lines[here]] = True
+    return surplus
+
+
+def _goes_on(documents: Places) -> Mask:
+    """Whether the next entry is the same document's."""
+    same = np.zeros(len(documents), np.bool_)
+    same[:-1] = documents[1:] == documents[:-1]
+    return same
+
+
+def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
+    """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
+    all NUL bytes stay."""
+    chosen = np.flatnonzero(kept)
+    inner = chosen[_goes_on(documents[chosen])]
+    # Line and line end by turns: whether each stays, and where it begins.
+    stays = np.zeros(2 * len(kept), np.bool_)
+    stays[::2] = kept
+    stays[1::2] = last
+    stays[2 * inner + 1] = True
+    stays[-1] = False  # nothing stands behind the last line
+    places = np.stack([lines.starts, lines.ends], 1).ravel()
+    edges = np.flatnonzero(np.diff(stays, prepend=False))
+    spans = places[edges].tolist()
+    return b"".join([block[start:end] for start, end in zip(spans[::2], spans[1::2], strict=True)])
+
+
+def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes:
+    """The kept lines, copied in runs."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False]))))
+    starts, ends = lines.starts[edges[::2]], lines.ends[edges[1::2] - 1]
+    return b"\n".join(
+        [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    )
+
+
+def _tidied(text: bytes, *, begins: bool, ends: bool) -> bytes:
+    """What cleaning does about blank lines, once lines are gone."""
+    while b"\n\n\n" in text:
+        text = text.replace(b"\n\n\n", b"\n\n")
+    if begins:
+        text = text.lstrip(b"\n")
+    return text.rstrip(b" \t\n") if ends else text

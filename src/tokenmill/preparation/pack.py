@@ -1,0 +1,177 @@
+"""Segments to shards: copy the kept documents, in input order, into files of equal length.
+
+A shard is a range of the split's tokens, so each can be made alone, anywhere, from the segments
+that it overlaps. Neighbouring documents of one fate are copied as one range, straight from the
+mapped segment. Memory holds a block of records and a block of tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.preparation.grind import CONTINUES, GOES_ON
+from tokenmill.preparation.sift import SPLITS, Sifted, Stitched, read_records
+from tokenmill.storage.files import AtomicFile, NpyFile
+from tokenmill.store.manifest import DOCUMENT_DTYPE
+
+__all__ = ["ShardJob", "Slice", "pack_shard", "plan_shards"]
+
+_COPY = 1 << 20  # tokens copied at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A segment that a shard overlaps; `before` tokens of the split come before it."""
+
+    segment: Path
+    first_record: int
+    before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardJob:
+    """One shard: the tokens `start` to `end` of a split, and where to find them."""
+
+    split: str
+    number: int
+    start: int
+    end: int
+    slices: tuple[Slice, ...]
+    fates: Path
+    stitched: dict[int, Stitched]
+    dtype: str
+    folder: Path
+
+    @property
+    def path(self) -> str:
+        return f"{self.split}/shard_{self.number:05}.bin"
+
+    @property
+    def documents_path(self) -> str:
+        return f"{self.split}/shard_{self.number:05}.docs.npy"
+
+
+def plan_shards(
+    sifted: Sifted, segments: list[Path], tokens_per_shard: int, dtype: str, folder: Path
+) -> Iterator[ShardJob]:
+    """The shards of all splits."""
+    numbers = list(sifted.stitched)
+    for split in SPLITS:
+        before = [0, *accumulate(sifted.tokens[split])]
+        for number, start in enumerate(range(0, before[-1], tokens_per_shard)):
+            end = min(start + tokens_per_shard, before[-1])
+            first, last = bisect_right(before, start) - 1, bisect_left(before, end)
+            records = sifted.first_record[first], [*sifted.first_record, 1 << 62][last]
+            spanning = numbers[bisect_left(numbers, records[0]) : bisect_left(numbers, records[1])]
+            yield ShardJob(
+                split=split,
+                number=number,
+                start=start,
+                end=end,
+                slices=tuple(
+                    Slice(
+                        segment=segments[i],
+                        first_record=sifted.first_record[i],
+                        before=before[i],
+                    )
+                    for i in range(first, last)
+                    if sifted.tokens[split][i]
+                ),
+                fates=sifted.fates,
+                stitched={number: sifted.stitched[number] for number in spanning},
+                dtype=dtype,
+                folder=folder,
+            )
+
+
+def pack_shard(job: ShardJob, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Write one shard and its document table; returns what the manifest says of them."""
+    dtype = np.dtype(job.dtype).newbyteorder("<")
+    documents = 0
+    with (
+        AtomicFile(job.folder / job.path) as tokens_file,
+        NpyFile(job.folder / job.documents_path, DOCUMENT_DTYPE) as documents_file,
+    ):
+        for part in job.slices:
+            with part.segment.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+                for ranges, table in _chosen(part, job):
+                    for low, high in ranges:
+                        tokens.seek(low * dtype.itemsize)
+                        for at in range(low, high, _COPY):
+                            count = min(_COPY, high - at)
+                            tokens_file.write(tokens.read(count * dtype.itemsize))
+                            progress(count)
+                    documents_file.write(table.tobytes())
+                    documents += len(table)
+        written = tokens_file.size // dtype.itemsize
+        if written != job.end - job.start:
+            raise AssertionError(f"{job.path}: {written} tokens, not {job.end - job.start}")
+        return {
+            "path": job.path,
+            "tokens": written,
+            "documents": documents,
+            "xxh3_128": tokens_file.finish(),
+            "documents_path": job.documents_path,
+            "documents_xxh3_128": documents_file.finish(),
+        }
+
+
+def _chosen(
+    part: Slice, job: ShardJob
+) -> Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.void]]]:
+    """What a shard takes from a segment, some records at a time: the ranges of the segment's
+    tokens to copy, and the table of the documents that start in the shard."""
+    fate = 1 + SPLITS.index(job.split)
+    in_segment, in_split = 0, part.before
+    for start, records in read_records(part.segment):
+        number = part.first_record + start
+        fates = np.fromfile(job.fates, np.uint8, count=len(records), offset=number)
+        lengths = records["length"].astype(np.int64)
+        firsts = in_segment + np.cumsum(lengths) - lengths
+        in_segment += int(lengths.sum())
+        kept = np.flatnonzero(fates == fate)
+        lengths, firsts = lengths[kept], firsts[kept]
+        places = in_split + np.cumsum(lengths) - lengths  # in the split
+        in_split += int(lengths.sum())
+        if in_split <= job.start:
+            continue
+
+        low = np.maximum(places, job.start)
+        high = np.minimum(places + lengths, job.end)
+        some = low < high
+        shift = (firsts - places)[some]
+        ranges = _joined(low[some] + shift, high[some] + shift)
+
+        begins = (places >= job.start) & (places < job.end)
+        begins &= (records["flags"][kept] & np.uint64(CONTINUES)) == 0
+        chosen = kept[begins]
+        table = np.empty(len(chosen), DOCUMENT_DTYPE)
+        for name in ("key", "length", "source", "offset"):
+            table[name] = records[name][chosen]
+        table["first"] = places[begins] - job.start
+        for index in np.flatnonzero(records["flags"][chosen] & np.uint64(GOES_ON)):
+            whole = job.stitched[number + int(chosen[index])]
+            table["key"][index], table["length"][index] = whole.key, whole.length
+        yield ranges, table
+        if in_split >= job.end:
+            return
+
+
+def _joined(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ranges, with those that touch made one.
+
+    >>> _joined(np.array([0, 5, 9]), np.array([5, 7, 12]))
+    [(0, 7), (9, 12)]
+    """
+    apart = np.flatnonzero(starts[1:] != ends[:-1])
+    first = starts[np.concatenate(([0], apart + 1))] if len(starts) else starts
+    last = ends[np.concatenate((apart, [len(ends) - 1]))] if len(ends) else ends
+    return list(zip(first.tolist(), last.tolist(), strict=True))

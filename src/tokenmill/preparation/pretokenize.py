@@ -1,0 +1,206 @@
+"""`pretokenize`: one text file to one genuine `.npy` file of its ids, beside it.
+
+It is `prepare` without cleaning, deduplication and split, into a folder of its own beside the
+text, so it has the same speed, bounded memory and resume; the ids then go into one file, which is
+there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import FolderError, InputError, UsageError
+from tokenmill.preparation.engines import disk_error
+from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
+from tokenmill.preparation.prepare import Mill, prepare
+from tokenmill.preparation.texts import prepare_chunk
+from tokenmill.progress import Watcher
+from tokenmill.storage.files import NpyFile
+from tokenmill.store.manifest import Manifest, sync_folder
+from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
+from tokenmill.tokenizers.protocol import Ids
+
+__all__ = ["DTYPES", "Pretokenized", "npy_path", "pretokenize"]
+
+DTYPES = ("auto", "uint16", "uint32", "int32", "int64")
+_AS_IT_IS: dict[str, Any] = {
+    "normalize": False,
+    "dedup": "none",
+    "val_fraction": 0.0,
+    "tokens_per_shard": 1 << 60,  # all of them
+}
+_COPY = 1 << 20
+_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretokenized:
+    """What `pretokenize` made of a file; the last three are None if it was there before."""
+
+    path: Path
+    tokens: int
+    dtype: str
+    characters: int | None
+    documents: int | None
+    was_there: bool
+    dropped: Mapping[str, Any] = field(default_factory=dict)  # documents and bytes by reason
+    repaired: int = 0  # documents that had invalid UTF-8
+    rejected: Path | None = None  # where rejected records are listed, if there are any
+
+
+def npy_path(text: str | os.PathLike[str]) -> Path:
+    """Where the ids of a text file go.
+
+    >>> npy_path("data/wiki.txt").as_posix(), npy_path("a/b.jsonl.gz").as_posix()
+    ('data/wiki.npy', 'a/b.npy')
+    """
+    path = Path(text)
+    if path.suffix.lower() in _ENDINGS:
+        path = path.with_suffix("")
+    return path.with_suffix(".npy")
+
+
+def pretokenize(
+    text: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    dtype: str = "auto",
+    workers: int | None = None,
+    memory: int | None = None,
+    restart: bool = False,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
+) -> Pretokenized:
+    """Write the ids of a text file to a `.npy` file beside it.
+
+    The text is taken as it is. Documents are split at `<|endoftext|>` where the file has it, and
+    the end-of-text id stands after each.
+
+    >>> import tempfile
+    >>> text = Path(tempfile.mkdtemp()) / "x.txt"
+    >>> _ = text.write_text("Hello world")
+    >>> np.load(pretokenize(text).path).tolist()
+    [15496, 995, 50256]
+    """
+    source, target = Path(text), npy_path(text)
+    if not source.is_file():
+        raise InputError(f"There is no file {source}.")
+    if target == source:
+        raise InputError(f"{source} is a .npy file already, not a text.")
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = load_tokenizer(tokenizer)
+    kind = _kind(dtype, tokenizer)
+    folder = target.with_name(f".{target.name}.work")
+    if target.exists() and not restart:
+        found = _found(source, target, kind, tokenizer)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed at its very end
+        return found
+    report = prepare(
+        source,
+        folder,
+        tokenizer=tokenizer,
+        workers=workers,
+        memory=memory,
+        restart=restart,
+        progress=progress,
+        watcher=watcher,
+        **_AS_IT_IS,
+    )
+    try:
+        _copy(report.manifest, folder, folder / target.name, kind)
+        rejected = _move_report(folder / REJECTED_NAME, target)
+        _move_report(folder / REPAIRED_NAME, target)
+        (folder / target.name).replace(target)
+        sync_folder(target.parent)
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise disk_error(error) from error
+    ledger = report.manifest.ledger
+    return Pretokenized(
+        path=target,
+        tokens=ledger["tokens"],
+        dtype=kind.name,
+        characters=ledger["characters"],
+        documents=ledger["documents_kept"],
+        was_there=False,
+        dropped=ledger["dropped"],
+        repaired=ledger["repaired_documents"],
+        rejected=rejected,
+    )
+
+
+def _move_report(report: Path, target: Path) -> Path | None:
+    """Write a report next to the ids, if there is one; returns its path."""
+    if not report.exists():
+        return None
+    return report.replace(target.with_suffix(f".{report.name}"))
+
+
+def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
+    if dtype not in DTYPES:
+        raise UsageError(f"`dtype` is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+    if dtype == "auto":
+        dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    kind = np.dtype(dtype)
+    if tokenizer.vocab_size - 1 > np.iinfo(kind).max:
+        raise UsageError(f"ids go up to {tokenizer.vocab_size - 1}, which {dtype} cannot hold.")
+    return kind
+
+
+def _found(source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer) -> Pretokenized:
+    """What is there already, unless it cannot be what was asked for."""
+    again = "Add `restart=True` to make it again."
+    if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
+        raise FolderError(f"{target} is older than {source}. {again}")
+    try:
+        array = np.load(target, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise FolderError(
+            f"{target} is there, but no sound .npy file ({error}). {again}"
+        ) from error
+    if array.dtype != kind:
+        raise FolderError(f"{target} holds {array.dtype}, not {kind}. {again}")
+    # It may be of another text of that name, such as x.jsonl beside x.txt, or tokenizer.
+    begin = _first_ids(source, target, tokenizer)
+    if array.ndim != 1 or not np.array_equal(array[: len(begin)], begin):
+        raise FolderError(
+            f"{target} does not hold the ids of {source} by tokenizer {tokenizer.name}. {again}"
+        )
+    return Pretokenized(
+        path=target,
+        tokens=array.size,
+        dtype=kind.name,
+        characters=None,
+        documents=None,
+        was_there=True,
+    )
+
+
+def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
+    """The ids that the file of a text begins with, at most those of a few MB."""
+    mill = Mill(source, target.with_suffix(".work"), tokenizer=tokenizer, workers=1, **_AS_IT_IS)
+    part = mill.plan.parts[0]
+    job = mill.job(part, Path())
+    for chunk in job.read(part.pieces[0]):
+        prepared = prepare_chunk(chunk, mill.settings, mill.plan.sources[0])
+        if texts := [text for text in prepared.texts if text]:
+            ids, _ = encode_terminated(tokenizer, texts)
+            return ids[:-1]  # the last text may go on
+    return np.zeros(0, np.uint32)
+
+
+def _copy(manifest: Manifest, folder: Path, target: Path, kind: np.dtype[Any]) -> None:
+    stored = np.dtype(manifest.dtype)
+    with NpyFile(target, kind) as file:
+        for shard in manifest.splits["train"].shards:
+            with (folder / shard.path).open("rb") as tokens:
+                while data := tokens.read(_COPY * stored.itemsize):
+                    file.write(np.frombuffer(data, stored).astype(kind).view(np.uint8))
+        file.finish()

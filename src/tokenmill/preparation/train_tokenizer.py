@@ -1,0 +1,217 @@
+"""Training a byte-level BPE tokenizer on text of one's own.
+
+Guarantees: the same files give the same bytes of tokenizer.json, whatever their order; the merges
+are those that the `tokenizers` library learns from the same texts, and the ids are the same here
+and there. `<|endoftext|>` is id 256, behind the 256 bytes; where a text has it, a document ends,
+and nothing is learned of its spelling. Text is split as GPT-2 splits it. The file is complete or
+not there.
+
+Cost: 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with
+the number of *different* words, about 60 bytes each, and nothing spills to disk; so train on a
+sample of a few GB, for more text changes a vocabulary very little. It runs in a process of its
+own, whose end gives all of its memory back, and whose death is an error here and no more. The text
+of JSON lines, Parquet and compressed files takes its place in the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
+from tokenmill.sources.faults import find_fault
+from tokenmill.sources.find import SourceFile, find_files
+from tokenmill.sources.read import BadFileError, local_path, read_piece
+from tokenmill.sources.records import Cutter
+from tokenmill.tokenizers.load import load_tokenizer
+from tokenmill.tokenizers.protocol import Tokenizer
+
+__all__ = ["train_tokenizer"]
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST = 257
+LARGEST = 1_000_000
+
+
+def train_tokenizer(
+    inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    vocab_size: int,
+    out: str | os.PathLike[str],
+    text_field: str = "text",
+) -> Tokenizer:
+    """Train a tokenizer on text, write its tokenizer.json, and load it.
+
+    Inputs are files, folders and globs of all that `prepare` reads; `text_field` is the field, or
+    column, that holds the text. Records without one are left out. Text with few different words
+    gives fewer ids than `vocab_size`.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("one two three, one two three\\n" * 10)
+    >>> tokenizer = train_tokenizer(folder, vocab_size=265, out=folder / "tokenizer.json")
+    >>> tokenizer.vocab_size, tokenizer.eot_id
+    (265, 256)
+    """
+    if not SMALLEST <= vocab_size <= LARGEST:
+        raise UsageError(
+            f"`vocab_size` is {vocab_size}; it must be from {SMALLEST} (every byte and "
+            f"{END_OF_TEXT}) to {LARGEST:,}"
+        )
+    target = Path(out)
+    if target.suffix != ".json":
+        raise UsageError(f"`out` is {str(target)!r}; it must end with .json")
+    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    if not given:
+        raise UsageError("name at least one text file or folder to train a tokenizer on")
+    sources, _ = find_files(given)
+    for source in sources:
+        if fault := find_fault(source, text_field):
+            raise BadFileError(source.path, fault)
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+        paths = _plain_files(sources, text_field, Path(folder) / "texts.txt")
+        if not any(path.stat().st_size for path in paths):
+            named = ", ".join(map(str, given))
+            raise InputError(f"There is no text to train a tokenizer on in {named}.")
+        merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
+    _write_atomically(target, _to_tokenizer_json(merges))
+    return load_tokenizer(target)
+
+
+def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
+    """Files of plain text, sorted; what is not in one is written to `rest`."""
+    plain = {
+        source: Path(source.path).resolve()
+        for source in sources
+        if source.kind == "text"
+        and not source.compression
+        # gigatoken cannot open a file whose name is not UTF-8
+        and local_path(source.path) == source.path
+    }
+    try:
+        with rest.open("wb") as file:
+            for source in sources:
+                if source not in plain:
+                    _extract(source, text_field, file)
+    except OSError as error:
+        raise WorkError(
+            f"The text of the inputs cannot be kept in {rest.parent}: {error.strerror}. Name a "
+            "folder with more room in the environment variable TMPDIR."
+        ) from error
+    return sorted([*plain.values(), rest])
+
+
+def _extract(source: SourceFile, text_field: str, file: BinaryIO) -> None:
+    chunks = read_piece(
+        source,
+        0,
+        source.size,
+        max(1, source.size),
+        separator=None,
+        text_field=text_field,
+        cutter=Cutter(),
+        border_cutter=None,
+    )
+    for chunk in chunks:
+        for number, text in enumerate(chunk.texts):
+            if number or not chunk.continues:
+                file.write(END_OF_TEXT.encode())
+            file.write(text)
+
+
+def _learn_merges(
+    paths: Sequence[Path], vocab_size: int, result: Path
+) -> list[tuple[bytes, bytes]]:
+    job = {"paths": [str(path) for path in paths], "vocab_size": vocab_size}
+    # gigatoken prints its progress on both standard streams of the process.
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill.preparation.train_tokenizer_process", str(result)],
+        input=orjson.dumps(job),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        pairs = orjson.loads(result.read_bytes())
+        return [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in pairs]
+    if done.returncode < 0:
+        raise TokenizerError(
+            f"training was ended by signal {-done.returncode}, as happens where memory runs out; "
+            "train on less text"
+        )
+    last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
+    raise TokenizerError(f"training failed: {last}")
+
+
+def _to_tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> bytes:
+    letters = _byte_letters()
+    vocabulary = {letters[value]: value for value in range(256)}
+    vocabulary[END_OF_TEXT] = 256
+    pairs = []
+    for left, right in merges:
+        pair = ["".join(letters[value] for value in side) for side in (left, right)]
+        pairs.append(pair)
+        vocabulary.setdefault("".join(pair), len(vocabulary))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": 256, "content": END_OF_TEXT, "special": True, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": pairs,
+        },
+    }
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _byte_letters() -> list[str]:
+    """The letter that stands for each byte in a byte-level vocabulary.
+
+    A byte whose Latin-1 character can be seen is that character; the others take the code points
+    from 256 on, in order.
+    """
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [value for value in range(256) if value not in seen]
+    return [chr(value if value in seen else 256 + hidden.index(value)) for value in range(256)]
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,227 @@
+"""Find the input files for a list of paths, folders and globs, and how to read each.
+
+Nothing is left out silently. Files in a folder that are not text are passed over and counted, with
+the reason. Files that should be text but cannot be read, such as broken links, are returned with
+their fault. A file that the user names is read whatever it contains, unless it cannot be text at all.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.dataset.paths import find_near
+from tokenmill.errors import InputError
+from tokenmill.hub.address import is_address
+from tokenmill.sources.recognize import (
+    NOT_TEXT,
+    SourceFile,
+    is_archive,
+    name_source,
+    recognize,
+    why_not_text,
+)
+from tokenmill.store.manifest import MANIFEST_NAME
+
+__all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
+
+_SPECIAL = "a pipe, socket or device"
+_REASONS = {  # for passing over one, and several
+    NOT_TEXT: ("file that is not text", "files that are not text"),
+    "an archive": ("archive", "archives"),
+    "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
+    "a finished dataset": ("finished dataset", "finished datasets"),
+    "a link to a folder": ("link to a folder", "links to folders"),
+    _SPECIAL: ("pipe, socket or device", "pipes, sockets or devices"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """Something in a folder, or among the matches of a glob, that is not read."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.path if self.reason == NOT_TEXT else f"{self.path} ({self.reason})"
+
+
+def tell_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
+    """How many of each kind were passed over, and one of them.
+
+    >>> some = [PassedOver(path=name, reason="no text") for name in ("a.png", "b.png")]
+    >>> tell_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
+    '2 files that are not text (such as a.png), 1 archive (c.zip)'
+    """
+    told = []
+    for reason, (one, several) in _REASONS.items():
+        paths = [entry.path for entry in passed_over if entry.reason == reason]
+        if paths:
+            example = f" ({'such as ' if len(paths) > 1 else ''}{paths[0]})" if examples else ""
+            told.append(f"{len(paths):,} {one if len(paths) == 1 else several}{example}")
+    return ", ".join(told)
+
+
+def find_files(
+    inputs: Sequence[str | os.PathLike[str]], *, leave_out: Path | None = None
+) -> tuple[list[SourceFile], list[PassedOver]]:
+    """Find the files for a list of paths, folders and globs, in the given order.
+
+    Folders are walked in the order of names, without hidden entries and `leave_out`. Returns each
+    source once, and what was passed over: files that are not text, archives, datasets, pipes and
+    the like, and links to folders, which could lead in circles. Inputs that are links to folders are
+    followed. Broken links and unreadable paths are sources with a fault.
+    """
+    if not inputs:
+        raise InputError("No input was given. Name at least one file, folder or glob.")
+    found: dict[str, SourceFile] = {}
+    folders: dict[str, str] = {}
+    passed_over: list[PassedOver] = []
+    paths = _expand([os.fspath(item) for item in inputs], leave_out, passed_over)
+    for path, named in paths:
+        real = _real_path(path, folders)
+        if real in found:
+            continue
+        source = recognize(path)
+        if source is None:
+            passed_over.append(PassedOver(path=name_source(path), reason=_SPECIAL))
+            continue
+        if named:
+            _refuse_what_is_never_text(source)
+        elif reason := why_not_text(source):
+            passed_over.append(PassedOver(path=source.path, reason=reason))
+            continue
+        found[real] = source
+    if not found:
+        raise InputError(
+            f"No text was found in {', '.join(name_source(os.fspath(item)) for item in inputs)}"
+            + (f"; passed over: {tell_passed_over(passed_over)}." if passed_over else ".")
+        )
+    return list(found.values()), passed_over
+
+
+def _refuse_what_is_never_text(source: SourceFile) -> None:
+    if is_archive(source.path):
+        raise InputError(f"{source.path} is an archive. Unpack it, and pass the folder instead.")
+    if why_not_text(source) == "compressed Parquet":
+        raise InputError(
+            f"{source.path} is compressed Parquet. Decompress it, and pass the result instead."
+        )
+
+
+def _expand(
+    inputs: Iterable[str], leave_out: Path | None, passed_over: list[PassedOver]
+) -> Iterator[tuple[str, bool]]:
+    """Paths of files, and whether the user named that very file."""
+    for item in inputs:
+        path = Path(item)
+        if is_address(item):
+            from tokenmill.hub.cache import find_cached_files
+
+            yield from ((str(found), True) for found in find_cached_files(item))
+        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, no name is an error to it
+            if _is_dataset(path):
+                raise InputError(
+                    f"{item} is a finished dataset, not text. Look at it with tokenmill info, and "
+                    "name the text that it was made of."
+                )
+            yield from _walk(path, leave_out, passed_over)
+        elif os.path.isfile(item):  # noqa: PTH113
+            yield item, True
+        elif glob.has_magic(item):
+            matches = sorted(glob.glob(item, recursive=True))
+            if not matches:
+                raise InputError(f"Nothing matches {item!r}.")
+            for match in matches:
+                if os.path.isdir(match):  # noqa: PTH112
+                    if not _is_left_out(Path(match), leave_out, passed_over):
+                        yield from _walk(Path(match), leave_out, passed_over)
+                else:
+                    yield match, False
+        elif os.path.islink(item):  # noqa: PTH114  a broken one
+            yield item, True
+        elif os.path.exists(item):  # noqa: PTH110
+            raise InputError(f"{item} is neither a file nor a folder.")
+        else:
+            raise InputError(_explain_missing(path))
+
+
+def _explain_missing(path: Path) -> str:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        near = find_near(path)
+        hint = f" Did you mean {near}?" if near is not None else ""
+        return f"There is no file or folder {path}.{hint}"
+    except (OSError, ValueError) as error:  # a NUL byte in a name is a ValueError
+        return f"{path} cannot be read: {getattr(error, 'strerror', error)}."
+    return f"{path} cannot be read."
+
+
+def _walk(
+    folder: Path, leave_out: Path | None, passed_over: list[PassedOver]
+) -> Iterator[tuple[str, bool]]:
+    # Without recursion: folders may be nested deeper than Python's stack.
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(here) as entries:
+                visible = [entry for entry in entries if not entry.name.startswith(".")]
+        except OSError:
+            yield str(here), False  # reported later as a folder that cannot be read
+            continue
+        folders: list[Path] = []
+        # Strings, because creating a Path per file would take most of the time.
+        prefix = str(here / "x")[:-1]
+        for entry in sorted(visible, key=lambda entry: entry.name):
+            if not _is_folder(entry):
+                yield prefix + entry.name, False
+            elif entry.is_symlink():
+                name = name_source(prefix + entry.name)
+                passed_over.append(PassedOver(path=name, reason="a link to a folder"))
+            elif not _is_left_out(here / entry.name, leave_out, passed_over):
+                folders.append(here / entry.name)
+        waiting += reversed(folders)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or a path that is too long
+        return False
+
+
+def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedOver]) -> bool:
+    if leave_out is not None and _same(folder, leave_out):
+        return True
+    if _is_dataset(folder):
+        passed_over.append(PassedOver(path=str(folder), reason="a finished dataset"))
+        return True
+    return False
+
+
+def _is_dataset(folder: Path) -> bool:
+    # Unlike Path's, a folder without permission is no error to it; walking it says more.
+    return os.path.isfile(folder / MANIFEST_NAME)  # noqa: PTH113
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _real_path(path: str, folders: dict[str, str]) -> str:
+    """`os.path.realpath`, but it resolves the folders above a file only once per folder."""
+    if os.path.islink(path):  # noqa: PTH114
+        return os.path.realpath(path)
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], name)  # noqa: PTH118

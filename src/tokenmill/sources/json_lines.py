@@ -1,0 +1,127 @@
+"""JSON lines to documents: one field of a record a line.
+
+A line that cannot be used is a `Rejection` that says why and where; the lines around it are kept.
+A line is held whole, because it has to be parsed whole. Costs one pass, however long lines are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Rejection, bound
+
+__all__ = ["list_names", "read_json_lines"]
+
+
+def read_json_lines(
+    blocks: Iterable[bytes], start: int, text_field: str, cutter: Cutter | None
+) -> Iterator[Chunk]:
+    """The texts in the lines of a stream of blocks that begins at offset `start` of its source.
+
+    >>> chunks = read_json_lines([b'{"text": "a"}\\n{"te', b'xt": "b"}'], 0, "text", None)
+    >>> [(chunk.texts, chunk.offsets) for chunk in chunks]
+    [([b'a'], [0]), ([b'b'], [14])]
+    """
+    held: list[bytes] = []  # the blocks of a line whose end has not come
+    for block in _and_newline(blocks):
+        held.append(block)
+        if b"\n" not in block:
+            continue
+        whole = b"".join(held)
+        while len(lines := whole.split(b"\n", MOST_RECORDS)) > 1:
+            rest = lines.pop()
+            chunk = _read_lines(lines, start, text_field)
+            chunk.whole, chunk.begin = whole, start
+            start += chunk.read
+            yield from bound(chunk, cutter)
+            whole = rest
+        held = [whole]
+
+
+def _read_lines(lines: list[bytes], start: int, text_field: str) -> Chunk:
+    """The texts in some lines, of which the first begins at offset `start`."""
+    texts: list[bytes] = []
+    offsets: list[int] = []
+    chunk = Chunk(texts, offsets)
+    for line in lines:
+        try:
+            text = orjson.loads(line)[text_field]
+            texts.append(text.encode())
+            offsets.append(start)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            found = _read_odd_line(line, start, text_field, chunk)
+            if found is not None:
+                texts.append(found)
+                offsets.append(start)
+        start += len(line) + 1
+        chunk.lines += 1
+        chunk.read += len(line) + 1
+    return chunk
+
+
+def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks, with a line end behind the last line where the file has none."""
+    last = b"\n"
+    for block in blocks:
+        yield block
+        last = block[-1:]
+    if last != b"\n":
+        yield b"\n"
+
+
+def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
+    """The text in a line that the fast path refused, or a rejection that says why there is none."""
+    if not line.strip():
+        return None
+    size = len(line)
+    if start == 0:
+        line = line.removeprefix(b"\xef\xbb\xbf")
+    errors = "strict"
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # Such bytes pass through as they are, for the rule on bad text to judge.
+        errors = "surrogateescape"
+        chunk.bad_bytes[start] = start + size - len(line) + error.start
+    try:
+        # The standard library reads what Python's own writers write: NaN, huge numbers.
+        record = json.loads(line.decode("utf-8", errors))
+        if not isinstance(record, dict):
+            kind, reason = "not a JSON object", f"a JSON {_json_kind(record)}, not an object"
+        elif text_field not in record:
+            kind = f"no field {text_field!r}"
+            reason = f"{kind}; it has {list_names(list(record)) or 'none'}"
+        elif not isinstance(record[text_field], str):
+            kind = f"field {text_field!r} is not a string"
+            reason = f"field {text_field!r} is a {_json_kind(record[text_field])}, not a string"
+        else:
+            text: bytes = record[text_field].encode("utf-8", errors)
+            return text
+    except UnicodeEncodeError:
+        kind, reason = "lone surrogate", f"field {text_field!r} holds a lone surrogate"
+    except RecursionError:
+        kind, reason = "not JSON", "not JSON: nested too deeply"
+    except ValueError as error:
+        kind, reason = "not JSON", f"not JSON: {error}"
+    chunk.rejections.append(Rejection(chunk.lines, start, kind, reason, size))
+    return None
+
+
+def list_names(names: list[str]) -> str:
+    """The names of fields or columns, as far as people want to read them.
+
+    >>> list_names(["id", "x" * 50])
+    'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'
+    """
+    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
+    told = ", ".join([*shown, "…"] if len(names) > 20 else shown)
+    return told.encode("utf-8", "replace").decode()  # a name may hold half a surrogate pair
+
+
+def _json_kind(value: Any) -> str:
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")

@@ -1,0 +1,184 @@
+"""Decide how to read a file, by its name, and by its first bytes if the name is not enough.
+
+Costs: one look at each name, and reading 64 KiB of `.json` files and of files with unknown names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from errno import ELOOP, ENOENT, ENOTDIR
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+import orjson
+
+from tokenmill.sources.looks import HEAD, looks_like_text
+from tokenmill.sources.read import BadFileError, local_path, read_head
+
+__all__ = ["NOT_TEXT", "SourceFile", "is_archive", "name_source", "recognize", "why_not_text"]
+
+NOT_TEXT = "no text"
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+_KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+# These names are always text. Other files in a folder are text if their first bytes look like it.
+_TEXT = frozenset(
+    ".txt .text .md .markdown .rst .tex .log .csv .tsv .html .htm .xml .yaml .yml .toml .ini .cfg "
+    ".py .pyi .ipynb .c .h .cc .cpp .cxx .hpp .hh .cu .rs .go .java .kt .scala .js .mjs .jsx .ts "
+    ".tsx .rb .php .pl .pm .lua .r .jl .hs .ml .mli .clj .ex .exs .erl .swift .m .cs .fs .vb .sql "
+    ".sh .bash .zsh .fish .ps1 .bat .tcl .el .lisp .scm .nim .zig .d .pas .f .f90 .adb .ads .v "
+    ".vhd .s .asm .cmake .mk .css .scss .proto .po .srt .bib".split()
+)
+_ARCHIVES = frozenset(
+    ".tar .tgz .tbz .tbz2 .txz .tzst .zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split()
+)
+_ARRAY = "it is one JSON array, not one record per line; convert it with `jq -c '.[]'`"
+_JSON_HEAD = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One input file, and what shows whether it changed.
+
+    `path` is always UTF-8: any other name is stored as a `file:` URI, which `local_path` resolves.
+    `fault` says why the file cannot be read, if that is known before reading it.
+    """
+
+    path: str
+    kind: str  # "text", "jsonl" or "parquet"
+    compression: str | None
+    size: int
+    modified: int
+    fault: str | None = None
+
+    @property
+    def unit(self) -> str:
+        return "row" if self.kind == "parquet" else "byte"
+
+
+def recognize(path: str) -> SourceFile | None:
+    """How to read a path; None for a pipe, a socket or a device.
+
+    Broken links, and files or folders without permission, have a fault.
+    """
+    try:
+        stat = os.stat(path)  # noqa: PTH116
+        if S_ISDIR(stat.st_mode):
+            os.scandir(path).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        if os.path.islink(path) and error.errno in (ENOENT, ENOTDIR, ELOOP):  # noqa: PTH114
+            why = f"a broken link to {name_source(os.readlink(path))}"  # noqa: PTH115
+        return SourceFile(
+            path=name_source(path), kind="text", compression=None, size=0, modified=0, fault=why
+        )
+    if not S_ISREG(stat.st_mode):
+        return None
+    compression, inner = _split(path)
+    kind = _KINDS.get(inner, "text")
+    source = SourceFile(
+        path=name_source(path),
+        kind="text" if kind == "parquet" and compression else kind,
+        compression=compression,
+        size=stat.st_size,
+        modified=stat.st_mtime_ns,
+    )
+    return _judge_json(source) if inner == ".json" else source
+
+
+def name_source(path: str) -> str:
+    r"""A path as manifests and messages show it: unchanged, or as a URI if it is not UTF-8.
+
+    >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
+    ('texts/café.txt', 'file:///texts/caf%E9.txt')
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return Path(local_path(path)).absolute().as_uri()
+    return path
+
+
+def is_archive(path: str) -> bool:
+    """Whether a name is that of an archive.
+
+    >>> is_archive("a.tar.gz"), is_archive("a.txt.gz")
+    (True, False)
+    """
+    plain, suffix = os.path.splitext(path.lower())
+    return suffix in _ARCHIVES or (suffix in _COMPRESSIONS and plain.endswith(".tar"))
+
+
+def why_not_text(source: SourceFile) -> str | None:
+    """Why a file in a folder is passed over; None if it looks like text."""
+    if is_archive(source.path):
+        return "an archive"
+    _, inner = _split(source.path)
+    if source.fault or source.kind != "text" or inner in _TEXT:
+        return None
+    try:
+        head = read_head(source, HEAD)
+    except BadFileError:
+        return None  # the run will report it
+    if inner == ".parquet" and head.startswith(b"PAR1"):
+        return "compressed Parquet"
+    return None if looks_like_text(head) else NOT_TEXT
+
+
+def _split(path: str) -> tuple[str | None, str]:
+    """The compression that a name indicates, and the suffix of the content."""
+    plain, suffix = os.path.splitext(path)
+    compression = _COMPRESSIONS.get(suffix.lower())
+    return compression, os.path.splitext(plain if compression else path)[1].lower()
+
+
+def _judge_json(source: SourceFile) -> SourceFile:
+    """Decide whether a `.json` file is JSON lines or one JSON document over many lines.
+
+    JSON lines stay JSON lines even if some are broken: the head is one document only if it parses as
+    the beginning of one, or if few of its lines look like records.
+    """
+    try:
+        head = read_head(source, _JSON_HEAD)
+    except BadFileError:
+        return source  # the run will report it
+    whole = len(head) < _JSON_HEAD
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    line, _, more = (head.rstrip() if whole else head).partition(b"\n")
+    array = head.startswith(b"[")
+    if not more:
+        return replace(source, fault=_ARRAY) if array else source
+    if not head.startswith((b"{", b"[")) or _parses(line):
+        return source
+    if not _begins_document(head, whole) and _has_records(head):
+        return source
+    return replace(source, fault=_ARRAY) if array else replace(source, kind="text")
+
+
+def _parses(line: bytes) -> bool:
+    try:
+        orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _begins_document(head: bytes, whole: bool) -> bool:
+    """Whether some bytes are one JSON value, or (of a longer file) the beginning of one."""
+    # No JSON string contains a line end, so the beginning of a valid document fails only at its end.
+    text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except RecursionError:
+        return False  # too deep to tell; the lines decide
+    except json.JSONDecodeError as error:
+        return not whole and error.pos >= len(text)
+    return end == len(text)
+
+
+def _has_records(head: bytes) -> bool:
+    """Whether at least half of the lines look like a JSON object each."""
+    lines = [line.strip() for line in head.split(b"\n") if line.strip()]
+    records = sum(line.startswith(b"{") and line.endswith(b"}") for line in lines[:-1])
+    return 2 * (records + lines[-1].startswith(b"{")) >= len(lines)

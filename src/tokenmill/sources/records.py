@@ -1,0 +1,414 @@
+"""Split bytes into records: where documents of a plain text begin, and where a long one may be cut.
+
+A record is the text between two separators. Records are found in a stream block by block, in native
+code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
+
+A document longer than a block is passed on in pieces. Borders of parts inside a document are
+between a letter and a newline or space: every pre-tokenizer in use ends a token there, so the two
+sides can be tokenized independently, and one huge document keeps all cores busy. Pieces within a
+part may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`), because one worker tokenizes
+them in order (`encode.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from typing import BinaryIO
+from unicodedata import category, normalize
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import TooLongError
+from tokenmill.sources.nfc import begins_anew
+
+__all__ = [
+    "BLOCK",
+    "MOST_RECORDS",
+    "Chunk",
+    "Cutter",
+    "Places",
+    "Rejection",
+    "bound",
+    "count_byte",
+    "count_characters",
+    "find_border",
+    "read_records",
+]
+
+Places = npt.NDArray[np.int64]
+
+BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally
+MOST_RECORDS = 1 << 15  # in one chunk: on the way to its tokens, each takes up to 1 kB of memory
+_NEWLINE = 10
+_CONTEXT = 8  # bytes before a space or line end that tell whether a letter is there
+_TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
+_WIDEST = 4  # bytes of a character
+
+# A run of blank lines with something after it. No part of a run can match in two ways, so that
+# the search is linear.
+_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*+\n)++(?=[ \t\r]*+[^ \t\r\n])")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A record that cannot become a document. `line` counts from the piece's start, from 0.
+
+    `kind` is the heading that the ledger counts it under, `reason` is for the user's eyes.
+    """
+
+    line: int | None
+    offset: int
+    kind: str
+    reason: str
+    size: int
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Some consecutive documents of one source, undecoded, with the place where each starts.
+
+    `continues`: the first text goes on from the chunk before. `goes_on`: the last text goes on
+    in the next chunk; `mid_line` if it was cut within a line.
+    """
+
+    texts: list[bytes]
+    offsets: list[int]
+    continues: bool = False
+    goes_on: bool = False
+    mid_line: bool = False
+    rejections: list[Rejection] = field(default_factory=list)
+    lines: int = 0  # line ends in what this chunk was cut from
+    read: int = 0  # bytes of the source that it took, for progress
+    whole: bytes = b""  # what it was cut from, if that is at hand, and where that begins
+    begin: int = 0
+    # Of records that are no UTF-8, by their offset: where the first byte at fault is. (In plain
+    # text, that follows from the text.)
+    bad_bytes: dict[int, int] = field(default_factory=dict)
+    _newlines: Places | None = None
+
+    def line_of(self, offset: int) -> int | None:
+        """The line that an offset of the source is in, counted from this chunk's first."""
+        if not self.whole:
+            return None
+        if self._newlines is None:  # counting again for each document would take quadratic time
+            self._newlines = np.flatnonzero(np.frombuffer(self.whole, np.uint8) == _NEWLINE)
+        return int(self._newlines.searchsorted(offset - self.begin))
+
+
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Where a long document may be cut.
+
+    `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
+    short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
+
+    `anywhere`: if there is no such place, cut wherever cleaning the pieces one by one gives the
+    cleaned whole: between a visible character and a line end, or else before any character that is
+    not white space and that cleaning neither removes nor composes with the character before it.
+    """
+
+    short_line: int = 0
+    anywhere: bool = False
+
+    def first(self, data: bytes, start: int, end: int) -> int:
+        """The first place to cut in data[start:end], or -1."""
+        return self._search(data, start, end, data.find, lambda found: (found + 1, end))
+
+    def last(self, data: bytes, start: int, end: int) -> int:
+        """The last place to cut in data[start:end], or -1."""
+        return self._search(data, start, end, data.rfind, lambda found: (start, found))
+
+    def _search(
+        self,
+        data: bytes,
+        start: int,
+        end: int,
+        find: Callable[[bytes, int, int], int],
+        narrow: Callable[[int], tuple[int, int]],
+    ) -> int:
+        places = [(b"\n", _is_letter_before)]
+        if self.anywhere:
+            places.append((b"\n", _is_visible_before))
+        if not self.short_line:
+            places.append((b" ", _is_letter_before))
+        for white, fits in places:
+            low, high = start, end
+            for _ in range(_TRIES):
+                found = find(white, low, high)
+                if found < 0:
+                    break
+                low, high = narrow(found)
+                cut = found - 1 if white == b"\n" and data[found - 1 : found] == b"\r" else found
+                if cut > start and fits(data, cut) and self._allows(data, cut):
+                    return cut
+        if self.anywhere:
+            for cut in range(end - _WIDEST, max(start, end - _TRIES), -1):
+                if _is_solid(data[cut : cut + _WIDEST]):
+                    return cut
+        return -1
+
+    def _allows(self, data: bytes, cut: int) -> bool:
+        if not self.short_line:
+            return True
+        line_start = data.rfind(b"\n", max(0, cut - self.short_line), cut)
+        return line_start >= 0 and data[line_start:cut].isascii()
+
+
+def _is_letter_before(data: bytes, place: int) -> bool:
+    last = data[place - 1]
+    if last < 0x80:
+        return 65 <= last & 0xDF <= 90
+    letter = _character_before(data, place)
+    # Cleaning splits some letters, such as U+0958, into a letter and a mark; no cut is after a mark.
+    return letter.isalpha() and normalize("NFC", letter).isalpha()
+
+
+def _is_visible_before(data: bytes, place: int) -> bool:
+    last = data[place - 1]
+    if last < 0x80:
+        return 0x20 < last < 0x7F
+    return category(_character_before(data, place) or "\0") not in ("Cc", "Cf", "Cn")
+
+
+def _character_before(data: bytes, place: int) -> str:
+    """The character that ends at a position; empty if there is none."""
+    start = place - 1
+    while start > max(0, place - _WIDEST) and data[start] & 0xC0 == 0x80:
+        start -= 1
+    try:
+        return data[start:place].decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _is_solid(data: bytes) -> bool:
+    """Whether the first character is unaffected by cleaning the text before it."""
+    first = data[0]
+    if first < 0x80:
+        return 0x20 < first < 0x7F
+    if first < 0xC2:
+        return False
+    width = 2 + (first >= 0xE0) + (first >= 0xF0)
+    try:
+        character = data[:width].decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return category(character)[0] in "LNPS" and begins_anew(character)
+
+
+def overlaps_itself(separator: bytes) -> bool:
+    """Whether two occurrences can share bytes, so that where one begins depends on the past.
+
+    >>> overlaps_itself(b"----"), overlaps_itself(b"<|endoftext|>")
+    (True, False)
+    """
+    return any(separator.startswith(separator[i:]) for i in range(1, len(separator)))
+
+
+def find_border(
+    file: BinaryIO, place: int, size: int, step: int, separator: bytes | None, cutter: Cutter | None
+) -> tuple[int, bool]:
+    """The border that belongs to `place`: the first spot from there on where a part may begin.
+
+    Returns the spot and whether a record starts there (otherwise a document goes on there). It
+    depends on the bytes of the file alone, so both neighbours of a border find the same one.
+    A record's start is preferred; a cut inside a document serves where none is near. `step` is
+    the distance of borders: where nothing is found within it, the next border is this one too.
+    """
+    while 0 < place < size:
+        back = min(place, max(4096, len(separator or b"")))
+        file.seek(place - back)
+        data = file.read(back + min(step, BLOCK))
+        start = _first_record(data, back, separator)
+        if start >= 0:
+            return place - back + start, True
+        if cutter is not None:
+            cut = cutter.first(data, back, len(data) - len(separator or b""))
+            if cut >= 0:
+                return place - back + cut, False
+        place += step
+    return min(place, size), True
+
+
+def _first_record(data: bytes, start: int, separator: bytes | None) -> int:
+    """Where the first record at or after `start` begins, or -1."""
+    if separator is None or overlaps_itself(separator):
+        return -1
+    if separator:
+        found = data.find(separator, max(0, start - len(separator)))
+        return -1 if found < 0 else found + len(separator)
+    for match in _BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1):
+        if match.end() >= start:
+            return match.end()
+    return -1
+
+
+def read_records(
+    blocks: Iterator[bytes],
+    start: int,
+    separator: bytes | None,
+    cutter: Cutter | None,
+    *,
+    continues: bool = False,
+    to_be_continued: bool = False,
+    most: int = 1 << 62,
+) -> Iterator[Chunk]:
+    """The records in a stream of blocks that begins at offset `start` of its source.
+
+    `continues`: the first record began before the stream. `to_be_continued`: the last record ends
+    after it. `most` is how many bytes may be held if they cannot be cut.
+    """
+    held: list[bytes] = []  # blocks before the rest, with neither a separator nor a place to cut
+    rest = b""
+    for block in blocks:
+        rest += block
+        while (chunk := _split_off(rest, separator, start)) is not None:
+            if held:
+                rest = b"".join([*held, rest])
+                held.clear()
+                chunk = _split_off(rest, separator, start)
+                assert chunk is not None
+            chunk.continues, continues = continues, False
+            rest = rest[chunk.read :]
+            start += chunk.read
+            yield chunk
+        if len(rest) < BLOCK and not held:
+            continue
+        # A separator may be half-way in: stay clear of the end.
+        high = len(rest) - max(1, len(separator or b""))
+        cut = cutter.last(rest, 0, high) if cutter is not None and high > 0 else -1
+        if cut < 0:
+            # Put away what need not be searched again, or a long document would take its square.
+            edge = high - _CONTEXT
+            if separator == b"":
+                edge = min(edge, len(rest.rstrip(b" \t\r\n")))
+            if edge > 0:
+                held.append(rest[:edge])
+                rest = rest[edge:]
+            if (size := sum(map(len, held))) > most:
+                held.clear()
+                size += _count_uncut(blocks, separator, cutter)
+                raise TooLongError(size, f"the {size:,} bytes from byte {start} on cannot be cut")
+            continue
+        piece, rest = b"".join([*held, rest[:cut]]), rest[cut:]
+        held.clear()
+        chunk = _one_piece(piece, start, continues)
+        chunk.goes_on, chunk.mid_line = True, rest[:1] not in (b"\r", b"\n")
+        yield chunk
+        start += len(piece)
+        continues = True
+    rest = b"".join([*held, rest])
+    if rest or continues or to_be_continued:
+        last = rest
+        if separator == b"" and not to_be_continued:
+            last = _without_blank_end(rest)
+        chunk = _one_piece(last, start, continues)
+        chunk.goes_on, chunk.read = to_be_continued, len(rest)
+        chunk.lines = count_byte(rest, _NEWLINE)
+        yield chunk
+
+
+def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutter | None) -> int:
+    """The bytes up to the next place to cut, for the error that says how much memory to give."""
+    size = 0
+    for block in blocks:
+        size += len(block)
+        if _split_off(block, separator, 0) or (cutter and cutter.last(block, 0, len(block)) >= 0):
+            break
+    return size
+
+
+def count_byte(data: bytes, byte: int) -> int:
+    """How often a byte occurs. `bytes.count` is ten times slower where that is often."""
+    if len(data) < 1024:  # calling NumPy would take longer
+        return data.count(byte)
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
+
+
+def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
+    """The characters in some ranges of valid UTF-8: all bytes but those that only continue one.
+
+    >>> count_characters("é aé".encode(), np.array([0, 3]), np.array([2, 6])).tolist()
+    [1, 2]
+    """
+    sizes: Places = ends - starts
+    if not data.isascii():
+        continuing = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) == 0x80)
+        sizes = sizes - np.searchsorted(continuing, ends) + np.searchsorted(continuing, starts)
+    return sizes
+
+
+def _without_blank_end(data: bytes) -> bytes:
+    """Without blank lines at the end, as if more text came behind them."""
+    text = len(data.rstrip(b" \t\r\n"))
+    return data[: data.find(b"\n", text)] if data.count(b"\n", text) > 1 else data
+
+
+def _one_piece(text: bytes, start: int, continues: bool) -> Chunk:
+    chunk = Chunk([text], [start])
+    chunk.continues, chunk.lines, chunk.read = continues, count_byte(text, _NEWLINE), len(text)
+    chunk.whole, chunk.begin = text, start
+    return chunk
+
+
+def _split_off(data: bytes, separator: bytes | None, start: int) -> Chunk | None:
+    """Complete records at the beginning of some bytes, `MOST_RECORDS` at most, if there are any."""
+    if separator is None:
+        return None
+    if separator == b"":
+        texts, starts = _split_at_blank_lines(data)
+    else:
+        texts = data.split(separator, MOST_RECORDS)
+        width = len(separator)
+        starts = list(accumulate((len(text) + width for text in texts[:-1]), initial=0))
+    if len(texts) == 1:
+        return None
+    taken = starts.pop()
+    chunk = Chunk(texts[:-1], [start + place for place in starts])
+    chunk.read, chunk.whole, chunk.begin = taken, data, start
+    chunk.lines = int(np.count_nonzero(np.frombuffer(data, np.uint8, taken) == _NEWLINE))
+    return chunk
+
+
+def _split_at_blank_lines(data: bytes) -> tuple[list[bytes], list[int]]:
+    """The texts between blank lines and where each begins; the last one is unfinished."""
+    # Blank lines at the end may go on in the next block: look only at those before the last text.
+    found = _BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1)
+    matches = list(islice(found, MOST_RECORDS))
+    starts = [0, *(match.end() for match in matches)]
+    ends = [*(match.start() for match in matches), len(data)]
+    return [data[a:b] for a, b in zip(starts, ends, strict=True)], starts
+
+
+def bound(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
+    """The same documents in chunks of about a block, long ones in pieces."""
+    if sum(map(len, chunk.texts)) <= 2 * BLOCK:
+        yield chunk
+        return
+    rest = Chunk([], [])
+    rest.rejections, rest.lines, rest.read = chunk.rejections, chunk.lines, chunk.read
+    yield rest
+    texts: list[bytes] = []
+    offsets: list[int] = []
+    held = 0
+    for text, offset in zip(chunk.texts, chunk.offsets, strict=True):
+        if held and held + len(text) > BLOCK:
+            yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)
+            texts, offsets, held = [], [], 0
+        if len(text) > 2 * BLOCK and cutter is not None:
+            pieces = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
+            for piece in read_records(pieces, 0, None, cutter):
+                piece.offsets = [offset]
+                piece.lines, piece.read, piece.whole = 0, 0, b""
+                piece.bad_bytes = chunk.bad_bytes
+                yield piece
+        else:
+            texts.append(text)
+            offsets.append(offset)
+            held += len(text)
+    if texts:
+        yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)

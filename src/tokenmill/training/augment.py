@@ -1,0 +1,177 @@
+"""Augmentation on the fly: masked or wrong inputs, and rows rearranged for fill-in-the-middle.
+
+Guarantees: what happens to a row follows from (seed, row number) alone, not from how many rows come
+at once, on which rank, or whether the run was ever interrupted. Targets of masked and wrong inputs
+stay what they were. Ids that the vocabulary does not have are an error, here and for every row, and
+never reach a model.
+
+Costs: no random state; a keyed hash of each place, computed for all rows at once: some 10 ns a token
+for each kind that is on. With all of them off, the check of the ids and nothing else.
+
+Fill-in-the-middle takes one document's part of a row, cuts it at two places into prefix, middle and
+suffix, and writes them as PREFIX prefix SUFFIX suffix MIDDLE middle. The three marks are the ids
+behind the vocabulary, which no tokenizer gives and for which `padded_vocab` makes room; what follows
+moves by three places, so that the row's last three tokens are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.order.permutation import derive_keys, make_key
+from tokenmill.training.config import Config
+
+__all__ = ["MARKS", "augment", "check_ids", "padded_vocab"]
+
+MARKS = 3  # prefix, suffix and middle: ids vocab, vocab + 1 and vocab + 2
+_MULTIPLE = 64  # of which a model's vocabulary is one, for the sake of matrix units
+
+Ids = npt.NDArray[Any]
+Numbers = npt.NDArray[np.uint64]
+
+
+def padded_vocab(vocab: int, config: Config) -> int:
+    """The model's vocabulary: the tokenizer's, room for marks where they are used, and up to a
+    multiple of 64.
+
+    >>> padded_vocab(50_257, Config())
+    50304
+    >>> padded_vocab(256, Config()), padded_vocab(256, Config(fim_fraction=0.5))
+    (256, 320)
+    """
+    needed = vocab + (MARKS if config.fim_fraction else 0)
+    return -(-needed // _MULTIPLE) * _MULTIPLE
+
+
+def augment(
+    tokens: Ids, first_row: int, *, config: Config, vocab: int, eot_id: int | None
+) -> tuple[Ids, Ids]:
+    """The inputs and targets, (rows, seq_len) each, of rows (rows, seq_len + 1) that follow each
+    other in the run from `first_row` on.
+
+    They are views of `tokens` where nothing is changed. Fill-in-the-middle comes first, then masks
+    (the end-of-text id), then wrong ids.
+
+    >>> rows = np.arange(12).reshape(2, 6)
+    >>> inputs, targets = augment(rows, 0, config=Config(), vocab=12, eot_id=None)
+    >>> inputs.tolist()
+    [[0, 1, 2, 3, 4], [6, 7, 8, 9, 10]]
+    >>> inputs, targets = augment(rows, 0, config=Config(fim_fraction=1), vocab=12, eot_id=None)
+    >>> np.hstack([inputs, targets[:, -1:]]).tolist()
+    [[12, 13, 0, 1, 2, 14], [12, 6, 13, 14, 7, 8]]
+    """
+    check_ids(tokens, vocab, first_row)
+    rows = np.arange(first_row, first_row + len(tokens))
+    if config.fim_fraction:
+        tokens = _rearrange(tokens, _keys(config, "fim", rows), config.fim_fraction, vocab, eot_id)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    if config.mask_fraction:
+        if eot_id is None:
+            raise UsageError(
+                f"`mask_fraction` is {config.mask_fraction}, but the tokens have no end-of-text id to "
+                "mask with. Give `eot_id`, or use `noise_fraction`."
+            )
+        chosen = _draw(_keys(config, "mask", rows), inputs.shape[1]) < _below(config.mask_fraction)
+        inputs = np.where(chosen & (inputs < vocab), np.asarray(eot_id, tokens.dtype), inputs)
+    if config.noise_fraction:
+        keys = _keys(config, "noise", rows)
+        chosen = _draw(keys, inputs.shape[1]) < _below(config.noise_fraction)
+        wrong = _pick(_draw(keys, inputs.shape[1], 1), vocab)
+        inputs = np.where(chosen & (inputs < vocab), wrong.astype(tokens.dtype), inputs)
+    return inputs, targets
+
+
+def check_ids(tokens: Ids, vocab: int, first_row: int | None = None) -> None:
+    """Raise `DatasetError` unless all ids are from 0 to vocab - 1; rows are named if they count.
+
+    >>> check_ids(np.array([[1, 2], [3, 70_000]]), 50_257, first_row=8)
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.DatasetError: row 9 of the run holds the id 70000, and the vocabulary has the \
+ids 0 to 50,256. Give the tokenizer, or the vocabulary's size, that the tokens were made with; if \
+these are right, the tokens are damaged or not what they were taken for.
+    """
+    if not tokens.size or (int(tokens.max()) < vocab and int(tokens.min()) >= 0):
+        return
+    row, place = np.argwhere((tokens >= vocab) | (tokens < 0))[0].tolist()
+    where = (
+        "a row of the validation set"
+        if first_row is None
+        else f"row {first_row + row:,} of the run"
+    )
+    raise DatasetError(
+        f"{where} holds the id {tokens[row, place]}, and the vocabulary has the ids 0 to "
+        f"{vocab - 1:,}. Give the tokenizer, or the vocabulary's size, that the tokens were made "
+        "with; if these are right, the tokens are damaged or not what they were taken for."
+    )
+
+
+def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: int | None) -> Ids:
+    """Rows with one document's part of some of them as prefix, suffix, middle."""
+    length = tokens.shape[1]
+    room = length - MARKS
+    draws = _draw(keys, 4)
+    chosen = np.flatnonzero(draws[:, 0] < _below(fraction))
+    if room < 2 or not len(chosen):
+        return tokens
+    some, draws = tokens[chosen], draws[chosen]
+    start, end = _find_part(some[:, :room], _pick(draws[:, 1], room), eot_id)
+    cuts = start[:, None] + _pick(draws[:, 2:], (end - start + 1)[:, None])
+    first, second = cuts.min(axis=1, keepdims=True), cuts.max(axis=1, keepdims=True)
+    start, end = start[:, None], end[:, None]
+    # Where each place of the new row comes from, going over it from left to right.
+    place = np.broadcast_to(np.arange(length), some.shape)
+    suffix, middle = first + 2, first + 3 + end - second  # where these begin
+    origin = place - 3
+    origin = np.where(place < end + 3, place - middle + first, origin)
+    origin = np.where(place < middle, place - suffix + second, origin)
+    origin = np.where(place < suffix, place - 1, origin)
+    origin = np.where(place < start, place, origin)
+    wide = np.result_type(tokens.dtype, np.min_scalar_type(vocab + MARKS - 1))
+    made = np.take_along_axis(some, np.clip(origin, 0, length - 1), axis=1).astype(wide)
+    for mark, at in enumerate((start, suffix - 1, middle - 1)):
+        np.put_along_axis(made, at, vocab + mark, axis=1)
+    rearranged = tokens.astype(wide)
+    rearranged[chosen] = made
+    return rearranged
+
+
+def _find_part(
+    rows: Ids, pivots: npt.NDArray[np.int64], eot_id: int | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The start and end, in each row, of the document's part around a place: between two ends of
+    text, which stay outside. A part may be empty, where the place is at the end of a text."""
+    count, length = rows.shape
+    if eot_id is None:
+        return np.zeros(count, np.int64), np.full(count, length)
+    places = np.arange(length)
+    ends = rows == eot_id
+    before = np.where(ends & (places < pivots[:, None]), places, -1).max(axis=1)
+    after = np.where(ends & (places >= pivots[:, None]), places, length).min(axis=1)
+    return before + 1, after
+
+
+def _keys(config: Config, kind: str, rows: npt.NDArray[np.int64]) -> Numbers:
+    """A key for each row."""
+    return derive_keys(make_key("augment", kind, config.seed), rows)
+
+
+def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
+    """`count` numbers of 53 bits for each key, as (keys, count); another series, other numbers."""
+    numbers = np.arange(series * count, (series + 1) * count)
+    return derive_keys(keys[:, None], numbers) >> np.uint64(11)
+
+
+def _below(fraction: float) -> np.uint64:
+    """The number of 53 bits below which that fraction of them is."""
+    return np.uint64(round(fraction * 2**53))
+
+
+def _pick(draws: Numbers, sizes: Any) -> npt.NDArray[np.int64]:
+    """Numbers of 53 bits as whole numbers from 0 to size - 1."""
+    high = (draws >> np.uint64(21)).astype(np.int64)
+    return np.asarray((high * sizes) >> 32, np.int64)

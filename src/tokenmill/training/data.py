@@ -1,0 +1,341 @@
+"""The data of a run: what it trains on, what it is validated on, and what the ids mean.
+
+The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:weight`; or one text
+file, which is tokenized in memory. Opening costs as much as `tokenmill.open`, whatever the size.
+
+The validation set is the split `val`. For a mixture it is the beginning of each source's `val`, in
+proportion to the weights, joined in memory: its loss estimates that of the mixture, and it is the
+same set in every run on this data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.opening import open as open_dataset
+from tokenmill.errors import InputError, TokenizerError, UsageError
+from tokenmill.hub.address import is_address
+from tokenmill.load.mixture import Mixture
+from tokenmill.preparation.settings import EOT_TEXT
+from tokenmill.store.tokens import Tokens
+from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.training.config import Config
+
+__all__ = ["RunData", "bytes_per_token", "open_data"]
+
+AnyPath = str | os.PathLike[str]
+
+IN_MEMORY_VAL = 0.1  # of a text that is tokenized in memory: its end
+LARGE = 512 << 20  # bytes of a text beyond which it is better prepared
+_NAMED = re.compile(r"(?P<name>[^=/\\:]+)=(?P<path>.+):(?P<weight>[^:/\\]+)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The training and validation data of a run; ids go from 0 to vocab - 1.
+
+    `describe` and `notes` are for display.
+    """
+
+    train: Tokens | Mixture
+    val: Tokens | None
+    vocab: int
+    tokenizer: Tokenizer | None
+    eot_id: int | None
+    describe: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Which data these are, by name, fit for JSON: equal only for the same tokens."""
+        if isinstance(self.train, Mixture):
+            names = [f"train {name}" for name in self.train.names]
+            found = dict(zip(names, self.train.tokens, strict=True))
+        else:
+            found = {"train": self.train}
+        if self.val is not None:
+            found["val"] = self.val
+        told = {name: tokens.fingerprint for name, tokens in found.items()}
+        return told | ({"tokenizer": self.tokenizer.fingerprint} if self.tokenizer else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """One dataset of a run; `name` is "" if it is not part of a mixture."""
+
+    path: str
+    name: str
+    weight: float
+    dataset: Dataset
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """None where the data do not tell, or name one that is not at hand."""
+        try:
+            return self.dataset.tokenizer
+        except TokenizerError:
+            if self.dataset.tells_tokenizer:
+                raise
+            return None
+
+    @cached_property
+    def vocab(self) -> int:
+        known = [self.dataset.vocab_size] if self.dataset.vocab_size is not None else []
+        known += [self.tokenizer.vocab_size] if self.tokenizer is not None else []
+        if not known:
+            raise UsageError(
+                f"{self.path} does not include the size of its vocabulary. Give the tokenizer that made "
+                "it (`tokenizer='gpt2'`) or the number of ids (`vocab_size=50257`)."
+            )
+        return max(known)
+
+    @property
+    def val(self) -> Tokens | None:
+        return self.dataset["val"] if "val" in self.dataset.splits else None
+
+    def check_same(self, other: _Source) -> None:
+        """Refuse another source whose ids mean something else."""
+        ours, theirs = self.tokenizer, other.tokenizer
+        if (ours and ours.fingerprint) != (theirs and theirs.fingerprint):
+            raise TokenizerError(
+                f"{self.path} was made with {_called(ours)}, and {other.path} with "
+                f"{_called(theirs)}: their ids may mean different things. Give `tokenizer=NAME` "
+                "if one of them does not say; otherwise prepare them with the same one."
+            )
+
+
+def open_data(
+    data: Sequence[str],
+    *,
+    input_file: AnyPath | None = None,
+    tokenizer: str | Tokenizer | None = None,
+    val: AnyPath | None = None,
+    config: Config,
+    vocab_size: int | None = None,
+    eot_id: int | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    val_fraction: float | None = None,
+) -> RunData:
+    """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
+
+    `val` is tokens to validate on instead of the split `val`. The other arguments are those of
+    `tokenmill.open`; `tokenizer` is also used for `input_file`, and gpt2 by default.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "input.txt"
+    >>> _ = file.write_text("To be, or not to be: that is the question. " * 100)
+    >>> found = open_data([], input_file=file, tokenizer="bytes", config=Config())
+    >>> found.train, found.vocab
+    (<Tokens 'train': 3,870 tokens (uint16) in 1 shard>, 257)
+    >>> open_data(["no/such"], config=Config())
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.DatasetError: no/such does not exist. Make a dataset with: \
+tokenmill prepare TEXTS --out no/such
+    """
+    if bool(data) == (input_file is not None):
+        raise UsageError(
+            "give the data once: either datasets (`data`) or a text file (`input_file`)."
+        )
+    if isinstance(tokenizer, str):
+        from tokenmill.tokenizers import load_tokenizer
+
+        tokenizer = load_tokenizer(tokenizer)
+    if input_file is not None:
+        found = _read_text(Path(input_file), tokenizer, val_fraction)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
+    options |= {"vocab_size": vocab_size, "eot_id": eot_id}
+    sources = [_open(*parsed, val_fraction, options) for parsed in _parse(data)]
+    if sources:
+        found = _join(sources, config)
+    if val is not None:
+        other = _open("", os.fspath(val), 1.0, None, options)
+        if sources:
+            sources[0].check_same(other)
+        found = replace(found, val=other.val or other.dataset["train"], notes=())
+    return _without_short_val(found, config)
+
+
+def bytes_per_token(tokenizer: Tokenizer, vocab: int) -> npt.NDArray[np.int64]:
+    """The bytes of text that each id stands for, (vocab,); 0 for special ids, which are no text.
+
+    A tokenizer of one's own may tell by a method `byte_lengths`; of any other, what `decode` shows
+    of an id by itself is measured, which is inexact for ids that are parts of characters.
+
+    >>> from tokenmill.tokenizers import load_tokenizer
+    >>> bytes_per_token(load_tokenizer("gpt2"), 50_257)[[15496, 995, 50256]].tolist()
+    [5, 6, 0]
+    """
+    lengths = np.zeros(vocab, np.int64)
+    own = getattr(tokenizer, "byte_lengths", None)
+    if own is not None:
+        found = own()[:vocab]
+    else:
+        found = [_measure(tokenizer, number) for number in range(min(vocab, tokenizer.vocab_size))]
+    lengths[: len(found)] = found
+    special = [number for number in tokenizer.special_ids.values() if number < vocab]
+    lengths[special] = 0
+    return lengths
+
+
+def _measure(tokenizer: Tokenizer, number: int) -> int:
+    try:
+        text = tokenizer.decode([number])
+    except TokenizerError:  # a gap in the vocabulary
+        return 0
+    return len(text.encode()) - 2 * text.count("\ufffd")
+
+
+def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
+    """The name, path and weight of each source, from NAME=PATH:WEIGHT."""
+    parsed = [_parse_one(os.fspath(text)) for text in data]
+    names = [name for name, _, _ in parsed]
+    for name, path, _ in parsed:
+        if len(parsed) > 1 and not name:
+            raise UsageError(
+                f"{path!r} is one of several datasets; each needs a name and a weight: NAME={path}:0.5"
+            )
+        if names.count(name) > 1:
+            raise UsageError(f"two of the data are named {name!r}; give each its own name.")
+    return parsed
+
+
+def _parse_one(text: str) -> tuple[str, str, float]:
+    named = _NAMED.fullmatch(text)
+    if named is None or is_address(text) or _exists(text):
+        return "", text, 1.0
+    try:
+        weight = float(named["weight"])
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight < float("inf"):
+        raise UsageError(
+            f"{text} in `data` has the weight {named['weight']!r}; it must be a number, 0 or more, "
+            f"as in {named['name']}={named['path']}:0.5"
+        )
+    return named["name"], named["path"], weight
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _open(
+    name: str, path: str, weight: float, val_fraction: float | None, options: dict[str, Any]
+) -> _Source:
+    dataset = open_dataset(path, **options)
+    if val_fraction and not (name and "val" in dataset.splits):  # where there is one, it stays
+        dataset = open_dataset(path, **options, val_fraction=val_fraction)
+    return _Source(name=name, path=path, weight=weight, dataset=dataset)
+
+
+def _join(sources: Sequence[_Source], config: Config) -> RunData:
+    """The sources as one, after a check that their ids mean the same."""
+    first = sources[0]
+    for source in sources[1:]:
+        first.check_same(source)
+    parts = {source.name: (source.dataset["train"], source.weight) for source in sources}
+    told = [
+        f"{f'{name} {weight:g} of ' if name else ''}{source.path}: {len(tokens):,} tokens"
+        for source, (name, (tokens, weight)) in zip(sources, parts.items(), strict=True)
+    ]
+    return RunData(
+        train=Mixture(parts) if first.name else parts[""][0],
+        val=_join_val(sources, config) if first.name else first.val,
+        vocab=max(source.vocab for source in sources),
+        tokenizer=first.tokenizer,
+        eot_id=first.dataset.eot_id,
+        describe="; ".join(told),
+        notes=tuple(
+            f"{source.path} has no validation split; use `val` or `val_fraction`."
+            for source in sources
+            if source.val is None
+        ),
+    )
+
+
+def _called(tokenizer: Tokenizer | None) -> str:
+    return f"the tokenizer {tokenizer.name!r}" if tokenizer else "a tokenizer that it does not tell"
+
+
+def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
+    """The beginning of each source's validation split, as much as its weight, in whole rows."""
+    having = [(source.val, source.weight) for source in sources if source.val is not None]
+    whole = sum(weight for _, weight in having)
+    parts: list[npt.NDArray[np.uint32]] = []
+    for tokens, weight in having:
+        rows = int(config.validation_tokens * weight / whole) // config.seq_len if whole else 0
+        rows = min(rows, max(0, len(tokens) - 1) // config.seq_len)
+        if rows:
+            # A row's last target is the token behind it; only the very last one's is kept.
+            parts[-1:] = [part[:-1] for part in parts[-1:]]
+            parts.append(tokens[: rows * config.seq_len + 1].astype(np.uint32))
+    if not parts:
+        return None
+    first = having[0][0]
+    return Tokens.of(np.concatenate(parts), split="val", eot_id=first.eot_id, eot=first.eot)
+
+
+def _without_short_val(found: RunData, config: Config) -> RunData:
+    if found.val is None or len(found.val) > config.seq_len:
+        return found
+    note = (
+        f"the validation set has {len(found.val):,} tokens, too few for a row of "
+        f"{config.seq_len:,} and one more: there will be no validation."
+    )
+    return replace(found, val=None, notes=(*found.notes, note))
+
+
+def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | None) -> RunData:
+    """A text in memory: its first part to train on, its end to validate on."""
+    from tokenmill.tokenizers import encode_terminated, load_tokenizer
+
+    tokenizer = tokenizer or load_tokenizer("gpt2")
+    fraction = IN_MEMORY_VAL if val_fraction is None else val_fraction
+    if not 0 <= fraction < 1:
+        raise UsageError(f"`val_fraction` is {fraction}; it must be 0 or more, and below 1.")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    documents = [document for document in text.split(EOT_TEXT.encode()) if document]
+    if not documents:
+        raise InputError(f"There is no text in {path}.")
+    if tokenizer.eot_id is None:
+        ids = tokenizer.encode_batch(documents)[0]
+    else:
+        ids = encode_terminated(tokenizer, documents)[0]
+    if tokenizer.vocab_size <= 1 << 16:
+        ids = ids.astype(np.uint16)
+    place = int(len(ids) * (1 - fraction))
+    train, val = (
+        Tokens.of(part, split=split, eot_id=tokenizer.eot_id)
+        for part, split in ((ids[:place], "train"), (ids[place:], "val"))
+    )
+    large = (
+        f"{path} is tokenized in memory at every start. For a text of this size, tokenize it once "
+        f"with tokenmill prepare {path} --out DIR, and give DIR as `data`.",
+    )
+    return RunData(
+        train=train,
+        val=val if len(val) else None,
+        vocab=tokenizer.vocab_size,
+        tokenizer=tokenizer,
+        eot_id=tokenizer.eot_id,
+        describe=f"{path}: {len(train):,} tokens in memory",
+        notes=large if len(text) > LARGE else (),
+    )

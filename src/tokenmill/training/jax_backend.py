@@ -1,0 +1,366 @@
+"""The trainer's backend in JAX: compiled programs on all devices of one process or of several.
+
+A step follows the rules of `torch_backend.py`, and the optimiser's state has the same names, so either
+backend can load the state of the other.
+
+Guarantees: the loss of a step is the mean over its rows, whatever the micro-batches, devices and
+processes. A process that loads a state continues bit for bit: on CPUs with the same number of
+processes, devices and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays
+are copied on the way into JAX and out of it.
+
+The rows of a step are divided over the devices, and each device has all parameters. A device processes
+its rows one micro-batch at a time and accumulates gradients; once per step the devices sum theirs, and
+each takes the same optimiser step. If the rows do not divide evenly, they are padded with rows of
+weight 0, so that every step is the same program.
+
+Several processes come from a launcher, such as torchrun, srun or mpirun, or from JAX_NUM_PROCESSES and
+JAX_PROCESS_ID; they connect through JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI specify.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from tokenmill.errors import StateError, UsageError
+from tokenmill.load.ranks import find_rank
+from tokenmill.training.backend import Pause, Rows, StepReport, never, rows_at_once
+from tokenmill.training.config import Config
+from tokenmill.training.devices import find_peak_flops, find_process_memory
+from tokenmill.training.jax_model import Parameters, Way, stack, unstack
+from tokenmill.training.jax_optimizer import OptimizerState, first_state
+from tokenmill.training.jax_programs import (
+    BY_ROW,
+    EVERYWHERE,
+    SPREAD,
+    make_evaluation,
+    make_gradients,
+    make_next_logits,
+    make_update,
+)
+from tokenmill.training.model import Arrays, Shape, check_values
+
+__all__ = ["JaxBackend"]
+
+
+class JaxBackend:
+    """A model on all devices that JAX sees; see `backend.Backend`.
+
+    If the environment has several processes, it starts `jax.distributed` itself, unless that was done
+    before.
+    """
+
+    name = "jax"
+    compiles = True
+
+    def __init__(
+        self, config: Config, shape: Shape, values: Arrays, device: str | None = None
+    ) -> None:
+        check_values(shape, values)
+        self.config, self.shape = config, shape
+        self._started = _start_processes()
+        self.rank, self.world_size = jax.process_index(), jax.process_count()
+        devices = sorted(
+            _find_devices(device), key=lambda device: (device.process_index, device.id)
+        )
+        self._mesh = Mesh(np.array(devices), ("data",))
+        own = [device for device in devices if device.process_index == self.rank]
+        self._own_mesh = Mesh(np.array(own), ("data",))
+        on_cpu = devices[0].platform == "cpu"
+        half = config.dtype == "bfloat16" or (config.dtype == "auto" and not on_cpu)
+        self._way = Way(
+            dtype=jnp.bfloat16 if half else jnp.float32,
+            attention="cudnn" if half and _has_flash(devices[0], shape) else None,
+        )
+        self.device = _describe(devices)
+        peak = find_peak_flops(devices[0].device_kind) if half else None
+        self.peak_flops = peak and peak * len(devices)
+
+        self.rows_at_once = rows_at_once(config, shape, on_cpu=on_cpu)
+        self._widest = 1  # the rows that `evaluate` gives to a device at once
+        stacked = stack(shape, values)
+        self._parameters: Parameters = self._place(stacked)
+        self._state: OptimizerState = self._place(first_state(config, stacked))
+        shapes = {name: (len(devices), *value.shape) for name, value in stacked.items()}
+        self._no_gradients = jax.jit(
+            lambda: {name: jnp.zeros(size) for name, size in shapes.items()},
+            out_shardings=NamedSharding(self._mesh, SPREAD),
+        )
+        self._reports: list[tuple[int, list[jax.Array], jax.Array]] = []
+
+    def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
+        """Take one optimiser step at this share of the learning rates; returns whether it was done.
+        See `backend.Backend`."""
+        count = len(rows.inputs)
+        micro, size = self._divide(count, self.rows_at_once)
+        weights = np.full(count, 1 / (count * self.world_size), np.float32)
+        batch = (rows.inputs, rows.targets, rows.documents, weights)
+        find = make_gradients(self.shape, self._mesh, self._way)
+        sums = self._no_gradients()
+        losses: list[jax.Array] = []
+        for number, placed in enumerate(self._place_pieces(batch, micro, size)):
+            if self.agree(pause(number, micro)):
+                return False
+            sums, found = find(self._parameters, sums, placed)
+            losses.append(found)
+            if number:  # at most two micro-batches in the queue, so that a run can stop quickly
+                losses[-2].block_until_ready()
+        update = make_update(self.config, self._mesh, self._way)
+        self._parameters, self._state, norm = update(
+            self._parameters, self._state, sums, np.float32(scale)
+        )
+        self._reports.append((count, losses, norm))
+        return True
+
+    def report(self) -> list[StepReport]:
+        """What came of the steps since the last report; waits for them. A collective call."""
+        waiting, self._reports = self._reports, []
+        return [
+            StepReport(row_losses=self._in_row_order(count, losses), gradient_norm=float(norm))
+            for count, losses, norm in waiting
+        ]
+
+    def evaluate(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The loss of each target, (rows, seq_len); nothing is learned."""
+        count = len(rows.inputs)
+        _, size = self._divide(count, self.rows_at_once)
+        self._widest = max(self._widest, size)  # one program, also for the few rows of a last batch
+        micro = math.ceil(count / (self._widest * self._own_mesh.size))
+        batch = (rows.inputs, rows.targets, rows.documents)
+        placed = self._place_rows(self._own_mesh, batch, micro, self._widest)
+        evaluate = make_evaluation(self.shape, self._own_mesh, self._way)
+        losses = evaluate(self._own_parameters(), placed)
+        return _copy(losses).reshape(-1, self.shape.seq_len)[:count]
+
+    def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The logits (vocab,) of what follows some ids (length,); the last seq_len of them count."""
+        kept = ids[-self.shape.seq_len :]
+        padded = np.zeros((1, self.shape.seq_len), np.int32)
+        padded[0, : len(kept)] = kept
+        parameters = {name: value.addressable_data(0) for name, value in self._parameters.items()}
+        find = make_next_logits(self.shape, self._way)
+        return _copy(find(parameters, padded, np.int32(len(kept) - 1)))
+
+    def parameters(self) -> Arrays:
+        """Copies of the parameters, by the names of `model.py`, float32."""
+        return self._fetch(self._parameters)
+
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that the optimiser remembers: NAME.exp_avg, NAME.exp_avg_sq and NAME.step of
+        AdamW's parameters, NAME.momentum_buffer of Muon's."""
+        state = self._state
+        means = self._fetch(state.mean)
+        steps = _copy(state.steps.addressable_data(0)).astype(np.float32)
+        return {
+            **{f"{name}.step": steps.copy() for name in means},
+            **{f"{name}.exp_avg": value for name, value in means.items()},
+            **{f"{name}.exp_avg_sq": value for name, value in self._fetch(state.square).items()},
+            **{
+                f"{name}.momentum_buffer": value
+                for name, value in self._fetch(state.momentum).items()
+            },
+        }
+
+    def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
+        """Take up the state of another process. StateError if it does not fit."""
+        check_values(self.shape, parameters)
+        _check_state(self.optimizer_state(), optimizer_state)
+
+        def part(kind: str) -> Any:
+            own = {
+                name.removesuffix(kind): value
+                for name, value in optimizer_state.items()
+                if name.endswith(kind)
+            }
+            return stack(self.shape, own)
+
+        self._parameters = self._place(stack(self.shape, parameters))
+        self._state = self._place(
+            OptimizerState(
+                steps=np.array(optimizer_state["embedding.step"], np.int32),  # type: ignore[arg-type]
+                mean=part(".exp_avg"),
+                square=part(".exp_avg_sq"),
+                momentum=part(".momentum_buffer"),
+            )
+        )
+
+    def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The sum over all ranks, on every rank. A collective call."""
+        if self.world_size == 1:
+            return values.copy()
+        # As pairs of 32 bits, because JAX has no float64 unless it is told to.
+        halves = np.ascontiguousarray(values, np.float64).reshape(-1).view(np.uint32)
+        every = np.ascontiguousarray(multihost_utils.process_allgather(halves))
+        summed: npt.NDArray[np.float64] = every.view(np.float64).sum(axis=0).reshape(values.shape)
+        return summed
+
+    def agree(self, wish: bool) -> bool:
+        """Whether the flag is set on any rank. A collective call."""
+        return wish if self.world_size == 1 else bool(self.total(np.array([float(wish)]))[0])
+
+    def wait(self) -> None:
+        """Wait until the device has computed everything it was given."""
+        jax.block_until_ready((self._parameters, [losses for _, losses, _ in self._reports]))  # type: ignore[no-untyped-call]
+
+    def peak_memory(self) -> int:
+        """Bytes: of the device, or of the process where the device is the CPU."""
+        device = self._own_mesh.devices[0]
+        known = None if device.platform == "cpu" else device.memory_stats()
+        return int(known["peak_bytes_in_use"]) if known else find_process_memory()
+
+    def close(self) -> None:
+        """Leave the other ranks in peace."""
+        if self._started:
+            jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+            self._started = False
+
+    def _divide(self, count: int, limit: int) -> tuple[int, int]:
+        """Into how many micro-batches of how many rows a device's share of some rows is cut: as few
+        as can be, and those as equal as can be."""
+        share = math.ceil(count / self._own_mesh.size)
+        micro = math.ceil(share / limit)
+        return micro, math.ceil(share / micro)
+
+    def _place_pieces(
+        self, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
+    ) -> Iterator[tuple[jax.Array | None, ...]]:
+        """Micro-batches on all devices, in arrays (rows of all devices, ...)."""
+        own = size * self._own_mesh.size
+        sharding = NamedSharding(self._mesh, SPREAD)
+        for number in range(micro):
+            yield tuple(
+                None if rows is None else _distribute(sharding, _fill(rows, number * own, own))
+                for rows in batch
+            )
+
+    def _place_rows(
+        self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
+    ) -> tuple[jax.Array | None, ...]:
+        """Rows on their devices, in arrays (micro-batches, rows of all devices, ...)."""
+        own = size * self._own_mesh.size
+        sharding = NamedSharding(mesh, BY_ROW)
+
+        def place(rows: npt.NDArray[Any]) -> jax.Array:
+            filled = _fill(rows, 0, micro * own)
+            return _distribute(sharding, filled.reshape(micro, own, *rows.shape[1:]))
+
+        return tuple(None if rows is None else place(rows) for rows in batch)
+
+    def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
+        """The losses of micro-batches (rows of all devices); each rank has this many rows."""
+        copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
+        by_rank = copied.reshape(len(losses), self.world_size, -1)
+        return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
+
+    def _place(self, arrays: Any) -> Any:
+        """A tree of arrays on all devices, copied."""
+        sharding = NamedSharding(self._mesh, EVERYWHERE)
+        return jax.tree.map(lambda array: _distribute(sharding, array.copy()), arrays)
+
+    def _fetch(self, stacked: Parameters) -> Arrays:
+        copies = {name: _copy(value.addressable_data(0)) for name, value in stacked.items()}
+        return {name: value.copy() for name, value in unstack(self.shape, copies).items()}
+
+    def _own_parameters(self) -> Parameters:
+        """The parameters as arrays of this process alone, which it can use without the others."""
+        if self.world_size == 1:
+            return self._parameters
+        sharding = NamedSharding(self._own_mesh, EVERYWHERE)
+        return {
+            name: jax.make_array_from_single_device_arrays(
+                value.shape, sharding, [shard.data for shard in value.addressable_shards]
+            )
+            for name, value in self._parameters.items()
+        }
+
+
+def _find_devices(name: str | None) -> list[Any]:
+    """All devices, those of a platform (cpu, gpu, tpu), or one of them (gpu:1)."""
+    if name is None:
+        return jax.devices()
+    platform, _, number = name.partition(":")
+    try:
+        found = jax.devices(platform)
+        return [found[int(number)]] if number else found
+    except (RuntimeError, IndexError, ValueError) as error:
+        known = ", ".join(sorted({device.platform for device in jax.devices()}))
+        raise UsageError(
+            f"`device` is {name!r}, which JAX cannot use here. Available: {known}. Give one of these, "
+            "optionally with a number such as gpu:1, or omit it."
+        ) from error
+
+
+def _start_processes() -> bool:
+    """Meet the other processes, where the launcher tells of some; returns whether this was done."""
+    rank, world_size = find_rank(None, None)
+    if world_size == 1 or jax.distributed.is_initialized():
+        return False
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address:
+        jax.distributed.initialize(address, world_size, rank)
+    elif "SLURM_STEP_NUM_TASKS" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
+        jax.distributed.initialize()  # knows how these launchers connect processes
+    else:
+        raise UsageError(
+            f"the environment sets {world_size} processes, but not the address where they meet; set "
+            "JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the machine of process 0."
+        )
+    return True
+
+
+def _check_state(
+    here: Mapping[str, npt.NDArray[Any]], there: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    for name in [*here, *there]:
+        ours = here[name].shape if name in here else "unknown"
+        theirs = there[name].shape if name in there else "missing"
+        if ours != theirs:
+            raise StateError(
+                f"the optimiser's {name} is {theirs} in the checkpoint and {ours} in this run; resume "
+                "with the optimiser that wrote it."
+            )
+
+
+def _has_flash(device: Any, shape: Shape) -> bool:
+    """Whether cuDNN has attention for this device and head."""
+    if device.platform != "gpu" or "NVIDIA" not in device.device_kind:
+        return False
+    return float(device.compute_capability) >= 8.0 and shape.head % 8 == 0 and shape.head <= 128
+
+
+def _describe(devices: list[Any]) -> str:
+    if devices[0].platform != "cpu":
+        kind = devices[0].device_kind
+    else:
+        threads = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        )
+        kind = f"{threads} thread" if threads == 1 else f"{threads} threads"
+    return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
+
+
+def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
+    """A copy of this many rows from a start, padded with zeros at the end."""
+    some = rows[first : first + count]
+    filled = np.zeros((count, *rows.shape[1:]), np.float32 if rows.dtype.kind == "f" else np.int32)
+    filled[: len(some)] = some
+    return filled
+
+
+def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
+    """A global array; this process has its own part of it, which it must not write to again."""
+    placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
+    return placed
+
+
+def _copy(value: jax.Array) -> npt.NDArray[Any]:
+    return np.array(value)

@@ -1,0 +1,252 @@
+"""Text from a model, a token at a time, and from the folder of a run alone.
+
+Guarantees: which ids are drawn follows from the logits, the settings and the seed alone; the random
+numbers are NumPy's Philox, so that both backends draw alike. Ids that the tokenizer does not have,
+with which a model's vocabulary is padded, are never drawn.
+
+Costs: one forward pass over the last `seq_len` ids for each token; nothing is kept between them.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.opening import load_saved_tokenizer
+from tokenmill.errors import StateError, TokenizerError, UsageError
+from tokenmill.store.manifest import TOKENIZER_NAME
+from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.training.backend import Backend, open_backend
+from tokenmill.training.checkpoints import Checkpoints, State
+from tokenmill.training.config import Config
+from tokenmill.training.folder import CHECKPOINTS_NAME, CONFIG_NAME, find_folder
+from tokenmill.training.model import Shape
+
+__all__ = ["TrainedModel", "generate", "load_run_for_sampling", "sample"]
+
+NextLogits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
+
+
+def generate(
+    next_logits: NextLogits,
+    prompt_ids: Sequence[int] | npt.NDArray[Any],
+    count: int,
+    *,
+    seed: int,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    vocab: int,
+    stop_id: int | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    """Generate up to `count` ids after a prompt; stops before `stop_id`, or once `is_stopping`.
+
+    `temperature` 0 always takes the most likely id; `top_k` samples among this many most likely ids,
+    or among all if it is None or 0.
+
+    >>> def count_up(ids):
+    ...     logits = np.zeros(16, np.float32)
+    ...     logits[(ids[-1] + 1) % 16] = 50
+    ...     return logits
+    >>> generate(count_up, [3], 5, seed=0, vocab=16)
+    [4, 5, 6, 7, 8]
+    >>> generate(count_up, [3], 5, seed=0, vocab=16, stop_id=6)
+    [4, 5]
+    """
+    if not 0 <= temperature < float("inf"):
+        raise UsageError(f"`temperature` is {temperature}; it must be 0 or a positive number.")
+    if top_k is not None and top_k < 0:
+        raise UsageError(f"`top_k` is {top_k}; it must be 1 or more, or 0 for no limit.")
+    if not len(prompt_ids):
+        raise UsageError(
+            "the `prompt` has no tokens; give at least one, such as the end-of-text id."
+        )
+    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 1]))
+    ids = np.asarray(prompt_ids, np.int64)
+    made: list[int] = []
+    while len(made) < count and not is_stopping():
+        drawn = _draw(next_logits(ids)[:vocab], random.random(), temperature, top_k)
+        if drawn == stop_id:
+            break
+        made.append(drawn)
+        ids = np.append(ids, drawn)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The model of a run at a step, and the tokenizer of its text."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    vocab: int
+    eot_id: int | None
+    step: int
+
+    def complete(
+        self,
+        prompt: bytes,
+        tokens: int = 200,
+        *,
+        seed: int = 0,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+    ) -> str:
+        """A prompt and what follows it, up to the end of the text; "" begins a text."""
+        ids = self.tokenizer.encode_batch([prompt])[0].tolist()
+        before = [] if self.eot_id is None else [self.eot_id]
+        if not ids and not before:
+            raise UsageError("the tokenizer has no end-of-text id to begin with; give a `prompt`.")
+        made = generate(
+            self.backend.next_logits,
+            before + ids,
+            tokens,
+            seed=seed,
+            temperature=temperature,
+            top_k=top_k,
+            vocab=self.vocab,
+            stop_id=self.eot_id,
+        )
+        return self.tokenizer.decode(ids + made)
+
+
+def sample(
+    run: str | os.PathLike[str],
+    prompt: str | bytes = "",
+    *,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    seed: int = 0,
+    best: bool = False,
+    runs: str | os.PathLike[str] = "runs",
+    backend: str | None = None,
+    device: str | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+) -> str:
+    """Generate text from a trained model: the prompt and what follows it.
+
+    >>> sample("none", "Once upon a time")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.StateError: runs/none has no checkpoint. Train a model first: tokenmill train \
+DATA --name none
+
+    Parameters
+    ----------
+    run
+        The name of a run in `runs`, or the path of its folder.
+    prompt
+        Beginning of the text; by default, the model starts a new document.
+    tokens
+        Maximum number of tokens; fewer if the model ends the text.
+    temperature
+        0 always takes the most likely token; higher values give more variety.
+    top_k
+        Sample among this many most likely tokens; 0 or None is all of them.
+    seed
+        Seed of the sampling; another seed gives another text.
+    best
+        Whether to use the checkpoint with the lowest validation loss instead of the newest.
+    runs
+        Folder of all runs.
+    backend
+        torch or jax; by default the one that trained the model.
+    device
+        Such as cpu, cuda, cuda:1 or mps; by default the fastest.
+    warn
+        Called with a warning if a damaged checkpoint is skipped.
+    """
+    folder = Path(run)
+    if not (folder / CHECKPOINTS_NAME).is_dir():
+        if folder.is_dir() and len(folder.parts) > 1:
+            raise StateError(
+                f"{folder} is not the folder of a run: it has no {CHECKPOINTS_NAME}. Train a model "
+                "first: tokenmill train DATA --name NAME"
+            )
+        folder = find_folder(runs, os.fspath(run))
+    model = load_run_for_sampling(folder, backend=backend, device=device, best=best, warn=warn)
+    given = prompt.encode() if isinstance(prompt, str) else prompt
+    return model.complete(given, tokens, seed=seed, temperature=temperature, top_k=top_k)
+
+
+def load_run_for_sampling(
+    folder: str | os.PathLike[str],
+    *,
+    backend: str | None = None,
+    device: str | None = None,
+    best: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
+) -> TrainedModel:
+    """The model in a run's folder, from its newest intact checkpoint, or from its best one.
+
+    Nothing is changed there, so the run may still be training. `backend` is by default the one that
+    trained it; both can load the parameters.
+
+    >>> load_run_for_sampling("runs/none")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.StateError: runs/none has no checkpoint. Train a model first: tokenmill train \
+DATA --name none
+    """
+    path = Path(folder)
+    checkpoints = Checkpoints(path / CHECKPOINTS_NAME)
+    found = checkpoints.best(warn) if best else checkpoints.newest(warn)
+    if found is None and (path / CONFIG_NAME).exists():
+        raise StateError(
+            f"{path} has no checkpoint yet. Training writes one every `checkpoint_every` steps, and "
+            "when you stop it with Ctrl-C."
+        )
+    if found is None:
+        raise StateError(
+            f"{path} has no checkpoint. Train a model first: tokenmill train DATA --name {path.name}"
+        )
+    state = found.state
+    tokenizer = _load_tokenizer(path, state)
+    known = {field.name for field in fields(Config)}
+    settings = {name: value for name, value in state.config.items() if name in known}
+    config = replace(Config(**settings), compile="off", micro_batch=None)
+    return TrainedModel(
+        backend=open_backend(
+            backend or state.backend, config, Shape(**state.shape), found.parameters(), device
+        ),
+        tokenizer=tokenizer,
+        vocab=min(state.vocab, tokenizer.vocab_size),
+        eot_id=state.eot_id,
+        step=state.step,
+    )
+
+
+def _load_tokenizer(path: Path, state: State) -> Tokenizer:
+    """The tokenizer that the run was trained with."""
+    if not (path / TOKENIZER_NAME).exists():
+        raise TokenizerError(
+            f"{path} has no {TOKENIZER_NAME}: the training data did not include its tokenizer. "
+            "Give the tokenizer when you train, and the run keeps it."
+        )
+    tokenizer = load_saved_tokenizer(path)
+    if tokenizer.fingerprint != state.fingerprints.get("tokenizer"):
+        raise TokenizerError(
+            f"{TOKENIZER_NAME} in {path} is not the tokenizer that the run was trained with."
+        )
+    return tokenizer
+
+
+def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
+    """The id that a number from 0 to 1 stands for among the likeliest ones."""
+    if not temperature:
+        return int(logits.argmax())
+    values = logits.astype(np.float64)
+    # Sorted, so that which ids are kept, and in what order, is the same wherever the logits are.
+    order = np.argsort(-values, kind="stable")[: top_k or None]
+    values = values[order]
+    shares = np.exp((values - values[0]) / temperature).cumsum()
+    place = int(np.searchsorted(shares, number * shares[-1], side="right"))
+    return int(order[min(place, len(order) - 1)])

@@ -1,0 +1,86 @@
+"""The validation loss of a model, over the same rows in every run on the same data.
+
+The rows are the beginning of the validation set, in order: `Config.validation_tokens` tokens, or all if
+there are fewer. The ranks share them. Bits per byte compare models with different tokenizers: the loss
+of all targets that are text, in bits, divided by the bytes of that text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenmill.load.loader import Loader
+from tokenmill.store.tokens import Tokens
+from tokenmill.training.augment import check_ids
+from tokenmill.training.backend import Backend, Pause, Rows, never
+from tokenmill.training.config import Config
+from tokenmill.training.data import RunData, bytes_per_token
+
+__all__ = ["Validation", "Validator"]
+
+_TOKENS = 16_384  # given to the backend at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Mean nats a token, and bits a byte of text where the tokenizer is known."""
+
+    loss: float
+    bits_per_byte: float | None
+
+
+class Validator:
+    """The validation set of a run, ready to be gone through again and again."""
+
+    def __init__(self, data: RunData, val: Tokens, config: Config, backend: Backend) -> None:
+        self.backend = backend
+        self.vocab = data.vocab
+        rows = max(1, min(config.validation_tokens, len(val) - 1) // config.seq_len)
+        at_once = min(rows, config.micro_batch or max(1, _TOKENS // config.seq_len))
+        at_once = min(at_once, backend.rows_at_once)
+        self._batches = -(-rows // (at_once * backend.world_size))
+        self._loader = Loader(
+            val,
+            batch_size=at_once,
+            seq_len=config.seq_len,
+            order="sequential",
+            rank=backend.rank,
+            world_size=backend.world_size,
+            dtype=np.int32,
+            documents=config.within_documents,
+            limit_rows=rows,
+        )
+        self._bytes = (
+            bytes_per_token(data.tokenizer, data.vocab) if data.tokenizer is not None else None
+        )
+
+    def run(self, pause: Pause = never) -> Validation | None:
+        """Evaluate the set; None if `pause` asks to stop on any rank. A collective call."""
+        sums = np.zeros(4)  # nats and targets; nats of text and its bytes
+        for number, batch in enumerate(self._loader):
+            if self.backend.agree(pause(number, self._batches)):
+                return None
+            if not len(batch.inputs):  # the last rows may be too few for every rank
+                continue
+            assert batch.tokens is not None
+            check_ids(batch.tokens, self.vocab)
+            documents = batch.documents.ids if batch.documents is not None else None
+            losses = self.backend.evaluate(
+                Rows(inputs=batch.inputs, targets=batch.targets, documents=documents)
+            ).astype(np.float64)
+            sums[:2] += losses.sum(), losses.size
+            if self._bytes is not None:
+                lengths = self._bytes[batch.targets]
+                sums[2:] += losses[lengths > 0].sum(), lengths.sum()
+        nats, targets, nats_of_text, size = self.backend.total(sums).tolist()
+        return Validation(
+            loss=nats / targets,
+            bits_per_byte=nats_of_text / math.log(2) / size if size else None,
+        )
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        self._loader.close()
