@@ -32,7 +32,9 @@ ROW = 10**10
 def make_prepared(folder: Path, shards: int, tokens: int) -> None:
     """A dataset as `prepare` leaves it, but for what is in the shards."""
     import tokenmill
-    from tokenmill.store.manifest import Manifest, Shard, Split, write_atomically
+    from tokenmill.storage.files import write_file
+    from tokenmill.store.manifest import Manifest, Split
+    from tokenmill.store.shard_table import Shard
 
     text = folder.with_suffix(".txt")
     text.write_text("To be, or not to be.")
@@ -59,7 +61,7 @@ def make_prepared(folder: Path, shards: int, tokens: int) -> None:
             )
         )
     changed = dataclasses.replace(manifest, splits={"train": Split(shards=tuple(made))})
-    write_atomically(folder / "dataset_metadata.json", changed.to_json())
+    write_file(folder / "dataset_metadata.json", changed.to_json())
 
 
 def make_llmc(folder: Path, shards: int, tokens: int) -> None:

@@ -21,7 +21,7 @@ _WHERE = {
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
-    "download": "tokenmill.hub.download",
+    "download": "tokenmill.dataset.download",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "load_tokenizer": "tokenmill.tokenizers",
@@ -31,7 +31,7 @@ _WHERE = {
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "train": "tokenmill.training.run",
-    "train_tokenizer": "tokenmill.tokenizers",
+    "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
 }
 
@@ -64,17 +64,18 @@ if TYPE_CHECKING:
     from tokenmill.convert.export import export
     from tokenmill.convert.import_dataset import import_dataset
     from tokenmill.convert.reshard import reshard
+    from tokenmill.dataset.download import download
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
-    from tokenmill.hub.download import download
     from tokenmill.load.loader import Loader
     from tokenmill.load.maker import Batch, DocumentedBatch
     from tokenmill.load.mixture import Mixture
     from tokenmill.preparation.prepare import Report, prepare
     from tokenmill.preparation.pretokenize import pretokenize
+    from tokenmill.preparation.train_tokenizer import train_tokenizer
     from tokenmill.store.tokens import Tokens
-    from tokenmill.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+    from tokenmill.tokenizers import Tokenizer, load_tokenizer
     from tokenmill.training.config import Config
     from tokenmill.training.run import train
     from tokenmill.training.sample import sample

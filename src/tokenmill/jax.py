@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load import loader as arrays
 from tokenmill.load.agreement import check_agreement
+from tokenmill.load.maker import Batch as ArrayBatch
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
 
@@ -273,7 +274,7 @@ class _Placer:
     shape: tuple[int, int]
     first: int
 
-    def __call__(self, batch: arrays.Batch) -> Batch | DocumentedBatch:
+    def __call__(self, batch: ArrayBatch) -> Batch | DocumentedBatch:
         inputs, targets = self._put(batch.inputs), self._put(batch.targets)
         if batch.documents is None:
             return Batch(inputs, targets)

@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load import loader as arrays
 from tokenmill.load.agreement import check_agreement
+from tokenmill.load.maker import Batch as ArrayBatch
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import Rows, check_whole
 from tokenmill.load.state import check_state
@@ -186,7 +187,7 @@ class Loader(Generic[B]):
         """End the thread; the next batch starts another."""
         self.arrays.close()
 
-    def _convert(self, batch: arrays.Batch) -> B:
+    def _convert(self, batch: ArrayBatch) -> B:
         if self._is_on_cpu:
             return cast(B, _as_tensors(batch))
         assert batch.tokens is not None
@@ -408,7 +409,7 @@ def compare_ranks(loader: arrays.Loader) -> None:
     check_agreement(settings, loader.rank, post)
 
 
-def _as_tensors(batch: arrays.Batch) -> Batch | DocumentedBatch:
+def _as_tensors(batch: ArrayBatch) -> Batch | DocumentedBatch:
     inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
     if batch.documents is None:
         return Batch(inputs, targets)
@@ -433,7 +434,7 @@ def _collate(
 default_collate_fn_map.update({Batch: _collate, DocumentedBatch: _collate})
 
 
-def _documents(batch: arrays.Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def _documents(batch: ArrayBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     found = batch.documents
     assert found is not None
     ids, positions, ends = map(torch.from_numpy, (found.ids, found.positions, found.cu_seqlens))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["count", "counted", "duration", "harmless", "size"]
-
 # C0 without tab and newline, DEL, C1, and the marks that change the text direction.
 _BITES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import DatasetError
-from tokenmill.store.manifest import Manifest, Source, SourceTable
+from tokenmill.store.manifest import Manifest
+from tokenmill.store.source_table import Source, SourceTable
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ import tokenmill
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats import prepared
-from tokenmill.storage import reading as files_module
-from tokenmill.store.manifest import Manifest, Shard, Split
+from tokenmill.storage import mapping as files_module
+from tokenmill.store.manifest import Manifest, Split
+from tokenmill.store.shard_table import Shard
 
 
 @pytest.fixture

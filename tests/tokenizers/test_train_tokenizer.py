@@ -17,9 +17,10 @@ from vocabularies import TRICKY, make_reference, unflatten
 import tokenizers
 from tokenmill.cli import main
 from tokenmill.errors import InputError, UsageError
+from tokenmill.preparation.train_tokenizer import train_tokenizer
 from tokenmill.sources import read as sources
 from tokenmill.sources import records
-from tokenmill.tokenizers import from_state, load_tokenizer, train_tokenizer
+from tokenmill.tokenizers import from_state, load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from cyclopts import App, CycloptsError, MissingArgumentError
 from tokenmill.cli.flags import name_flags, set_command
 from tokenmill.errors import TokenmillError
 
-__all__ = ["app", "main"]
-
 _LOOK_AGAIN = 0.005  # seconds, whether an import has ended
 
 HELP = """Turn text into tokens on disk, and train a model on them. To begin:
@@ -169,6 +167,6 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _complain(text: str) -> None:
-    from tokenmill.cli.console import harmless
+    from tokenmill.wording import harmless
 
     print(f"tokenmill: {harmless(text)}", file=sys.stderr)

@@ -9,8 +9,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from tokenmill.cli.console import stderr
 
-__all__ = ["show_bar"]
-
 
 @contextmanager
 def show_bar(what: str) -> Iterator[Callable[[int, int], None]]:

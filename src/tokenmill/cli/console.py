@@ -11,19 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from tokenmill.errors import UsageError
-from tokenmill.wording import count, counted, duration, harmless, size
-
-__all__ = [
-    "count",
-    "counted",
-    "duration",
-    "harmless",
-    "parse_size",
-    "size",
-    "stderr",
-    "stdout",
-    "typed",
-]
 
 stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)

@@ -11,13 +11,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import counted, duration, harmless, size, stdout, typed
+from tokenmill.cli.console import stdout, typed
 from tokenmill.cli.progress import Display, tell_stopped
+from tokenmill.dataset.download import Downloaded
+from tokenmill.dataset.download import download as download_files
 from tokenmill.hub.choose import shard_number
-from tokenmill.hub.download import Downloaded
-from tokenmill.hub.download import download as download_files
-
-__all__ = ["download"]
+from tokenmill.wording import counted, duration, harmless, size
 
 
 def download(

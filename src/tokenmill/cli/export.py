@@ -9,13 +9,12 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.bar import show_bar
-from tokenmill.cli.console import counted, harmless, stdout
+from tokenmill.cli.console import stdout
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.convert.export import TOKENS_PER_SHARD
 from tokenmill.convert.export import export as export_tokens
-
-__all__ = ["export"]
+from tokenmill.wording import counted, harmless
 
 
 def export(

@@ -12,8 +12,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-__all__ = ["find_flags", "name_flags", "set_command"]
-
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\n]+))?`")
 _command: Sequence[str] = ()
 _renamed: Mapping[str, str] = {}

@@ -9,12 +9,11 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.bar import show_bar
-from tokenmill.cli.console import counted, harmless, stdout, typed
+from tokenmill.cli.console import stdout, typed
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.convert.import_dataset import TOKENS_PER_SHARD, import_dataset
-
-__all__ = ["import_"]
+from tokenmill.wording import counted, harmless
 
 
 def import_(

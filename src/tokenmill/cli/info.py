@@ -13,12 +13,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import count, counted, harmless, size, stdout, typed
+from tokenmill.cli.console import stdout, typed
 from tokenmill.cli.flags import find_flags, name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
 from tokenmill.inspect.info import Info, describe
-
-__all__ = ["info"]
+from tokenmill.wording import count, counted, harmless, size
 
 SOURCES_SHOWN = 10
 

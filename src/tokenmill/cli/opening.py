@@ -9,8 +9,6 @@ from typing import Any
 
 from cyclopts import Parameter
 
-__all__ = ["RECOGNISED", "Opening", "typed_options"]
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)

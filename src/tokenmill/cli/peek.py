@@ -9,13 +9,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import count, harmless, stdout, typed
+from tokenmill.cli.console import stdout, typed
 from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
-
-__all__ = ["peek"]
+from tokenmill.wording import count, harmless
 
 
 def peek(

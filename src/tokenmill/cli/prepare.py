@@ -12,16 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.console import (
-    count,
-    counted,
-    duration,
-    harmless,
-    parse_size,
-    size,
-    stdout,
-    typed,
-)
+from tokenmill.cli.console import parse_size, stdout, typed
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
@@ -32,8 +23,7 @@ from tokenmill.preparation.settings import Settings
 from tokenmill.sources.find import tell_passed_over
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
-
-__all__ = ["prepare", "prepare_and_show", "show_report"]
+from tokenmill.wording import count, counted, duration, harmless, size
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)

@@ -9,15 +9,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import count, counted, duration, harmless, parse_size, size, stdout
+from tokenmill.cli.console import parse_size, stdout
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REPAIRED_NAME
 from tokenmill.preparation.pretokenize import npy_path
 from tokenmill.preparation.pretokenize import pretokenize as pretokenize_file
 from tokenmill.tokenizers import load_tokenizer
-
-__all__ = ["pretokenize"]
+from tokenmill.wording import count, counted, duration, harmless, size
 
 
 def pretokenize(

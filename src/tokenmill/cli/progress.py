@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from tokenmill.cli.console import harmless, stderr
+from tokenmill.cli.console import stderr
 from tokenmill.cli.flags import name_flags
 from tokenmill.progress import Display as PlainDisplay
-
-__all__ = ["Display", "tell_stopped"]
+from tokenmill.wording import harmless
 
 
 class Display(PlainDisplay):

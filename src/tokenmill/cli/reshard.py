@@ -9,11 +9,10 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.bar import show_bar
-from tokenmill.cli.console import counted, harmless, stdout
+from tokenmill.cli.console import stdout
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.convert.reshard import reshard as reshard_dataset
-
-__all__ = ["reshard"]
+from tokenmill.wording import counted, harmless
 
 
 def reshard(

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import harmless, stderr, stdout
+from tokenmill.cli.console import stderr, stdout
 from tokenmill.cli.flags import name_flags
-
-__all__ = ["sample"]
+from tokenmill.wording import harmless
 
 
 def sample(

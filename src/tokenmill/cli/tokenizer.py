@@ -8,10 +8,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from tokenmill.cli.console import count, stdout
-from tokenmill.tokenizers import train_tokenizer
-
-__all__ = ["app", "train"]
+from tokenmill.cli.console import stdout
+from tokenmill.preparation.train_tokenizer import train_tokenizer
+from tokenmill.wording import count
 
 app = App(name="tokenizer", help="Train a tokenizer.")
 

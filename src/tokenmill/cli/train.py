@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 from cyclopts import Group, Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import harmless, stderr, stdout, typed
+from tokenmill.cli.console import stderr, stdout, typed
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.training.config import Config
-
-__all__ = ["train"]
+from tokenmill.wording import harmless
 
 _DATA = Group("Data", sort_key=1)
 _RUN = Group("Run", sort_key=2)

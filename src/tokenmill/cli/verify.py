@@ -16,12 +16,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from tokenmill.cli.console import count, harmless, size, stderr, stdout
+from tokenmill.cli.console import stderr, stdout
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.dataset.verify import Findings, examine
-
-__all__ = ["verify"]
+from tokenmill.dataset.problems import Findings
+from tokenmill.dataset.verify import examine
+from tokenmill.wording import count, harmless, size
 
 PROBLEMS_SHOWN = 100
 

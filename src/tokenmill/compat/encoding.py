@@ -11,8 +11,6 @@ from tokenmill.errors import TokenizerError
 from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
 
-__all__ = ["encode_text"]
-
 
 def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
     """The ids of a text, as `tokenmill pretokenize` writes them.

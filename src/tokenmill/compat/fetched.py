@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tokenmill.dataset.download import DEFAULT_REPOSITORY, download
 from tokenmill.errors import DatasetError
 from tokenmill.formats import llmc
 from tokenmill.formats.protocol import Asked, NotThisFormat
-from tokenmill.hub.download import DEFAULT_REPOSITORY, download
-
-__all__ = ["download_tokenized_data"]
 
 
 def download_tokenized_data(

@@ -22,8 +22,6 @@ from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.torch import Batch
 
-__all__ = ["GPTDataLoader"]
-
 
 class GPTDataLoader:
     """Random windows from a dataset's shards, or from a text given to `prepare_data`.

@@ -23,15 +23,6 @@ from tokenmill.load.ranks import find_rank, leave_none_out
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch, TokenBatches, TokenRows
 
-__all__ = [
-    "TRAIN_PATH",
-    "VAL_PATH",
-    "LocalTokenizedDataset",
-    "LocalTokenizedDatasetFixed",
-    "create_dataloaders",
-    "open_local",
-]
-
 TRAIN_PATH = "training_data/owt_train_tokens.npy"
 VAL_PATH = "training_data/owt_valid_tokens.npy"
 _TOGETHER = 64  # rows that are read at once where they are given one by one

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from tokenmill.compat.local import TRAIN_PATH, VAL_PATH, open_local
 from tokenmill.lightning import TokenDataModule
 
-__all__ = ["LocalDataModule"]
-
 
 class LocalDataModule(TokenDataModule):
     """`tokenmill.lightning.TokenDataModule` over one file for training and one for validation.

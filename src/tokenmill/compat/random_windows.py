@@ -15,8 +15,6 @@ from tokenmill.load.rows import Rows
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch
 
-__all__ = ["RandomWindows"]
-
 
 class RandomWindows:
     """Draws from tokens, batch after batch.

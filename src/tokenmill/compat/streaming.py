@@ -21,8 +21,6 @@ from tokenmill.preparation.pretokenize import npy_path
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import TokenRows
 
-__all__ = ["StreamingDataset"]
-
 _VAL_FRACTION = 0.1
 
 

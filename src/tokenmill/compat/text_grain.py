@@ -12,8 +12,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tokenmill.compat.text_source import read_settings
 
-__all__ = ["load_text_dataset"]
-
 
 def load_text_dataset(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None

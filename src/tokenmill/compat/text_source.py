@@ -25,11 +25,9 @@ from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, FolderError, InputError, UsageError
 from tokenmill.order.rows import RowOrder
 from tokenmill.preparation.prepare import prepare
-from tokenmill.store.manifest import MANIFEST_NAME
+from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import load_tokenizer
-
-__all__ = ["Settings", "TextBatches", "TextDataSource", "open_texts", "read_settings"]
 
 Integers = npt.NDArray[np.int64]
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from tokenmill.compat.text_source import read_settings
 
-__all__ = ["load_text_dataset_tf_fallback"]
-
 
 def load_text_dataset_tf_fallback(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None

@@ -17,8 +17,6 @@ from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.torch import Batch
 
-__all__ = ["TokenizedDataset"]
-
 
 class TokenizedDataset:
     """Random windows from all shards of a split; see `tokenmill.compat.random_windows`.

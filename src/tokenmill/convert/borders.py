@@ -17,17 +17,6 @@ import numpy.typing as npt
 
 from tokenmill.store.tokens import Tokens
 
-__all__ = [
-    "WINDOW",
-    "SpilledStarts",
-    "count_empty",
-    "count_same",
-    "cut_between",
-    "find_starts",
-    "next_start",
-    "skip_empty",
-]
-
 WINDOW = 1 << 20
 BLOCK = 1 << 16
 

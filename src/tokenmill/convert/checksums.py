@@ -13,8 +13,6 @@ import xxhash
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import Manifest
 
-__all__ = ["check_checksums"]
-
 _BLOCK = 4 << 20
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from tokenmill.dataset.opening import Dataset
 from tokenmill.store.shards import ArrayShard, JoinedShards, PartOfShards, Shards
 
-__all__ = ["find_movable", "move_eot"]
-
 
 def find_movable(dataset: Dataset, side: str) -> list[str]:
     """The splits whose end-of-text id has to move for readers that look for it on `side`."""

@@ -24,17 +24,16 @@ import numpy as np
 from tokenmill.convert.borders import Integers, count_empty, count_same, find_starts, skip_empty
 from tokenmill.convert.checksums import check_checksums
 from tokenmill.convert.end_of_text import find_movable, move_eot
-from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
+from tokenmill.convert.folder import Progress, tell_nobody
 from tokenmill.convert.targets import TARGETS
 from tokenmill.convert.targets.protocol import BLOCK, choose_dtype
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats import OTHER_NAMES, llmc
-from tokenmill.preparation.engines import disk_error
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.output import OutputFolder
 from tokenmill.store.tokens import Tokens
-
-__all__ = ["Exported", "export"]
 
 RECORD = ".tokenmill-export.json"
 TOKENS_PER_SHARD = 100_000_000
@@ -99,11 +98,9 @@ def export(
     }
     if job.moved:
         about["eot"] = job.target.eot
-    try:
-        with OutputFolder(Path(out), about, record=RECORD):
-            return job.run(tokens_per_shard)
-    except OSError as error:
-        raise disk_error(error) from error
+    with explain_disk_errors(), OutputFolder(Path(out), marks=[RECORD]) as folder:
+        folder.remember(RECORD, about)
+        return job.run(tokens_per_shard)
 
 
 class _Export:

@@ -25,7 +25,7 @@ import orjson
 import xxhash
 
 from tokenmill.convert.borders import count_empty, find_starts, next_start, skip_empty
-from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
+from tokenmill.convert.folder import Progress, tell_nobody
 from tokenmill.convert.prepared import (
     RECORD,
     Records,
@@ -39,15 +39,15 @@ from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, TokenizerError, UsageError
 from tokenmill.formats.starts import FileDocuments, Starts
-from tokenmill.preparation.engines import disk_error
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.output import OutputFolder
 from tokenmill.store.documents import sums
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Source, Split
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.shards import Shards
+from tokenmill.store.source_table import Source
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.tokenizers.unknown import UnknownTokenizer
-
-__all__ = ["import_dataset"]
 
 TOKENS_PER_SHARD = 100_000_000
 
@@ -94,12 +94,9 @@ def import_dataset(
         if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
             raise another_dataset(target)
         return there
-    try:
-        about = {**settings, "tokenizer": tokenizer.fingerprint}
-        with OutputFolder(target, about, record=RECORD) as folder:
-            return _import(dataset, tokenizer, folder.path, settings, tokens_per_shard, progress)
-    except OSError as error:
-        raise disk_error(error) from error
+    with explain_disk_errors(), OutputFolder(target, marks=[RECORD]) as folder:
+        folder.remember(RECORD, {**settings, "tokenizer": tokenizer.fingerprint})
+        return _import(dataset, tokenizer, folder.path, settings, tokens_per_shard, progress)
 
 
 def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:

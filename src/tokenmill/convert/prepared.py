@@ -18,27 +18,12 @@ import orjson
 
 from tokenmill.convert.targets.protocol import BLOCK
 from tokenmill.errors import DatasetError, FolderError
-from tokenmill.formats.prepared import WORK_NAME
-from tokenmill.storage.files import AtomicFile, NpyFile
-from tokenmill.store.manifest import (
-    DOCUMENT_DTYPE,
-    MANIFEST_NAME,
-    TOKENIZER_NAME,
-    Manifest,
-    Shard,
-    Split,
-    write_atomically,
-)
+from tokenmill.storage.files import AtomicFile, NpyFile, write_file
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
+from tokenmill.store.shard_table import Shard
 from tokenmill.store.tokens import Tokens, cast
-
-__all__ = [
-    "RECORD",
-    "Records",
-    "another_dataset",
-    "read_finished",
-    "write_manifest",
-    "write_splits",
-]
 
 RECORD = f"{WORK_NAME}/conversion.json"
 
@@ -96,7 +81,7 @@ def write_splits(
             ):
                 shard = _write_shard(folder, job, tokens, records, dtype, vocab_size)
                 told = {"shard": asdict(shard), "facts": records.facts()}
-                write_atomically(receipt, orjson.dumps(told))
+                write_file(receipt, orjson.dumps(told))
             told = orjson.loads(receipt.read_bytes())
             shards.append(Shard(**told["shard"]))
             noticed.append(told["facts"])
@@ -153,8 +138,8 @@ def _check_ids(ids: npt.NDArray[Any], start: int, tokens: Tokens, vocab_size: in
 
 def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> None:
     """Finish: the tokenizer, the manifest, and the scaffolding away."""
-    write_atomically(folder / TOKENIZER_NAME, tokenizer_state)
-    manifest.write(folder)
+    write_file(folder / TOKENIZER_NAME, tokenizer_state)
+    manifest.write(Folder(folder))
     shutil.rmtree(folder / WORK_NAME)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.convert.checksums import check_checksums
-from tokenmill.convert.folder import OutputFolder, Progress, tell_nobody
+from tokenmill.convert.folder import Progress, tell_nobody
 from tokenmill.convert.prepared import (
     RECORD,
     another_dataset,
@@ -26,20 +26,15 @@ from tokenmill.convert.prepared import (
 )
 from tokenmill.dataset.opening import open
 from tokenmill.errors import UsageError
-from tokenmill.preparation.engines import disk_error
 from tokenmill.preparation.folder import REPORT_NAMES
+from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
+from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.output import OutputFolder
 from tokenmill.storage.reading import open_inside
 from tokenmill.store.documents import read_table_header, sums
-from tokenmill.store.manifest import (
-    DOCUMENT_DTYPE,
-    TOKENIZER_NAME,
-    Manifest,
-    Split,
-)
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tokens import Tokens
-
-__all__ = ["reshard"]
 
 _BLOCK = 1 << 16  # records that are read at once: 3 MB
 
@@ -81,30 +76,28 @@ def reshard(
         "reshard": [split.table.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
     }
-    try:
-        with OutputFolder(target, about, record=RECORD) as folder:
-            nothing = Tokens.of(np.empty(0, dataset.dtype))  # for empty splits
-            check_checksums(dataset.path, manifest)
-            splits, _ = write_splits(
-                folder.path,
-                {
-                    name: (dataset.get(name, nothing), _Tables(dataset.path, split))
-                    for name, split in manifest.splits.items()
-                },
-                dtype=dataset.dtype,
-                vocab_size=manifest.vocab_size,
-                tokens_per_shard=tokens_per_shard,
-                progress=progress,
-            )
-            made = replace(wanted, splits=splits)
-            for name in REPORT_NAMES:
-                if (dataset.path / name).is_file():
-                    _copy(dataset.path, folder.path, name)
-            with open_inside(dataset.path, TOKENIZER_NAME) as file:
-                write_manifest(folder.path, made, file.read())
-            return made
-    except OSError as error:
-        raise disk_error(error) from error
+    with explain_disk_errors(), OutputFolder(target, marks=[RECORD]) as folder:
+        folder.remember(RECORD, about)
+        nothing = Tokens.of(np.empty(0, dataset.dtype))  # for empty splits
+        check_checksums(dataset.path, manifest)
+        splits, _ = write_splits(
+            folder.path,
+            {
+                name: (dataset.get(name, nothing), _Tables(dataset.path, split))
+                for name, split in manifest.splits.items()
+            },
+            dtype=dataset.dtype,
+            vocab_size=manifest.vocab_size,
+            tokens_per_shard=tokens_per_shard,
+            progress=progress,
+        )
+        made = replace(wanted, splits=splits)
+        for name in REPORT_NAMES:
+            if (dataset.path / name).is_file():
+                _copy(dataset.path, folder.path, name)
+        with open_inside(dataset.path, TOKENIZER_NAME) as file:
+            write_manifest(folder.path, made, file.read())
+        return made
 
 
 def _copy(source: Path, target: Path, name: str) -> None:

@@ -26,8 +26,6 @@ from tokenmill.store.documents import (
 )
 from tokenmill.store.shards import JoinedShards
 
-__all__ = ["JoinedDocuments", "join_contents"]
-
 Integers = npt.NDArray[np.int64]
 
 

@@ -25,15 +25,14 @@ from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, Usage
 from tokenmill.formats import recognize
 from tokenmill.formats.protocol import Asked, Contents, parse_dtype
 from tokenmill.formats.starts import PartOfDocuments
+from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import CURE, read_inside
-from tokenmill.store.manifest import MOST_BYTES, TOKENIZER_NAME, Manifest
+from tokenmill.store.manifest import MOST_BYTES, Manifest
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.protocol import Tokenizer
-
-__all__ = ["Dataset", "load_saved_tokenizer", "open"]
 
 _SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 

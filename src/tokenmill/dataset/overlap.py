@@ -21,8 +21,6 @@ from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.documents import read_table_header
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 
-__all__ = ["check_overlap"]
-
 HELD = 2 << 20  # keys of 16 bytes: 32 MB, and about as much again twice while they are sorted
 RECORDS = 1 << 16  # read at once: 3 MB
 CURE = "Run the same tokenmill prepare command with --restart, which puts equal texts in one split."

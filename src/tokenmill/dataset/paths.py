@@ -15,8 +15,6 @@ from tokenmill.formats.folder import sort_names
 from tokenmill.hub.address import is_address
 from tokenmill.storage.reading import find_cure
 
-__all__ = ["AnyPath", "AnyPaths", "find", "find_all", "find_near", "group_by_folder"]
-
 AnyPath: TypeAlias = str | os.PathLike[str]
 AnyPaths: TypeAlias = AnyPath | Sequence[AnyPath]
 

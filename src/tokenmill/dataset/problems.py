@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tokenmill.storage.reading import CURE, DamagedFileError
 
-__all__ = ["Findings", "Problem", "Problems"]
-
 MOST_PER_FILE = 5
 
 

@@ -31,11 +31,9 @@ from tokenmill.dataset.verify_foreign import examine_foreign
 from tokenmill.dataset.verify_split import check_split
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.formats import prepared
-from tokenmill.formats.prepared import WORK_NAME
+from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import CURE, DamagedFileError, open_inside
-from tokenmill.store.manifest import DOCUMENT_DTYPE, MANIFEST_NAME, TOKENIZER_NAME, Manifest
-
-__all__ = ["Findings", "Problem", "examine", "verify"]
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 
 REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl")
 MOST_NOTES = 20

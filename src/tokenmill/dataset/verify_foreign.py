@@ -19,8 +19,6 @@ from tokenmill.dataset.problems import Findings, Problems
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.shards import Shards
 
-__all__ = ["examine_foreign"]
-
 CHUNK = 4 << 20
 
 

@@ -28,8 +28,6 @@ from tokenmill.sources.looks import find_text
 from tokenmill.storage.reading import find_cure
 from tokenmill.store.manifest import MANIFEST_NAME
 
-__all__ = ["FORMATS", "OTHER_NAMES", "recognize"]
-
 FORMATS: tuple[Format, ...] = (
     prepared,
     megatron,

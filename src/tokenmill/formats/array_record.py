@@ -28,8 +28,6 @@ from tokenmill.formats.starts import FileDocuments, Starts
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
 
-__all__ = ["NAME", "PIECE", "read"]
-
 NAME = "array_record"
 PIECE = 32 << 20
 _KEPT = 8

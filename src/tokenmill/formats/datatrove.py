@@ -28,15 +28,8 @@ from tokenmill.formats.folder import check_gaps, list_shards, sort_names, split_
 from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
 from tokenmill.formats.raw import make_shards
 from tokenmill.formats.starts import FileDocuments, Starts
-from tokenmill.storage.reading import (
-    FOREIGN_CURE,
-    DamagedFileError,
-    check_size,
-    map_file,
-    open_foreign,
-)
-
-__all__ = ["ENDING", "NAME", "WIDTHS", "read"]
+from tokenmill.storage.mapping import map_file
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 
 NAME = "datatrove"
 ENDING = ".ds"

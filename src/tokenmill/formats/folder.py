@@ -14,8 +14,6 @@ from tokenmill.errors import DatasetError
 from tokenmill.formats.protocol import Asked
 from tokenmill.storage.reading import DamagedFileError
 
-__all__ = ["are_numbered", "check_gaps", "list_shards", "sort_names", "split_by_name"]
-
 _NUMBERS = re.compile("([0-9]+)")
 _OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
 _WORD = r"(?i)(?:^|[^a-z])(?:{})(?:[^a-z]|$)"

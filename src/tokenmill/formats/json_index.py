@@ -16,8 +16,6 @@ import orjson
 from tokenmill.errors import DatasetError
 from tokenmill.formats.protocol import Asked, NotThisFormat
 
-__all__ = ["INDEX", "Entry", "read_indexes"]
-
 INDEX = "index.json"
 _LONGEST = 1 << 28  # bytes of an index that is read
 _FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}

@@ -20,16 +20,9 @@ from tokenmill.errors import DatasetError
 from tokenmill.formats.json_index import Entry, read_indexes
 from tokenmill.formats.protocol import Asked, Contents
 from tokenmill.formats.starts import FileDocuments, Starts
-from tokenmill.storage.reading import (
-    FOREIGN_CURE,
-    DamagedFileError,
-    check_size,
-    map_file,
-    open_foreign,
-)
+from tokenmill.storage.mapping import map_file
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 from tokenmill.store.shards import FileShards
-
-__all__ = ["NAME", "TENSORS", "read"]
 
 NAME = "litdata"
 TENSORS = {11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8", 18: "i8", 20: "u2"}

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -87,6 +88,14 @@ def begins_like_shard(head: bytes) -> bool:
     """Whether the first bytes of a file are those of a shard with a header."""
     magic, version = _unpack(head)
     return magic in _KINDS and version == _KINDS[magic].version
+
+
+def check_file(path: Path) -> None:
+    """Refuse a shard whose header does not fit its size. Files without a header are not checked."""
+    with path.open("rb") as file:
+        magic, version = _unpack(file.read(8))
+        if magic in _KINDS:
+            check_header(file, path.name, version)
 
 
 def _unpack(head: bytes) -> tuple[int, int]:

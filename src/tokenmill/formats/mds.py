@@ -33,8 +33,6 @@ from tokenmill.formats.starts import FileDocuments, Starts
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
 
-__all__ = ["KEPT_BYTES", "MOST", "NAME", "read"]
-
 NAME = "mds"
 KEPT_BYTES = 256 << 20
 MOST = 1 << 30

@@ -17,15 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.storage.reading import (
-    FOREIGN_CURE,
-    DamagedFileError,
-    check_size,
-    map_file,
-    open_foreign,
-)
-
-__all__ = ["ARRAY", "BYTES", "FIXED", "Layout", "find_samples", "load"]
+from tokenmill.storage.mapping import map_file
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 
 FIXED, ARRAY, BYTES = "fixed", "array", "bytes"
 _BLOCK = 4 << 20

@@ -25,10 +25,9 @@ from tokenmill.errors import DatasetError
 from tokenmill.formats.folder import check_gaps, list_shards, split_by_name
 from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
 from tokenmill.formats.starts import BLOCK, FileDocuments, Starts
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, map_file, open_foreign
+from tokenmill.storage.mapping import map_file
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_foreign
 from tokenmill.store.shards import FileShards
-
-__all__ = ["CODES", "HEADER", "MAGIC", "NAME", "VERSION", "read"]
 
 NAME = "megatron"
 MAGIC = b"MMIDIDX\0\0"

@@ -28,8 +28,6 @@ from tokenmill.formats.raw import choose_check, make_shards
 from tokenmill.formats.starts import FileDocuments, Starts
 from tokenmill.storage.reading import DamagedFileError, open_foreign
 
-__all__ = ["KEPT", "NAME", "read"]
-
 NAME = "olmo"
 KEPT = 16
 _LONGEST = 1 << 16  # bytes of a line

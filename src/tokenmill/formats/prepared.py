@@ -12,12 +12,12 @@ import numpy as np
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
+from tokenmill.storage.names import MANIFEST_NAME, WORK_NAME
 from tokenmill.store.documents import Documents
-from tokenmill.store.manifest import MANIFEST_NAME, Manifest, find_manifest
+from tokenmill.store.manifest import Manifest, find_manifest
 from tokenmill.store.shards import FileShards
 
 NAME = "tokenmill"
-WORK_NAME = ".work"
 
 
 def read(asked: Asked) -> Contents:

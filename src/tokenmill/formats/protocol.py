@@ -24,8 +24,6 @@ from tokenmill.store.documents import DocumentTable
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.shards import Shards
 
-__all__ = ["DTYPES", "Asked", "Contents", "Format", "NotThisFormat", "parse_dtype"]
-
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 HEAD = 1024
 

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, Maps
+from tokenmill.storage.mapping import Maps
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import (
     Document,
     DocumentList,
@@ -30,8 +31,6 @@ from tokenmill.store.documents import (
     split_numbers,
     sums,
 )
-
-__all__ = ["FileDocuments", "Indexes", "PartOfDocuments", "Starts", "check_tiling"]
 
 BLOCK = 1 << 18  # starts that are checked at once
 

@@ -9,8 +9,6 @@ from urllib.parse import unquote
 
 from tokenmill.errors import UsageError
 
-__all__ = ["Address", "is_address", "parse_address"]
-
 _SCHEME = re.compile(r"hf:/{1,2}")  # one slash is what a pathlib.Path leaves of two
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _ADDRESS = re.compile(

@@ -22,12 +22,11 @@ from pathlib import Path
 from tokenmill.errors import DatasetError, InputError, TokenmillError, UsageError, WorkError
 from tokenmill.hub.address import Address, parse_address
 from tokenmill.hub.choose import Choice, choose
-from tokenmill.hub.download import fetch_all, file_url, telling_of_the_disk
+from tokenmill.hub.download import KEPT, fetch_all, file_url
 from tokenmill.hub.fetch import Errand
 from tokenmill.hub.library import connect
 from tokenmill.hub.listing import HubFile, Listing, find_commit, list_files
-
-__all__ = ["find_cached_dataset", "find_cached_files"]
+from tokenmill.storage.disk import explain_disk_errors
 
 _EVERY = 10.0  # seconds between two lines
 
@@ -154,7 +153,7 @@ def _bring(found: _Found) -> list[Path]:
         lines = _Lines()
         lines.note(f"{address}: fetching {count}, {total / 1e6:,.1f} MB, into {store.folder}")
         fetch_all(list(errands.values()), store.folder, lines)
-    with telling_of_the_disk(store.folder):
+    with explain_disk_errors(KEPT):
         for file in missing:
             _link(store.blob(file), paths[file])
     return list(paths.values())

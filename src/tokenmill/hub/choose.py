@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.hub.listing import HubFile
-from tokenmill.store.manifest import MANIFEST_NAME
-
-__all__ = ["Choice", "choose", "parse_shards", "shard_number"]
+from tokenmill.storage.names import MANIFEST_NAME
 
 _TOKENS = (".bin", ".npy", ".ds")
 _BESIDE = (".idx", ".index", ".metadata", ".csv.gz")  # what tells about a token file, by its name

@@ -22,15 +22,12 @@ from threading import Event
 from typing import TYPE_CHECKING, BinaryIO
 
 from tokenmill.errors import DatasetError, WorkError
-from tokenmill.formats import llmc
-from tokenmill.formats.protocol import Asked, NotThisFormat
 from tokenmill.hub.listing import HubFile
+from tokenmill.storage.files import sync_folder
 from tokenmill.storage.reading import DamagedFileError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
-
-__all__ = ["Errand", "Stopped", "fetch", "has_digest"]
 
 _BLOCK = 1 << 20
 _PATIENCE = 5  # attempts in a row that bring no byte
@@ -44,12 +41,16 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class Errand:
-    """A file to fetch, from where and to where. `repository` names it in errors."""
+    """A file to fetch, from where and to where. `repository` names it in errors.
+
+    `check` raises a DatasetError if the fetched file is damaged.
+    """
 
     file: HubFile
     url: str
     target: Path
     repository: str
+    check: Callable[[Path], None] | None = None
 
     @property
     def part(self) -> Path:
@@ -94,9 +95,9 @@ def fetch(errand: Errand, advance: Callable[[int], None], stop: Event) -> None:
             )
         part.flush()
         os.fsync(part.fileno())
-        _check_header(errand)
+        _check(errand)
         errand.part.replace(errand.target)
-    _flush_folder(errand.target.parent)
+    sync_folder(errand.target.parent)
 
 
 def has_digest(path: Path, file: HubFile) -> bool:
@@ -171,20 +172,18 @@ def _receive(url: str, start: int, size: int) -> Iterator[bytes]:
                 return
 
 
-def _check_header(errand: Errand) -> None:
-    """Refuse a shard of llm.c whose header does not fit its size, although it is the hub's own."""
-    if not errand.target.name.endswith(".bin"):
+def _check(errand: Errand) -> None:
+    """Refuse a file that its format calls damaged, although it is the one on the hub."""
+    if errand.check is None:
         return
     try:
-        llmc.read(Asked(path=errand.part))
-    except NotThisFormat:
-        return  # ids and nothing else, as nanoGPT's are
+        errand.check(errand.part)
     except DatasetError as error:
         errand.part.unlink(missing_ok=True)
         what = error.what if isinstance(error, DamagedFileError) else f"cannot be read: {error}"
         raise DatasetError(
-            f"{errand.file.path} {what}. It is so on the hub, in {errand.repository}, and was thrown "
-            "away. Go without it, and tell its owner."
+            f"{errand.file.path} {what}. The file on the hub, in {errand.repository}, has this "
+            "fault; it was deleted here. Leave it out, and tell its owner."
         ) from error
 
 
@@ -227,11 +226,3 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-__all__ = ["connect", "telling"]
-
 _GOES_ON = "What has arrived is kept; the same command resumes from there."
 
 

@@ -15,8 +15,6 @@ from tokenmill.errors import InputError
 from tokenmill.hub.address import Address
 from tokenmill.hub.library import connect, telling
 
-__all__ = ["HubFile", "Listing", "find_commit", "list_files"]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tokenmill.errors import TokenizerError
 
-__all__ = ["fetch"]
-
 
 def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
     """The path of a repository's file on this machine, fetched if it is not here yet."""

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import tokenmill.dataset.opening
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPaths
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, SourceTable
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
+from tokenmill.store.source_table import SourceTable
 from tokenmill.tokenizers.unknown import UNKNOWN
-
-__all__ = ["Dropped", "Info", "SetAside", "SplitInfo", "describe"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,6 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["Peek", "peek"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Peek:

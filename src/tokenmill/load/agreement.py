@@ -15,8 +15,6 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.load.state import find_differences
 
-__all__ = ["check_agreement"]
-
 _loaders = count(1)
 
 

@@ -32,8 +32,6 @@ from tokenmill.load.state import MOST_ROWS, check_state
 from tokenmill.order.rows import Kind
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["Batch", "DocumentedBatch", "Loader", "LoaderSettings", "SourceLedger"]
-
 VERSION = 1
 
 if TYPE_CHECKING:  # a TypeVar default, so that plain `Loader` is a type, needs Python 3.13

@@ -24,8 +24,6 @@ from tokenmill.load.rows import FoundRows, Rows
 from tokenmill.order.documents import DocumentBatch
 from tokenmill.store.tokens import cast
 
-__all__ = ["Batch", "BatchMaker", "DocumentedBatch", "Group"]
-
 Integers = npt.NDArray[np.int64]
 
 _AHEAD = 65_536  # rows whose order is computed at once

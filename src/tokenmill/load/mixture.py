@@ -9,8 +9,6 @@ from copy import copy
 from tokenmill.errors import UsageError
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["Mixture"]
-
 
 class Mixture:
     """Sources by name, each with its tokens and its weight.

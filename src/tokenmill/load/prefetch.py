@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
-__all__ = ["Prefetch", "leave_if_stopped"]
-
 T = TypeVar("T")
 _LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
 _here = threading.local()  # `work` is what this thread was started for

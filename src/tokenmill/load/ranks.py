@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from tokenmill.errors import UsageError
 
-__all__ = ["find_rank", "leave_none_out"]
-
 # Whoever starts JAX by hand; torchrun and most others; srun, only inside a step, because a batch script
 # itself is no rank; MPI.
 _LAUNCHERS = (

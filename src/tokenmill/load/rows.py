@@ -25,8 +25,6 @@ from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.store.documents import sums
 from tokenmill.store.tokens import MANY, RowReader, Tokens, join
 
-__all__ = ["FoundRows", "Rows", "check_whole"]
-
 Integers = npt.NDArray[np.int64]
 
 

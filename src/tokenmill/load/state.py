@@ -12,8 +12,6 @@ from typing import Any
 
 from tokenmill.errors import StateError, UsageError
 
-__all__ = ["MOST_ROWS", "check_state", "find_differences", "find_names"]
-
 MOST_ROWS = 1 << 62
 
 

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.load.loader import Batch, Loader
-from tokenmill.load.maker import Group
+from tokenmill.load.loader import Loader
+from tokenmill.load.maker import Batch, Group
 from tokenmill.load.rows import Rows
-
-__all__ = ["NearPlaces", "Steps"]
 
 BLOCK = 4_096
 _BLOCKS = 16  # that are remembered: some MB

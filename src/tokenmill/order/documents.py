@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 
-__all__ = ["DocumentBatch", "cut_at_id", "locate_documents"]
-
 _FEW = 1 << 17  # flags that are looked at one by one
 
 

@@ -25,8 +25,6 @@ from tokenmill.errors import UsageError
 from tokenmill.order.permutation import Places, derive_keys, make_key
 from tokenmill.order.rows import check_rows
 
-__all__ = ["MixtureOrder", "share_slots"]
-
 LARGEST_BLOCK = 2**20
 _SLOT_BITS = np.uint64(LARGEST_BLOCK - 1)
 _STRETCH = 8_192  # slots laid out at once, if blocks are smaller: NumPy has its price for each call

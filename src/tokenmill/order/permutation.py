@@ -29,8 +29,6 @@ import xxhash
 
 from tokenmill.errors import UsageError
 
-__all__ = ["Permutation", "derive_keys", "make_key", "permute", "pick_keys"]
-
 Places = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 

@@ -33,8 +33,6 @@ from tokenmill.order.permutation import (
     pick_keys,
 )
 
-__all__ = ["Kind", "RowOrder", "check_rows"]
-
 Kind = Literal["shuffled", "sequential", "random"]
 
 # What the numbers below an epoch's key belong to, when blocks are shuffled.

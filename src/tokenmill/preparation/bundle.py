@@ -16,8 +16,6 @@ from typing import Any, BinaryIO
 import orjson
 import xxhash
 
-__all__ = ["Bundle", "is_sound", "read_receipt"]
-
 _CHUNK = 4 << 20
 
 

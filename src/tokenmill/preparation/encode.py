@@ -14,8 +14,6 @@ from tokenmill.tokenizers import Ids, Offsets, Tokenizer, encode_block, encode_t
 from tokenmill.tokenizers.long_text import WINDOW, LongText, encode_long
 from tokenmill.tokenizers.terminated import concatenate, gather
 
-__all__ = ["Encoder"]
-
 _SLICE = 2 * WINDOW  # bytes of one text that are encoded at once
 _MOST = 8 * _SLICE  # of several texts, which take less memory; copying ids per slice takes time
 Run = tuple[Ids, Offsets]

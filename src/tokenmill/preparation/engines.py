@@ -7,7 +7,6 @@ Tasks are handed out one by one; what comes back is yielded in the order in whic
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -21,9 +20,8 @@ from typing import Any, cast
 from tokenmill.errors import TokenmillError, WorkError
 from tokenmill.preparation.worker import Crash, Done, Rest, Task
 from tokenmill.sources.read import BadFileError
+from tokenmill.storage.disk import disk_error
 from tokenmill.tokenizers import Tokenizer
-
-__all__ = ["LocalEngine", "available_cores", "disk_error"]
 
 _SERVE = "import sys; from tokenmill.preparation.worker import main; main(int(sys.argv[1]))"
 
@@ -145,21 +143,6 @@ def _foreseen(message: Any) -> TokenmillError:
     return WorkError(
         f"A worker failed unexpectedly; this is a bug in tokenmill.\n"
         f"{message.told}\n{message.trace}"
-    )
-
-
-def disk_error(error: OSError) -> WorkError:
-    """An error of the disk, as an exception that says how to resume."""
-    where = f" ({error.filename})" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return WorkError(
-            f"The disk is full{where}.\n"
-            "Nothing is lost: free some space, then run the same command again; it resumes where it "
-            "stopped."
-        )
-    return WorkError(
-        f"Writing failed{where}: {error.strerror or error}.\n"
-        "Run the same command again once that is fixed; it resumes where it stopped."
     )
 
 

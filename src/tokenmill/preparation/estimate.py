@@ -18,8 +18,6 @@ from tokenmill.preparation.sample import take_sample
 from tokenmill.sources.faults import find_fault
 from tokenmill.sources.find import PassedOver
 
-__all__ = ["Estimate", "estimate"]
-
 _LOOKING = 4.0  # seconds for the heads of files
 _MAIN_PROCESS = 150 << 20
 

@@ -29,8 +29,6 @@ from tokenmill.sources.read import BadFileError
 from tokenmill.sources.records import Chunk
 from tokenmill.tokenizers import Tokenizer
 
-__all__ = ["CONTINUES", "GOES_ON", "RECORD", "grind", "scan_lines"]
-
 RECORD = np.dtype(
     [
         ("key", "<u8", (2,)),

@@ -18,8 +18,6 @@ import xxhash
 
 from tokenmill.sources.records import Cutter
 
-__all__ = ["LineRemover", "line_keys"]
-
 _NEWLINE, _RETURN = 10, 13
 _WHITE = np.isin(np.arange(256), list(b" \t\r\v\f"))
 _ANYWHERE = Cutter(anywhere=True)

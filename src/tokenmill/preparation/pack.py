@@ -22,8 +22,6 @@ from tokenmill.preparation.sift import SPLITS, Sifted, Stitched, read_records
 from tokenmill.storage.files import AtomicFile, NpyFile
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 
-__all__ = ["ShardJob", "Slice", "pack_shard", "plan_shards"]
-
 _COPY = 1 << 20  # tokens copied at once
 
 

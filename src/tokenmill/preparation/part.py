@@ -17,12 +17,10 @@ import numpy as np
 from tokenmill.errors import TooLongError
 from tokenmill.preparation.plan import Piece
 from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import SourceFile
 from tokenmill.sources.memory import needed_budget
 from tokenmill.sources.read import BadFileError, is_utf8, local_path, read_piece
+from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places
-
-__all__ = ["Batch", "Job", "PartReader"]
 
 _SMALL = 256 << 10  # a chunk below that is put together with its neighbours
 _ENOUGH = 1 << 20  # until they are that large

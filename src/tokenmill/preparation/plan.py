@@ -16,11 +16,10 @@ import orjson
 import xxhash
 
 from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import PassedOver, SourceFile
+from tokenmill.sources.find import PassedOver
 from tokenmill.sources.read import count_row_groups
+from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import overlaps_itself
-
-__all__ = ["Part", "Piece", "Plan", "make_plan"]
 
 PART_BYTES = 16 << 20
 MOST_PARTS = 16_384  # of one input; beyond that parts grow, so that their files stay countable

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import InputError, UsageError
-from tokenmill.preparation.engines import LocalEngine, available_cores, disk_error
-from tokenmill.preparation.folder import OutputFolder
+from tokenmill.preparation.engines import LocalEngine, available_cores
+from tokenmill.preparation.folder import PreparationFolder
 from tokenmill.preparation.part import Job
 from tokenmill.preparation.plan import Part, make_plan
 from tokenmill.preparation.settings import Settings
 from tokenmill.preparation.stages import Stages
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.compression import USUAL_WINDOW
-from tokenmill.sources.find import SourceFile, find_files, tell_passed_over
+from tokenmill.sources.find import find_files, tell_passed_over
 from tokenmill.sources.memory import machine_memory, most_held
 from tokenmill.sources.read import LEAST_MEMORY
+from tokenmill.sources.recognize import SourceFile
+from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
-
-__all__ = ["Mill", "Report", "Watcher", "prepare"]
 
 MEMORY_A_WORKER = 288 << 20
 _FAULTS = 20  # at most this many are listed
@@ -111,14 +111,12 @@ def prepare(
         on_bad_text=on_bad_text,
         skip_bad_files=skip_bad_files,
     )
-    try:
-        with (
-            OutputFolder(Path(out), restart=restart) as folder,
-            watching(watcher, progress) as shown,
-        ):
-            return mill.run(folder, shown)
-    except OSError as error:
-        raise disk_error(error) from error
+    with (
+        explain_disk_errors(),
+        PreparationFolder(Path(out), restart=restart) as folder,
+        watching(watcher, progress) as shown,
+    ):
+        return mill.run(folder, shown)
 
 
 class Mill:
@@ -162,7 +160,7 @@ class Mill:
             _refuse_faults(sources)
         self.plan = make_plan(sources, self.settings, self.tokenizer.fingerprint, passed_over)
 
-    def run(self, folder: OutputFolder, watcher: Watcher) -> Report:
+    def run(self, folder: PreparationFolder, watcher: Watcher) -> Report:
         """Do what is left to do."""
         fingerprint = self.tokenizer.fingerprint
         manifest = folder.finished(self.plan, self.settings, fingerprint)
@@ -170,7 +168,7 @@ class Mill:
         if manifest is None:
             if self.plan.passed_over:
                 watcher.note(f"Passed over: {tell_passed_over(self.plan.passed_over)}.")
-            folder.remember(self.plan, self.settings, fingerprint)
+            folder.remember_plan(self.plan, self.settings, fingerprint)
             stages = Stages(self, folder, watcher)
             manifest, done_before = stages.finish()
             read = stages.bytes_read

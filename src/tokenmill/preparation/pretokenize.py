@@ -17,17 +17,15 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import FolderError, InputError, UsageError
-from tokenmill.preparation.engines import disk_error
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.preparation.prepare import Mill, prepare
 from tokenmill.preparation.texts import prepare_chunk
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import NpyFile
-from tokenmill.store.manifest import Manifest, sync_folder
+from tokenmill.storage.disk import disk_error
+from tokenmill.storage.files import NpyFile, sync_folder
+from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
 from tokenmill.tokenizers.protocol import Ids
-
-__all__ = ["DTYPES", "Pretokenized", "npy_path", "pretokenize"]
 
 DTYPES = ("auto", "uint16", "uint32", "int32", "int64")
 _AS_IT_IS: dict[str, Any] = {

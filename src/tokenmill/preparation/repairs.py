@@ -18,8 +18,6 @@ from tokenmill.sources.encodings import guess_encoding
 from tokenmill.sources.read import BadFileError, open_source, read_head
 from tokenmill.sources.recognize import SourceFile
 
-__all__ = ["REPAIR", "FileRepairs", "RepairLog", "describe_files", "read_repairs"]
-
 REPAIR = np.dtype(
     [
         ("segment", "<u8"),  # the line is counted from its start

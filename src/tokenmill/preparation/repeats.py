@@ -19,8 +19,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["mark_repeats", "read_keys"]
-
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
 _TABLE = 1 << 20  # keys taken from a table at once

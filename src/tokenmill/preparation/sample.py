@@ -22,15 +22,13 @@ import numpy as np
 
 from tokenmill.preparation.plan import Part, Piece
 from tokenmill.preparation.texts import prepare_chunk
-from tokenmill.sources.find import SourceFile
 from tokenmill.sources.read import BadFileError, measure_row_groups
+from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import Chunk
 from tokenmill.tokenizers import encode_terminated
 
 if TYPE_CHECKING:
     from tokenmill.preparation.prepare import Mill
-
-__all__ = ["Sample", "take_sample"]
 
 _SECONDS, _MOST_SECONDS = 4.0, 15.0
 _LEAST_PLACES = 2  # per stratum

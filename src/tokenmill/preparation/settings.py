@@ -11,8 +11,6 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from tokenmill.errors import UsageError
 
-__all__ = ["EOT_TEXT", "Settings"]
-
 EOT_TEXT = "<|endoftext|>"
 _CALLED = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 

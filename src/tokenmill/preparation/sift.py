@@ -27,8 +27,6 @@ from tokenmill.preparation.repeats import mark_repeats
 from tokenmill.preparation.settings import Settings
 from tokenmill.preparation.texts import BAD_TEXT, REPAIRED
 
-__all__ = ["DROPPED", "SPLITS", "Sifted", "Stitched", "belongs_to_val", "sift"]
-
 SPLITS = ("train", "val")
 DROPPED = 0  # otherwise the fate of a record is 1 + the number of its split
 _SALT = np.uint64(0x746F6B656E6D696C)  # "tokenmil"

@@ -18,7 +18,7 @@ import xxhash
 from tokenmill.errors import InputError
 from tokenmill.preparation.bundle import read_receipt
 from tokenmill.preparation.engines import LocalEngine
-from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, OutputFolder
+from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
 from tokenmill.preparation.pack import ShardJob, plan_shards
 from tokenmill.preparation.part import TooLargeError
 from tokenmill.preparation.plan import Plan
@@ -28,20 +28,14 @@ from tokenmill.preparation.sift import SPLITS, Sifted, sift
 from tokenmill.preparation.worker import Check, Grind, Pack, Scan, Task
 from tokenmill.progress import Watcher
 from tokenmill.sources.read import BadFileError
-from tokenmill.storage.files import AtomicFile
-from tokenmill.store.manifest import (
-    TOKENIZER_NAME,
-    Manifest,
-    Shard,
-    Source,
-    Split,
-    write_atomically,
-)
+from tokenmill.storage.files import AtomicFile, write_file
+from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.store.manifest import Manifest, Split
+from tokenmill.store.shard_table import Shard
+from tokenmill.store.source_table import Source
 
 if TYPE_CHECKING:
     from tokenmill.preparation.prepare import Mill
-
-__all__ = ["Stages"]
 
 Receipt = dict[str, Any]
 Aside = dict[int, str]  # bad files by the number of their source, and what is wrong with each
@@ -51,7 +45,7 @@ BadSources = tuple[tuple[int, str], ...]
 class Stages:
     """The stages after planning, in a folder whose lock is held."""
 
-    def __init__(self, mill: Mill, folder: OutputFolder, watcher: Watcher) -> None:
+    def __init__(self, mill: Mill, folder: PreparationFolder, watcher: Watcher) -> None:
         self.mill = mill
         self.plan: Plan = mill.plan
         self.settings = mill.settings
@@ -271,7 +265,7 @@ class Stages:
                 raise said
             job = missing[number]
             name = _receipt_name(context, job)
-            write_atomically(self.folder.shards / name, orjson.dumps(said))
+            write_file(self.folder.shards / name, orjson.dumps(said))
             done[job.path] = said
         shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
         for job in jobs:
@@ -339,11 +333,10 @@ class Stages:
         self, receipts: list[Receipt], sifted: Sifted, shards: dict[str, list[Shard]]
     ) -> Manifest:
         """Write what goes beside the shards, and the manifest last."""
-        root = self.folder.path
         self._write_report(REJECTED_NAME, self._rejections(receipts))
         self._write_report(REPAIRED_NAME, self._repairs(receipts, sifted))
         state = orjson.dumps(self.mill.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
-        write_atomically(root / TOKENIZER_NAME, state + b"\n")
+        self.folder.write(TOKENIZER_NAME, state + b"\n")
         manifest = Manifest(
             dtype=self.mill.dtype,
             vocab_size=self.mill.tokenizer.vocab_size,
@@ -359,7 +352,7 @@ class Stages:
             settings=self.settings.to_json(),
             ledger=sifted.ledger,
         )
-        manifest.write(root)
+        manifest.write(self.folder)
         return manifest
 
 

@@ -16,11 +16,9 @@ import numpy.typing as npt
 
 from tokenmill.preparation.clean import clean_block
 from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import SourceFile
 from tokenmill.sources.read import BadFileError, is_utf8
+from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import Chunk, Places, Rejection, count_byte, count_characters
-
-__all__ = ["BAD_TEXT", "MARK", "REPAIRED", "Prepared", "prepare_chunk"]
 
 BAD_TEXT, REPAIRED = 4, 8  # flags of a text
 MARK = np.dtype(

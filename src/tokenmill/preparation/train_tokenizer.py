@@ -27,13 +27,12 @@ import orjson
 
 from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
 from tokenmill.sources.faults import find_fault
-from tokenmill.sources.find import SourceFile, find_files
+from tokenmill.sources.find import find_files
 from tokenmill.sources.read import BadFileError, local_path, read_piece
+from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import Cutter
 from tokenmill.tokenizers.load import load_tokenizer
 from tokenmill.tokenizers.protocol import Tokenizer
-
-__all__ = ["train_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST = 257

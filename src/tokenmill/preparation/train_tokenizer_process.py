@@ -10,8 +10,6 @@ from pathlib import Path
 
 import orjson
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Learn merges from files, and write them as pairs of hexadecimal strings."""

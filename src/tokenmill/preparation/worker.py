@@ -25,8 +25,6 @@ from tokenmill.preparation.pack import ShardJob, pack_shard
 from tokenmill.preparation.part import Job
 from tokenmill.tokenizers import Tokenizer
 
-__all__ = ["Check", "Crash", "Done", "Grind", "Pack", "Rest", "Scan", "Task", "Worker"]
-
 _TELL = 0.1  # seconds between two messages about progress
 _LEAST_GROWTH = 24 << 20  # a rebuild must free at least this much to be worth it
 

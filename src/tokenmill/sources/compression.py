@@ -20,8 +20,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["DAMAGED", "LARGEST_WINDOW", "USUAL_WINDOW", "Stream", "WindowError", "decompress"]
-
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 USUAL_WINDOW = 1 << 27  # the most that zstd needs without --long
 LARGEST_WINDOW = 1 << 31  # --long=31

@@ -9,8 +9,6 @@ from __future__ import annotations
 import codecs
 from unicodedata import category
 
-__all__ = ["find_wide_encoding", "guess_encoding"]
-
 _MARKS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),

@@ -10,8 +10,6 @@ from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.read import BadFileError, read_head, read_piece, refuse_wide
 from tokenmill.sources.recognize import SourceFile
 
-__all__ = ["find_fault"]
-
 _HEAD = 1 << 16
 
 

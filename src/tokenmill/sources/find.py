@@ -24,9 +24,7 @@ from tokenmill.sources.recognize import (
     recognize,
     why_not_text,
 )
-from tokenmill.store.manifest import MANIFEST_NAME
-
-__all__ = ["PassedOver", "SourceFile", "find_files", "tell_passed_over"]
+from tokenmill.storage.names import MANIFEST_NAME
 
 _SPECIAL = "a pipe, socket or device"
 _REASONS = {  # for passing over one, and several

@@ -14,8 +14,6 @@ import orjson
 
 from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Rejection, bound
 
-__all__ = ["list_names", "read_json_lines"]
-
 
 def read_json_lines(
     blocks: Iterable[bytes], start: int, text_field: str, cutter: Cutter | None

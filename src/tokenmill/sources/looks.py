@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from tokenmill.store.manifest import MANIFEST_NAME
-
-__all__ = ["HEAD", "find_text", "looks_like_text"]
+from tokenmill.storage.names import MANIFEST_NAME
 
 HEAD = 8192  # bytes to read of each file
 _MOST = 1000  # files to read in a folder

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["PARSED", "machine_memory", "most_held", "needed_budget"]
-
 PARSED = 4  # a record that is parsed whole and then cut costs this many times less
 
 _BASE = 120 << 20

@@ -34,19 +34,6 @@ from tokenmill.sources.records import (
     read_records,
 )
 
-__all__ = [
-    "BadFileError",
-    "Origin",
-    "count_row_groups",
-    "is_utf8",
-    "local_path",
-    "measure_row_groups",
-    "open_source",
-    "read_head",
-    "read_piece",
-    "refuse_wide",
-]
-
 LEAST_MEMORY = 128 << 20  # per worker, without the window of a zstd stream
 _ROWS = 256  # rows of a Parquet file decoded at once
 _URI = "file:///"

@@ -17,8 +17,6 @@ import orjson
 from tokenmill.sources.looks import HEAD, looks_like_text
 from tokenmill.sources.read import BadFileError, local_path, read_head
 
-__all__ = ["NOT_TEXT", "SourceFile", "is_archive", "name_source", "recognize", "why_not_text"]
-
 NOT_TEXT = "no text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}

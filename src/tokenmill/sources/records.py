@@ -25,20 +25,6 @@ import numpy.typing as npt
 from tokenmill.errors import TooLongError
 from tokenmill.sources.nfc import begins_anew
 
-__all__ = [
-    "BLOCK",
-    "MOST_RECORDS",
-    "Chunk",
-    "Cutter",
-    "Places",
-    "Rejection",
-    "bound",
-    "count_byte",
-    "count_characters",
-    "find_border",
-    "read_records",
-]
-
 Places = npt.NDArray[np.int64]
 
 BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally

@@ -1,13 +1,16 @@
-"""Files of tokens that are there whole or not at all.
+"""Write files that appear whole or not at all, and survive a crash.
 
-Each is written to a temporary name, flushed to the disk, then renamed. Checksums are computed
-while writing. Flushing is begun early, in the background, so that the disk writes while the next
-bytes are made.
+A file is written under a temporary name, flushed to the disk and renamed; then its folder is flushed.
+The temporary name contains the process number, so that a new run and a dying one never share it.
+`AtomicFile` computes a checksum while writing and starts flushing early, so that the disk writes
+while the next bytes are made.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,60 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from tokenmill.store.manifest import sync_folder
-
-__all__ = ["AtomicFile", "NpyFile"]
-
+_TEMPORARY = re.compile(r"\.\d+\.tmp$")
 _EARLY = 32 << 20  # bytes after which the disk is asked to begin
+
+
+def temporary_path(path: Path) -> Path:
+    """The name under which a file is written."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+
+
+def write_file(path: Path, data: bytes | memoryview) -> None:
+    """Write a small file atomically and durably."""
+    with AtomicFile(path) as file:
+        file.write(data)
+        file.finish()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder. A missing one is not an error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a name is one of `temporary_path`."""
+    return _TEMPORARY.search(name) is not None
+
+
+def remove_temporaries(*folders: Path) -> None:
+    """Remove what killed processes left half-written in some folders."""
+    for folder in folders:
+        for name in filter(is_temporary, os.listdir(folder)):
+            remove(folder / name)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file that is already written to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Some file systems cannot; that is not an error."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
 
 
 class AtomicFile:
@@ -27,7 +79,7 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_path(path)
         self._file = self._temporary.open("wb")
         self._hash = xxhash.xxh3_128()
         self._unflushed = 0

@@ -1,47 +1,18 @@
-"""Open and map single files of tokens or documents, with suspicion.
+"""Open files that may come from strangers.
 
-A file that is missing, of another size than it must have, or no regular file is refused by name,
-with the cure. Inside a dataset's folder no link is followed out of it. Mapping reads nothing.
-
-Before Python 3.13, each map keeps one of the files that the process may have open; and the system
-has a limit of its own. `Maps` are therefore counted together, whatever the number of datasets: at
-most `OPEN_FILES` stay, and the first mapped goes first. A file in steady use is thus mapped anew
-once in `OPEN_FILES` misses, at some 30 µs, and in return a hit is the look into a dict. No lock is
-held: threads may share them, and a fork is safe.
+A file that is missing, has the wrong size or is not a regular file is refused by name, with the cure.
+Links that lead out of a dataset's folder are not followed.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
-import sys
-import weakref
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import BinaryIO
 
 from tokenmill.errors import DatasetError
-
-__all__ = [
-    "CURE",
-    "FOREIGN_CURE",
-    "OPEN_FILES",
-    "DamagedFileError",
-    "Maps",
-    "check_size",
-    "find_cure",
-    "map_file",
-    "open_foreign",
-    "open_inside",
-    "read_ahead",
-    "read_inside",
-]
 
 CURE = (
     "Copy the file again from its source, or run the same tokenmill prepare command with --restart."
@@ -57,59 +28,6 @@ _SYSTEM_CURES = {
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
 }
-
-
-# From Python 3.13 on, a map need not keep its file open; on Windows, from 3.15 on.
-_CAN_CLOSE = sys.version_info >= ((3, 15) if sys.platform == "win32" else (3, 13))
-_CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
-
-
-def _find_open_files() -> int:
-    """How many files may stay mapped: half of what the process may open, if that is not many."""
-    if _CLOSES:
-        return 16384
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 256
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 16384 if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), 16384)
-
-
-OPEN_FILES = _find_open_files()
-_AHEAD = 1 << 21  # bytes that the system is asked to read at once
-
-Mapped = TypeVar("Mapped")
-
-
-class Maps(dict[int, Mapped]):
-    """What `make` makes of each number, kept while it is among the last `OPEN_FILES` made by all.
-
-    >>> maps = Maps(lambda number: [number])
-    >>> maps[7], maps[7] is maps[7]
-    ([7], True)
-    """
-
-    def __init__(self, make: Callable[[int], Mapped]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, number: int) -> Mapped:
-        # Kept before it is counted: at any time, all that is kept is counted.
-        made = self[number] = self._make(number)
-        _made.append((weakref.ref(self), number))
-        while len(_made) > OPEN_FILES:
-            try:
-                owner, oldest = _made.popleft()
-            except IndexError:  # another thread was faster
-                break
-            if (maps := owner()) is not None:
-                maps.pop(oldest, None)
-        return made
-
-
-# A deque's ends are safe to use from several threads.
-_made: deque[tuple[weakref.ref[Maps[Any]], int]] = deque()
 
 
 class DamagedFileError(DatasetError):
@@ -211,40 +129,3 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
             f"{expected:,}",
             FOREIGN_CURE if foreign else CURE,
         )
-
-
-def map_file(
-    file: BinaryIO, path: str, dtype: np.dtype[Any], count: int, offset: int
-) -> npt.NDArray[Any]:
-    """`count` numbers or records of a file from byte `offset` on, as an array that reads it.
-
-    The system is told that reads are scattered: otherwise it would read some MB around each row of
-    a few KB. Who is about to read in order says so with `read_ahead`.
-    """
-    if not count:  # an empty file cannot be mapped
-        return np.empty(0, dtype)
-    try:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_CLOSES)
-        if hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)
-        return np.frombuffer(mapped, dtype, count, offset)
-    except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
-        what = f"cannot be mapped into memory: {error}"
-        raise DamagedFileError(path, what, find_cure(error, CURE)) from error
-
-
-def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
-    """Let the system read some elements of a mapped file soon, and all at once."""
-    whole = ids
-    while isinstance(whole.base, np.ndarray):
-        whole = whole.base
-    mapped: Any = whole.base
-    if isinstance(mapped, memoryview):
-        mapped = mapped.obj
-    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
-        return
-    before = ids.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).ctypes.data
-    start, end = before + first * ids.itemsize, before + stop * ids.itemsize
-    # Linux reads only the beginning of what it is asked for at once, if that is long.
-    for place in range(start - start % mmap.PAGESIZE, end, _AHEAD):
-        mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RowsInMemory", "find_address"]
-
 _LONG = 1 << 18  # bytes that take longer to copy than threads take to wake each other
 
 

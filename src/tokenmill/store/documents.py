@@ -20,22 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.storage.reading import DamagedFileError, Maps, check_size, map_file, open_inside
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Source
+from tokenmill.storage.mapping import Maps, map_file
+from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
+from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.store.shard_table import ShardTable
-from tokenmill.store.source_table import SourceTable
-
-__all__ = [
-    "Document",
-    "DocumentList",
-    "DocumentTable",
-    "Documents",
-    "find_by_shard",
-    "inside",
-    "read_table_header",
-    "split_numbers",
-    "sums",
-]
+from tokenmill.store.source_table import Source, SourceTable
 
 Integers = npt.NDArray[np.int64]
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Intervals", "cut_by_number", "find_distinct", "join_near"]
-
 _MOST_STEPS = 8
 
 Integers = npt.NDArray[np.int64]

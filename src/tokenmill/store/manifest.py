@@ -23,27 +23,12 @@ import orjson
 import xxhash
 
 from tokenmill.errors import DatasetError
+from tokenmill.storage.base import Storage
+from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
 from tokenmill.storage.reading import read_inside
 from tokenmill.store.shard_table import Shard, ShardTable
-from tokenmill.store.source_table import SOURCES_NAME, UNITS, Source, SourceTable
+from tokenmill.store.source_table import UNITS, Source, SourceTable
 
-__all__ = [
-    "DOCUMENT_DTYPE",
-    "MANIFEST_NAME",
-    "SOURCES_NAME",
-    "TOKENIZER_NAME",
-    "Manifest",
-    "Shard",
-    "Source",
-    "SourceTable",
-    "Split",
-    "find_manifest",
-    "is_own",
-    "write_atomically",
-]
-
-MANIFEST_NAME = "dataset_metadata.json"
-TOKENIZER_NAME = "tokenizer_state.json"
 FORMAT = "tokenmill"
 VERSION = 2
 VERSIONS = (1, 2)  # that can be read
@@ -145,10 +130,10 @@ class Manifest:
         head = orjson.dumps(body, option=orjson.OPT_INDENT_2).removesuffix(b"\n}") + b",\n  "
         return head + _seal(head)
 
-    def write(self, folder: Path) -> None:
+    def write(self, storage: Storage) -> None:
         """Write the table of sources, then the manifest, which completes the dataset."""
-        write_atomically(folder / SOURCES_NAME, self.source_table.encode())
-        write_atomically(folder / MANIFEST_NAME, self.to_json())
+        storage.write(SOURCES_NAME, self.source_table.encode())
+        storage.write(MANIFEST_NAME, self.to_json())
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Manifest:
@@ -358,28 +343,3 @@ def _brief(value: Any) -> str:
         return "missing"
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Write a small file so that it is there whole, and on the disk, or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable (a no-op where folders cannot be synced)."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

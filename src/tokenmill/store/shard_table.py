@@ -13,8 +13,6 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Shard", "ShardTable"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:

@@ -17,16 +17,14 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import (
     FOREIGN_CURE,
     DamagedFileError,
     check_size,
-    map_file,
     open_foreign,
     open_inside,
 )
-
-__all__ = ["ArrayShard", "FileShards", "JoinedShards", "PartOfShards", "Shards", "cut"]
 
 Integers = npt.NDArray[np.int64]
 

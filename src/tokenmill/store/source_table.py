@@ -20,11 +20,10 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from tokenmill.storage.reading import DamagedFileError, Maps, map_file, open_inside
+from tokenmill.storage.mapping import Maps, map_file
+from tokenmill.storage.names import SOURCES_NAME
+from tokenmill.storage.reading import DamagedFileError, open_inside
 
-__all__ = ["SOURCES_NAME", "UNITS", "Source", "SourceTable"]
-
-SOURCES_NAME = "sources.jsonl"
 UNITS = ("byte", "row")
 
 

@@ -5,7 +5,7 @@ what it must be is refused by name before a token of it is read. Checksums are t
 `tokenmill verify`, not of opening.
 
 Costs: making a `Tokens` opens nothing. A shard is mapped when first touched, and of all shards of
-the process at most `OPEN_FILES` stay mapped (`files.Maps`), with a few more in the hands of those
+the process at most `OPEN_FILES` stay mapped (`mapping.Maps`), with a few more in the hands of those
 who read rows. A slice costs one copy of what it returns. `gather` copies rows in their own dtype,
 as many as the cache holds, and casts those: it takes little more than the cast alone
 (`benchmarks/gather.py`). Threads and forks may share a `Tokens`; a pickle starts with no maps.
@@ -22,17 +22,19 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.storage import reading as files
+from tokenmill.storage import mapping
 from tokenmill.store.addresses import RowsInMemory, find_address
 from tokenmill.store.documents import DocumentTable, inside, sums
 from tokenmill.store.intervals import Intervals, cut_by_number, find_distinct, join_near
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
-__all__ = ["RowReader", "Tokens", "cast", "join"]
-
 PIECE = 1 << 18  # bytes of rows that are gathered before they are cast: well within an L2 cache
-MANY = min(max(files.OPEN_FILES // 4, 16), 4096)  # shards whose maps are held while rows are copied
-HELD = max(files.OPEN_FILES // 64, 1)  # shards whose maps are held by those who read rows in parts
+MANY = min(
+    max(mapping.OPEN_FILES // 4, 16), 4096
+)  # shards whose maps are held while rows are copied
+HELD = max(
+    mapping.OPEN_FILES // 64, 1
+)  # shards whose maps are held by those who read rows in parts
 RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
 
 Integers = npt.NDArray[np.int64]
@@ -87,7 +89,7 @@ class Tokens:
         self._length = int(self._starts[-1])
         map_shard = partial(_map_shard, shards)
         self._map: Callable[[int], _Mapped] = (
-            files.Maps(map_shard).__getitem__
+            mapping.Maps(map_shard).__getitem__
             if shards.kept is None
             else lru_cache(maxsize=shards.kept)(map_shard)
         )
@@ -258,7 +260,7 @@ class Tokens:
             shard, first = self.locate(start)
             while start < stop:
                 count = min(stop - start, int(self._counts[shard]) - first)
-                files.read_ahead(self._map(shard).ids, first, first + count)
+                mapping.read_ahead(self._map(shard).ids, first, first + count)
                 start, shard, first = start + count, shard + 1, 0
 
     def _check_rows(self, starts: Integers, length: int) -> Integers:
@@ -340,7 +342,7 @@ class Tokens:
             mapped = self._map(shard).ids
             part = mapped[first : first + length - done]
             if part.nbytes > PIECE:
-                files.read_ahead(mapped, first, first + len(part))
+                mapping.read_ahead(mapped, first, first + len(part))
             ids[done : done + len(part)] = part
             done += len(part)
             shard, first = shard + 1, 0

@@ -1,11 +1,10 @@
-"""Tokenizers: the protocol, those that are built in, and training one.
+"""Tokenizers: what the pipeline asks of one, and those that are built in.
 
 Importing this loads no tokenizer library; each is imported by the function that needs it.
 """
 
 from __future__ import annotations
 
-from tokenmill.preparation.train_tokenizer import train_tokenizer
 from tokenmill.tokenizers.fingerprint import check_same
 from tokenmill.tokenizers.load import from_state, load_tokenizer
 from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
@@ -20,5 +19,4 @@ __all__ = [
     "encode_terminated",
     "from_state",
     "load_tokenizer",
-    "train_tokenizer",
 ]

@@ -33,8 +33,6 @@ from tokenmill.tokenizers.settle import Settler
 from tokenmill.tokenizers.spelling import spell
 from tokenmill.tokenizers.terminated import concatenate, drop_terminators, gather
 
-__all__ = ["BytePairTokenizer", "Vocabulary", "build_native"]
-
 TERMINATOR = "\0"
 
 

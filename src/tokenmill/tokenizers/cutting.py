@@ -41,8 +41,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CutRules", "Family", "family_of", "family_of_scheme", "is_cuttable"]
-
 Family = Literal["gpt2", "cl100k", "qwen2", "o200k"]
 Classes = npt.NDArray[np.uint8]
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from tokenmill.errors import TokenizerError
 
-__all__ = ["choose_eot"]
-
 # Ends of a document before ends of a turn in a conversation.
 USUAL = (
     "<|endoftext|>",

@@ -15,8 +15,6 @@ import xxhash
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.protocol import Tokenizer
 
-__all__ = ["check_same", "hash_content"]
-
 
 def hash_content(kind: str, content: Any) -> str:
     """The fingerprint of a tokenizer of some kind that `content`, JSON-able, determines.

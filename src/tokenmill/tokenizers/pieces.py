@@ -27,8 +27,6 @@ from tokenmill.tokenizers.protocol import Ids, Offsets
 from tokenmill.tokenizers.spelling import check_ids
 from tokenmill.tokenizers.terminated import drop_terminators, gather
 
-__all__ = ["PieceTokenizer", "PieceVocabulary", "read_model_file"]
-
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # What Unicode calls white space, but for the space itself and U+0085.
 WHITE_SPACE = "\t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(

@@ -12,8 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ids", "Offsets", "Tokenizer"]
-
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 

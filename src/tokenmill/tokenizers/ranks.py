@@ -20,8 +20,6 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import build_native
 from tokenmill.tokenizers.cutting import CutRules, family_of_scheme, is_cuttable
 
-__all__ = ["SCHEMES", "RankVocabulary", "read_rank_file"]
-
 SCHEMES = (
     "gpt2",
     "cl100k",

@@ -18,8 +18,6 @@ from tokenmill.tokenizers.protocol import Ids, Offsets
 from tokenmill.tokenizers.spelling import spell
 from tokenmill.tokenizers.terminated import drop_terminators
 
-__all__ = ["ByteTokenizer"]
-
 SPECIAL_IDS = {"<|endoftext|>": 256}
 
 

@@ -37,8 +37,6 @@ import numpy.typing as npt
 from tokenmill.tokenizers.cutting import LETTER, MARK, NUMBER, CutRules
 from tokenmill.tokenizers.protocol import Ids, Offsets
 
-__all__ = ["Settler"]
-
 _LONGEST = 256  # bytes; with longer tokens, windows would cost too much
 _OVERLAPS = (8, 64)  # how far before the end the second windows begin, in longest tokens
 

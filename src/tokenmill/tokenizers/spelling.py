@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
 
-__all__ = ["check_ids", "spell"]
-
 
 def check_ids(
     ids: Sequence[int] | npt.NDArray[Any], vocab_size: int, name: str

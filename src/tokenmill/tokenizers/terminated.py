@@ -13,8 +13,6 @@ import numpy as np
 
 from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
 
-__all__ = ["concatenate", "drop_terminators", "encode_terminated", "gather"]
-
 
 def encode_terminated(tokenizer: Tokenizer, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
     """The ids of all texts, each followed by one slot that holds the end-of-text id.

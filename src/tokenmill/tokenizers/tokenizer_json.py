@@ -22,8 +22,6 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import TERMINATOR, build_native
 from tokenmill.tokenizers.cutting import CutRules, family_of, is_cuttable
 
-__all__ = ["JsonVocabulary", "check_numbers", "parse_json"]
-
 WHITE = " \t\r\n"
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 # How byte-level vocabularies spell each byte: visible ones as they are, others from U+0100 on.

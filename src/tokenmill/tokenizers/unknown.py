@@ -15,8 +15,6 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.fingerprint import hash_content
 from tokenmill.tokenizers.protocol import Ids, Offsets
 
-__all__ = ["UNKNOWN", "UnknownTokenizer"]
-
 UNKNOWN = "unknown"
 _CURE = "these tokens were imported without their tokenizer. Give it as `tokenizer=NAME`."
 

@@ -25,8 +25,6 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.order.permutation import derive_keys, make_key
 from tokenmill.training.config import Config
 
-__all__ = ["MARKS", "augment", "check_ids", "padded_vocab"]
-
 MARKS = 3  # prefix, suffix and middle: ids vocab, vocab + 1 and vocab + 2
 _MULTIPLE = 64  # of which a model's vocabulary is one, for the sake of matrix units
 

@@ -20,19 +20,6 @@ from tokenmill.load.ranks import find_rank
 from tokenmill.training.config import Config
 from tokenmill.training.model import Arrays, Shape, count_operations
 
-__all__ = [
-    "Backend",
-    "Pause",
-    "Rows",
-    "StepReport",
-    "check_device",
-    "find_ranks",
-    "has_accelerator",
-    "never",
-    "open_backend",
-    "rows_at_once",
-]
-
 _TOKENS_AT_ONCE = 16_384
 _CPU_OPERATIONS = 2e11  # per micro-batch: seconds on two cores, so that a run can stop quickly
 

@@ -12,8 +12,6 @@ from tokenmill.training.config import Config
 from tokenmill.training.folder import BOARD_NAME
 from tokenmill.training.loop import Board
 
-__all__ = ["open_board"]
-
 
 class TensorBoard:
     """Event files in the run's folder; those of steps after the one gone on from are left out."""

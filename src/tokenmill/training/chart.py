@@ -13,8 +13,6 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Curve", "draw_svg", "draw_text"]
-
 MOST_POINTS = 400
 _WIDTH, _HEIGHT = 800, 450
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 36, 60, 48

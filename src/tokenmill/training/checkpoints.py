@@ -27,10 +27,8 @@ import xxhash
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.load.state import find_names
-from tokenmill.store.manifest import sync_folder
+from tokenmill.storage.files import sync_folder
 from tokenmill.training.model import Arrays, Shape
-
-__all__ = ["Checkpoint", "Checkpoints", "State", "refuse_other_run"]
 
 VERSION = 1
 MODEL_NAME = "model.safetensors"

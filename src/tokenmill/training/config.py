@@ -12,8 +12,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tokenmill.errors import UsageError
 
-__all__ = ["Config"]
-
 _CALLED = {bool: "true or false", int: "a whole number", float: "a number"}
 _AT_LEAST = {
     1: "layers heads kv_heads width seq_len batch_tokens micro_batch max_steps log_every keep "

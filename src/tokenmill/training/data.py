@@ -31,8 +31,6 @@ from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.training.config import Config
 
-__all__ = ["RunData", "bytes_per_token", "open_data"]
-
 AnyPath = str | os.PathLike[str]
 
 IN_MEMORY_VAL = 0.1  # of a text that is tokenized in memory: its end

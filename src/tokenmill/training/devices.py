@@ -7,8 +7,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["find_peak_flops", "find_process_memory"]
-
 # Of one device, dense bfloat16, as the makers give them; the first name that fits counts.
 _PEAK_FLOPS = {
     "B200": 2.25e15,

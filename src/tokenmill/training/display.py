@@ -10,8 +10,6 @@ from typing import Any
 
 from tokenmill.wording import count, duration, harmless, size
 
-__all__ = ["Display", "Silent", "is_watched", "tell_line"]
-
 
 class Silent:
     """A `Watcher` that shows nothing."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenmill.training.backend import Backend
 
-__all__ = ["Clock", "Pulse", "Stop"]
-
 _SILENCE = 10.0  # seconds without output after which a run prints a line
 
 

@@ -49,8 +49,6 @@ from tokenmill.training.jax_programs import (
 )
 from tokenmill.training.model import Arrays, Shape, check_values
 
-__all__ = ["JaxBackend"]
-
 
 class JaxBackend:
     """A model on all devices that JAX sees; see `backend.Backend`.

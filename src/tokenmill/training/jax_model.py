@@ -35,17 +35,6 @@ from tokenmill.training.model import (
     rotation,
 )
 
-__all__ = [
-    "Parameters",
-    "Way",
-    "find_logits",
-    "find_losses",
-    "find_states",
-    "in_block",
-    "stack",
-    "unstack",
-]
-
 _BLOCKS_A_ROUND = 4  # on CPUs a quarter faster than 1
 
 # By the names of `model.py`, those of blocks without their number.

@@ -22,8 +22,6 @@ from optax.contrib import MuonDimensionNumbers, muon  # type: ignore[import-unty
 from tokenmill.training.config import Config
 from tokenmill.training.jax_model import Parameters, Way, in_block
 
-__all__ = ["OptimizerState", "clip", "first_state", "update"]
-
 EPSILON = 1e-8
 MUON_EPSILON = (
     1e-20  # added to a norm, which PyTorch compares with 1e-7: only zero is left as it is

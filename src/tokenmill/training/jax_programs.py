@@ -20,16 +20,6 @@ from tokenmill.training.jax_model import Parameters, Way, find_logits, find_loss
 from tokenmill.training.jax_optimizer import OptimizerState, clip, update
 from tokenmill.training.model import Shape
 
-__all__ = [
-    "BY_ROW",
-    "EVERYWHERE",
-    "SPREAD",
-    "make_evaluation",
-    "make_gradients",
-    "make_next_logits",
-    "make_update",
-]
-
 EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
 BY_ROW = PartitionSpec(None, "data")  # type: ignore[no-untyped-call]
 SPREAD = PartitionSpec("data")  # type: ignore[no-untyped-call]

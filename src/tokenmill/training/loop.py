@@ -18,21 +18,20 @@ import numpy as np
 
 from tokenmill.errors import TokenmillError, UsageError, WorkError
 from tokenmill.load.loader import Loader
-from tokenmill.store.manifest import write_atomically
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import write_file
 from tokenmill.training.augment import augment
 from tokenmill.training.backend import Backend, Rows, StepReport
 from tokenmill.training.chart import Curve, draw_svg
 from tokenmill.training.checkpoints import Checkpoints, State
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData
-from tokenmill.training.folder import CHART_NAME, told_of_disk
+from tokenmill.training.folder import CHART_NAME
 from tokenmill.training.interval import Clock, Pulse, Stop
 from tokenmill.training.model import Shape, count_operations
 from tokenmill.training.record import Record
 from tokenmill.training.sample import generate
 from tokenmill.training.validate import Validator
-
-__all__ = ["Board", "Loop", "Watcher"]
 
 _CHART_EVERY = 5.0  # seconds
 
@@ -201,7 +200,7 @@ class Loop:
             zip(untold, self.backend.report(), strict=True), first
         ):
             if self.record is not None:
-                with told_of_disk(self._kept()):
+                with explain_disk_errors(self._kept()):
                     self.record.add_losses(row, report.row_losses)
             self._check(step, row, report)
             self._norm = report.gradient_norm
@@ -324,7 +323,7 @@ class Loop:
     def _add(self, line: dict[str, Any]) -> None:
         if self.record is None:
             return
-        with told_of_disk(self._kept()):
+        with explain_disk_errors(self._kept()):
             self.record.add(line)
         self._pulse.restart()
         self.watcher.line(line, self.config.max_steps, self._left)
@@ -343,7 +342,7 @@ class Loop:
             loader={**self.loader.state_dict(), "row": self.row},  # which may be a step ahead
             val_loss=val_loss,
         )
-        with told_of_disk(self._kept()):
+        with explain_disk_errors(self._kept()):
             self.record.flush()
             self.checkpoints.write(
                 state,
@@ -364,5 +363,5 @@ class Loop:
             for told, name in (("train", "loss"), ("validation", "val_loss"))
         ]
         drawn = draw_svg([curve for curve in curves if np.size(curve.steps)], self.path.name)
-        with told_of_disk(self._kept()):
-            write_atomically(self.path / CHART_NAME, drawn.encode())
+        with explain_disk_errors(self._kept()):
+            write_file(self.path / CHART_NAME, drawn.encode())

@@ -59,19 +59,6 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 
-__all__ = [
-    "EPSILON",
-    "GROUP",
-    "Arrays",
-    "Shape",
-    "count_operations",
-    "count_parameters",
-    "first_values",
-    "is_matrix",
-    "parameter_shapes",
-    "rotation",
-]
-
 EPSILON = 1e-6
 GROUP = 1024  # ids
 

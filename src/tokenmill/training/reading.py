@@ -18,8 +18,6 @@ from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import leave_if_stopped
 from tokenmill.store.tokens import RowReader, Tokens
 
-__all__ = ["read_not_mapped"]
-
 
 class ReadTokens(Tokens):
     """The same tokens; rows of them are read."""

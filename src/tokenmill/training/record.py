@@ -22,8 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-__all__ = ["LOSSES_NAME", "METRICS_NAME", "TIMES", "Record", "points", "read_metrics"]
-
 METRICS_NAME = "metrics.jsonl"
 LOSSES_NAME = "row_losses.f32"
 TIMES = ("seconds", "tokens_per_second", "waiting", "memory", "mfu")

@@ -28,7 +28,9 @@ import xxhash
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load.loader import Loader
 from tokenmill.load.state import check_state
-from tokenmill.store.manifest import TOKENIZER_NAME, write_atomically
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import write_file
+from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.training.augment import padded_vocab
 from tokenmill.training.backend import (
@@ -42,13 +44,7 @@ from tokenmill.training.checkpoints import Checkpoint, Checkpoints, State, refus
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData, open_data
 from tokenmill.training.display import Display, Silent, is_watched
-from tokenmill.training.folder import (
-    CHECKPOINTS_NAME,
-    CONFIG_NAME,
-    RunFolder,
-    find_folder,
-    told_of_disk,
-)
+from tokenmill.training.folder import CHECKPOINTS_NAME, CONFIG_NAME, RunFolder, find_folder
 from tokenmill.training.interval import Stop
 from tokenmill.training.loop import Board, Loop, Watcher
 from tokenmill.training.model import Shape, count_parameters, first_values
@@ -56,8 +52,6 @@ from tokenmill.training.reading import read_not_mapped
 from tokenmill.training.record import Record, points, read_metrics
 from tokenmill.training.settings import override, read_config
 from tokenmill.training.validate import Validator
-
-__all__ = ["RunReport", "Watcher", "find_run", "make_shape", "train"]
 
 AnyPath = str | os.PathLike[str]
 _AHEAD = 16  # steps whose rows are read ahead; reading them takes less time than the step
@@ -226,7 +220,7 @@ def train(
         record = None
         if rank == 0:
             _tell_beginning(config, engine, shape, checkpoint, watcher)
-            with told_of_disk(f"step {step:,} is kept" if step else "nothing was begun"):
+            with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was begun"):
                 _write_settings(path, config, data)
                 record = Record(path, step=step, row=row)
             stack.callback(record.close)
@@ -443,10 +437,10 @@ def _open_validator(
 def _write_settings(path: Path, config: Config, data: RunData) -> None:
     """Write what is needed to inspect the run and use its model without its data."""
     written = orjson.dumps(asdict(config), option=orjson.OPT_INDENT_2) + b"\n"
-    write_atomically(path / CONFIG_NAME, written)
+    write_file(path / CONFIG_NAME, written)
     if data.tokenizer is not None:
         state = orjson.dumps(data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
-        write_atomically(path / TOKENIZER_NAME, state + b"\n")
+        write_file(path / TOKENIZER_NAME, state + b"\n")
 
 
 def _tell_beginning(

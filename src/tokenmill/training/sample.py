@@ -21,15 +21,13 @@ import numpy.typing as npt
 
 from tokenmill.dataset.opening import load_saved_tokenizer
 from tokenmill.errors import StateError, TokenizerError, UsageError
-from tokenmill.store.manifest import TOKENIZER_NAME
+from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers.protocol import Tokenizer
 from tokenmill.training.backend import Backend, open_backend
 from tokenmill.training.checkpoints import Checkpoints, State
 from tokenmill.training.config import Config
 from tokenmill.training.folder import CHECKPOINTS_NAME, CONFIG_NAME, find_folder
 from tokenmill.training.model import Shape
-
-__all__ = ["TrainedModel", "generate", "load_run_for_sampling", "sample"]
 
 NextLogits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 

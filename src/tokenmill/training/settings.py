@@ -24,8 +24,6 @@ from tokenmill.errors import InputError, UsageError
 from tokenmill.training.config import Config
 from tokenmill.training.presets import find_preset, preset_names
 
-__all__ = ["RunFile", "override", "read_config", "read_run_file"]
-
 _NAMES = [field.name for field in fields(Config)]
 _SECTIONS = (
     "model training data model_config training_config train_config data_config"  # as in the guide

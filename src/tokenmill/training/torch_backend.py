@@ -41,8 +41,6 @@ from tokenmill.training.model import Arrays, Shape, check_values, is_matrix
 from tokenmill.training.torch_model import Model, document_mask
 from tokenmill.training.torch_muon import Float32Muon
 
-__all__ = ["TorchBackend"]
-
 
 class TorchBackend:
     """A model on a CUDA, MPS or CPU device; see `backend.Backend`.

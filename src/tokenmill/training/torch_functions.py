@@ -15,8 +15,6 @@ from torch.autograd import Function
 
 from tokenmill.training.model import EPSILON, GROUP, Shape
 
-__all__ = ["capped_losses", "grouped_losses", "norm", "rotate_and_norm", "squared_relu"]
-
 CHUNK = 1 << 20  # logits at a time: about what the caches of CPUs hold
 CHUNK_ROWS = 512  # at least, so that the gradient of the head is not read and written too often
 

@@ -19,8 +19,6 @@ from tokenmill.training.torch_functions import (
     squared_relu,
 )
 
-__all__ = ["Model", "document_mask"]
-
 
 class Model(nn.Module):
     """A GPT; see `model.py` for its mathematics."""

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Float32Muon", "orthogonalize"]
-
 
 class Float32Muon(torch.optim.Muon):
     """`torch.optim.Muon(..., adjust_lr_fn="match_rms_adamw")`, in float32 throughout."""

@@ -19,8 +19,6 @@ from tokenmill.training.backend import Backend, Pause, Rows, never
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData, bytes_per_token
 
-__all__ = ["Validation", "Validator"]
-
 _TOKENS = 16_384  # given to the backend at once
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tokenmill.convert.targets import datatrove, litdata, mds, megatron, plain
 from tokenmill.convert.targets.protocol import Target
 
-__all__ = ["TARGETS"]
-
 TARGETS: dict[str, Target] = {
     "llmc": plain.Llmc(),
     "nanogpt": plain.NanoGPT(),

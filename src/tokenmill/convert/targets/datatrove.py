@@ -11,11 +11,8 @@ from tokenmill.convert.borders import cut_between, find_starts
 from tokenmill.convert.targets.protocol import Advance, FileJob, TokenRange, choose_dtype
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenizerError
-from tokenmill.storage.files import AtomicFile
-from tokenmill.store.manifest import write_atomically
+from tokenmill.storage.files import AtomicFile, write_file
 from tokenmill.store.tokens import Tokens
-
-__all__ = ["Datatrove"]
 
 
 class Datatrove:
@@ -68,7 +65,7 @@ def _humanize(count: int) -> str:
 
 
 def _write_text(text: str, path: Path, _: Advance) -> None:
-    write_atomically(path, text.encode())
+    write_file(path, text.encode())
 
 
 def _write_index(part: TokenRange, path: Path, _: Advance) -> None:

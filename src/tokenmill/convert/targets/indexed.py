@@ -21,10 +21,8 @@ from tokenmill.convert.targets.protocol import Advance, FileJob, TokenRange, cho
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError
 from tokenmill.formats.json_index import INDEX
-from tokenmill.store.manifest import write_atomically
+from tokenmill.storage.files import write_file
 from tokenmill.store.tokens import Tokens
-
-__all__ = ["IndexedFolders", "Written", "check_offsets"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ class IndexedFolders:
             with (path.parent / name).open("rb") as file:
                 documents = int.from_bytes(file.read(4), "little")
                 files.append(Written(name=name, documents=documents, size=file.seek(0, 2)))
-        write_atomically(path, self.index(files, dtype, tokens_per_shard))
+        write_file(path, self.index(files, dtype, tokens_per_shard))
 
 
 def check_offsets(tokens: Tokens, size: int) -> None:

@@ -17,8 +17,6 @@ from tokenmill.convert.targets.protocol import Advance, TokenRange
 from tokenmill.formats import litdata
 from tokenmill.storage.files import AtomicFile
 
-__all__ = ["LITDATA"]
-
 # How LitData describes an item that is one leaf and no tree.
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 

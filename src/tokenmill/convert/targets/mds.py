@@ -23,8 +23,6 @@ from tokenmill.convert.targets.protocol import BLOCK, Advance, TokenRange
 from tokenmill.storage.files import AtomicFile
 from tokenmill.store.tokens import cast
 
-__all__ = ["MDS"]
-
 
 def _config(dtype: np.dtype[Any]) -> dict[str, Any]:
     """What both the index and every shard say."""

@@ -28,8 +28,6 @@ from tokenmill.formats import megatron
 from tokenmill.storage.files import AtomicFile
 from tokenmill.store.tokens import Tokens
 
-__all__ = ["Megatron"]
-
 _BELOW = 65_500  # of a vocabulary that Megatron itself stores as uint16
 _LONGEST = (1 << 31) - 1  # tokens of a sequence
 

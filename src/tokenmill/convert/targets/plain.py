@@ -26,11 +26,8 @@ from tokenmill.convert.targets.protocol import (
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
 from tokenmill.formats import llmc
-from tokenmill.storage.files import AtomicFile
-from tokenmill.store.manifest import write_atomically
+from tokenmill.storage.files import AtomicFile, write_file
 from tokenmill.store.tokens import Tokens
-
-__all__ = ["Llmc", "NanoGPT", "Npy"]
 
 
 class Llmc:
@@ -90,7 +87,7 @@ class NanoGPT:
             {"dtype": dtype.name} | {key: one for key, one in known.items() if one is not None}
         )
         yield FileJob(
-            name="meta.json", tokens=0, write=lambda path, _: write_atomically(path, told + b"\n")
+            name="meta.json", tokens=0, write=lambda path, _: write_file(path, told + b"\n")
         )
         for split in splits:
             whole = take_all(dataset[split], dtype)

@@ -18,8 +18,6 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.storage.files import AtomicFile
 from tokenmill.store.tokens import Tokens, cast
 
-__all__ = ["BLOCK", "Advance", "FileJob", "Target", "TokenRange", "choose_dtype", "take_all"]
-
 BLOCK = 1 << 20  # tokens that are copied at once
 
 Advance = Callable[[int], None]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["find_preset", "preset_names"]
-
 _FOLDER = Path(__file__).parent
 _GUIDES = {"124M_1024": "124M", "150M_1024": "150M", "250M_1024": "250M", "tiny_cpu": "tiny"}
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import InputError, TokenizerError, UsageError
 from tokenmill.load.mixture import Mixture
-from tokenmill.tokenizers import load_tokenizer, train_tokenizer
+from tokenmill.preparation.train_tokenizer import train_tokenizer
+from tokenmill.tokenizers import load_tokenizer
 from tokenmill.training.config import Config
 from tokenmill.training.data import bytes_per_token, open_data
 

@@ -1,0 +1,40 @@
+"""Turn errors of the disk into messages that say what is kept and how to resume."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tokenmill.errors import WorkError
+
+
+@contextmanager
+def explain_disk_errors(kept: str = "nothing is lost") -> Iterator[None]:
+    """Raise every OSError of a block as a WorkError.
+
+    >>> with explain_disk_errors("step 100 is kept"):
+    ...     raise OSError(errno.ENOSPC, "No space left on device", "runs/a/model")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.WorkError: The disk is full (runs/a/model); step 100 is kept.
+    Free some space, then run the same command again. It resumes where it stopped.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, kept) from error
+
+
+def disk_error(error: OSError, kept: str = "nothing is lost") -> WorkError:
+    """The WorkError for an OSError."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WorkError(
+            f"The disk is full{where}; {kept}.\n"
+            "Free some space, then run the same command again. It resumes where it stopped."
+        )
+    return WorkError(
+        f"Writing failed{where}: {error.strerror or error}; {kept}.\n"
+        "Run the same command again once that is fixed. It resumes where it stopped."
+    )

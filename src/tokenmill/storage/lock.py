@@ -1,0 +1,86 @@
+"""An exclusive lock on a file or a folder.
+
+The system releases it when its process ends, however that happens, so a crash leaves no lock behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from tokenmill.errors import FolderError
+
+
+class FileLock:
+    """A lock that at most one process holds.
+
+    A lock file contains the number of the process that holds it. If the path is a folder, the folder
+    itself is locked.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "lock"
+    >>> lock = FileLock(path)
+    >>> lock.acquire(), FileLock(path).acquire()
+    (True, False)
+    >>> lock.release(), FileLock(path).acquire()
+    (None, True)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.owner: int | None = None  # the process that has it, if `acquire` failed
+        self._handle = -1
+
+    def acquire(self) -> bool:
+        """Take the lock if it is free; returns whether this process holds it now."""
+        is_folder = self.path.is_dir()
+        # Without O_NOFOLLOW, a link in a stranger's folder would have another file overwritten.
+        flags = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        while True:
+            handle = os.open(self.path, flags, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.owner = None if is_folder else _read_owner(handle)
+                os.close(handle)
+                return False
+            except BaseException:
+                os.close(handle)
+                raise
+            if self._is_current(handle):
+                break
+            os.close(handle)  # a run that finished just now removed the file
+        if not is_folder:
+            with suppress(OSError):  # the number is a courtesy, and the disk may be full
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, str(os.getpid()).encode(), 0)
+        self._handle = handle
+        return True
+
+    def acquire_or_refuse(self, what: str, cure: str) -> None:
+        """Take the lock, or raise a FolderError that names the process that has it."""
+        if not self.acquire():
+            owner = "" if self.owner is None else f" (process {self.owner})"
+            raise FolderError(f"{what}{owner}. {cure}")
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back; does nothing if this process does not hold it."""
+        if self._handle < 0:
+            return
+        if remove:
+            self.path.unlink(missing_ok=True)
+        os.close(self._handle)
+        self._handle = -1
+
+    def _is_current(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+
+def _read_owner(handle: int) -> int | None:
+    text = os.read(handle, 32).decode(errors="replace").strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,110 @@
+"""Map files of tokens and documents into memory. Mapping reads nothing.
+
+Before Python 3.13, each map keeps its file open, and a process may open only so many files. All
+`Maps` therefore share one limit, `OPEN_FILES`; the oldest map is dropped first. A file in steady use
+is mapped again once in `OPEN_FILES` misses, which takes about 30 µs; a hit is one look-up in a dict.
+No lock is held: threads may share maps, and a fork is safe.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.storage.reading import CURE, DamagedFileError, find_cure
+
+# From Python 3.13 on, a map need not keep its file open; on Windows, from 3.15 on.
+_CAN_CLOSE = sys.version_info >= ((3, 15) if sys.platform == "win32" else (3, 13))
+_CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
+
+
+def _find_open_files() -> int:
+    """How many files may stay mapped: half of what the process may open, if that is not many."""
+    if _CLOSES:
+        return 16384
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 256
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 16384 if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), 16384)
+
+
+OPEN_FILES = _find_open_files()
+_AHEAD = 1 << 21  # bytes that the system is asked to read at once
+
+Mapped = TypeVar("Mapped")
+
+
+class Maps(dict[int, Mapped]):
+    """What `make` makes of each number, kept while it is among the last `OPEN_FILES` made by all.
+
+    >>> maps = Maps(lambda number: [number])
+    >>> maps[7], maps[7] is maps[7]
+    ([7], True)
+    """
+
+    def __init__(self, make: Callable[[int], Mapped]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, number: int) -> Mapped:
+        # Kept before it is counted: at any time, all that is kept is counted.
+        made = self[number] = self._make(number)
+        _made.append((weakref.ref(self), number))
+        while len(_made) > OPEN_FILES:
+            try:
+                owner, oldest = _made.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if (maps := owner()) is not None:
+                maps.pop(oldest, None)
+        return made
+
+
+# A deque's ends are safe to use from several threads.
+_made: deque[tuple[weakref.ref[Maps[Any]], int]] = deque()
+
+
+def map_file(
+    file: BinaryIO, path: str, dtype: np.dtype[Any], count: int, offset: int
+) -> npt.NDArray[Any]:
+    """`count` numbers or records of a file from byte `offset` on, as an array that reads it.
+
+    The system is told that reads are scattered: otherwise it would read some MB around each row of
+    a few KB. Who is about to read in order says so with `read_ahead`.
+    """
+    if not count:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    try:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_CLOSES)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapped, dtype, count, offset)
+    except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
+        what = f"cannot be mapped into memory: {error}"
+        raise DamagedFileError(path, what, find_cure(error, CURE)) from error
+
+
+def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
+    """Let the system read some elements of a mapped file soon, and all at once."""
+    whole = ids
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    mapped: Any = whole.base
+    if isinstance(mapped, memoryview):
+        mapped = mapped.obj
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    before = ids.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).ctypes.data
+    start, end = before + first * ids.itemsize, before + stop * ids.itemsize
+    # Linux reads only the beginning of what it is asked for at once, if that is long.
+    for place in range(start - start % mmap.PAGESIZE, end, _AHEAD):
+        mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))

@@ -1,0 +1,152 @@
+"""Claim a folder for writing: one run at a time, and never in a folder with other things in it.
+
+empty or missing       a new run begins
+one of the run's marks an earlier run: resumed if its record agrees, refused otherwise
+anything else          refused
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from tokenmill.errors import FolderError
+from tokenmill.storage.files import is_temporary, remove_temporaries
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.lock import FileLock
+
+
+class OutputFolder(Folder):
+    """A folder that this process has locked, without half-written files.
+
+    `marks` are names that show that the folder belongs to a run of this kind. `ignored` names may be
+    there without a mark. `lock` is the name of the lock file; by default the folder itself is locked.
+    `argument` is the Python argument that chose the folder, for error messages.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "out"
+    >>> with OutputFolder(place, marks={"record.json"}) as folder:
+    ...     folder.remember("record.json", {"to": "npy"})
+    >>> with OutputFolder(place, marks={"record.json"}) as folder:
+    ...     folder.remember("record.json", {"to": "mds"})
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.FolderError: ... holds an unfinished run with other settings: to was 'npy', \
+is 'mds'. Choose another `out`, or delete that folder.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        marks: Collection[str],
+        ignored: Collection[str] = (),
+        lock: str = ".",
+        argument: str = "out",
+    ) -> None:
+        super().__init__(path)
+        self.argument = argument
+        self._refuse_if_foreign(marks, ignored)
+        self._lock = FileLock(path / lock)
+        self._take_lock()
+        try:
+            self.remove_temporaries()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self, *, remove_lock: bool = False) -> None:
+        """Release the lock. Half-written files of this run are removed if the disk allows it."""
+        try:
+            self.remove_temporaries()
+        except OSError:
+            pass
+        finally:
+            self._lock.release(remove=remove_lock)
+
+    def remove_temporaries(self) -> None:
+        """Remove half-written files of any process, here and one level below."""
+        remove_temporaries(self.path, *(path for path in self.path.iterdir() if path.is_dir()))
+
+    def remember(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Record the settings of a run; refuse to resume one with other settings."""
+        if self.create(name, orjson.dumps(settings)):
+            return
+        try:
+            before = orjson.loads(self.read(name))
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise FolderError(
+                f"{self.path / name} cannot be read ({error}). Delete {self.path}."
+            ) from None
+        if changes := describe_changes(before, orjson.loads(orjson.dumps(settings))):
+            raise FolderError(
+                f"{self.path} holds an unfinished run with other settings: {'; '.join(changes)}. "
+                f"Choose another `{self.argument}`, or delete that folder."
+            )
+
+    def _take_lock(self) -> None:
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.path.parent.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # a run that finished just now removed the folder
+                self._lock.acquire_or_refuse(
+                    f"Another run is working in {self.path}",
+                    f"Wait for it, or choose another `{self.argument}`.",
+                )
+                return
+
+    def _refuse_if_foreign(self, marks: Collection[str], ignored: Collection[str]) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderError(
+                f"{self.path} is a file; `{self.argument}` must name a folder to write to."
+            )
+        names = sorted(os.listdir(self.path)) if self.path.exists() else []
+        if any((self.path / mark).exists() for mark in marks):
+            return
+        foreign = [
+            name
+            for name in names
+            if name not in ignored
+            and not is_temporary(name)
+            and not _is_empty_folder(self.path / name)
+        ]
+        if foreign:
+            shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+            raise FolderError(
+                f"{self.path} holds other things ({shown}). "
+                f"Choose a new or empty folder for `{self.argument}`."
+            )
+
+
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings that differ, in words.
+
+    >>> describe_changes({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    ['b was 2, is 3']
+    """
+    return [
+        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
