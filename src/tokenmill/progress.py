@@ -12,22 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tokenmill.wording import count, counted, duration, harmless, size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Display", "Nobody", "Watcher", "watching"]
+__all__ = ["Display", "Nobody", "Unit", "Watcher", "watching"]
 
-_STAGES = {
-    "scan": "reading lines",
-    "sort": "finding repeated lines",
-    "grind": "tokenizing",
-    "sift": "choosing documents",
-    "pack": "writing shards",
-}
+Unit = Literal["bytes", "tokens"]  # what the work of a stage is counted in
+
 _FIRST_LINE, _EVERY = 2.0, 10.0  # seconds, where lines are printed
 _REDRAW = 0.125  # seconds
 _BAR = 24
@@ -36,11 +31,14 @@ _BAR = 24
 class Watcher(Protocol):
     """Receives the progress of some work."""
 
-    def begin(self, stage: str, total: int, done: int) -> None:
-        """A stage starts with `total` units of work, of which `done` were already done."""
+    def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
+        """A stage such as "tokenizing" starts. `done` of its `total` units were done earlier.
 
-    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
-        """Work was done in this stage."""
+        `total` is 0 if the amount of work is unknown.
+        """
+
+    def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
+        """`amount` more units of the stage are done. They gave so many tokens and documents."""
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
@@ -49,8 +47,10 @@ class Watcher(Protocol):
 class Nobody:
     """A watcher that ignores everything."""
 
-    def begin(self, stage: str, total: int, done: int) -> None: ...
-    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None: ...
+    def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None: ...
+    def advance(
+        self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0
+    ) -> None: ...
     def note(self, text: str) -> None: ...
 
 
@@ -86,7 +86,7 @@ class Display:
         )
         self._live: Any = None
         self._output: Any = None
-        self._stage = ""
+        self._stage, self._unit = "", "bytes"
         self._total = self._before = self._done = 0
         self._began = self._said = time.monotonic()
 
@@ -107,32 +107,28 @@ class Display:
         if self._output is not None:
             self._output.update({"text/plain": ""}, raw=True)
 
-    def begin(self, stage: str, total: int, done: int) -> None:
-        """A stage begins."""
+    def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
+        """A stage starts."""
         self._stage, self._total, self._before, self._done = stage, total, done, 0
+        self._unit = unit
         self._began = time.monotonic()
         self._said = self._began - _EVERY + _FIRST_LINE
         if done and total:
-            amount = f"{size(done)} of {size(total)}" if stage != "pack" else counted(done, "token")
-            self.note(f"{self._name}: skipping {amount}, done by an earlier run.")
+            amount = f"{size(done)} of {size(total)}" if unit == "bytes" else counted(done, "token")
+            self.note(f"{stage}: skipping {amount}, done by an earlier run.")
         self._show(now=True)
 
-    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
+    def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
         """Work was done."""
-        self._done += tokens if self._stage == "pack" else read
-        if self._stage != "pack":
-            self.tokens += tokens
-            self.documents += documents
-            self.dropped += dropped
+        self._done += amount
+        self.tokens += tokens
+        self.documents += documents
+        self.dropped += dropped
         self._show()
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
         self._print(harmless(text))
-
-    @property
-    def _name(self) -> str:
-        return _STAGES.get(self._stage, self._stage)
 
     def _print(self, text: str) -> None:
         from rich.text import Text
@@ -149,7 +145,7 @@ class Display:
                 self._output.update({"text/plain": self._line(100)}, raw=True)
         elif since >= _EVERY and self._total:
             self._said = time.monotonic()
-            self._print(f"{self._name}: {', '.join(self._words())}")
+            self._print(f"{self._stage}: {', '.join(self._words())}")
 
     def _picture(self) -> Any:
         from rich.progress_bar import ProgressBar
@@ -158,7 +154,7 @@ class Display:
         width = self._console.width
         row = Table.grid(padding=(0, 1))
         if not self._total:
-            row.add_row(self._name, "…")
+            row.add_row(self._stage, "…")
         elif len(line := self._line(width - _BAR - 1)) + _BAR < width and ", " in line:
             name, _, words = line.partition(": ")
             done = min(self._before + self._done, self._total)
@@ -170,13 +166,13 @@ class Display:
     def _line(self, width: int) -> str:
         """The stage and as many of its numbers as fit, the most important ones first."""
         if not self._total:
-            return f"{self._name} …"
+            return f"{self._stage} …"
         words = self._words()
         for spare in ("dropped", "document", "token", " of ", "/s", "left"):
-            if len(self._name) + 2 + len(", ".join(words)) <= width:
+            if len(self._stage) + 2 + len(", ".join(words)) <= width:
                 break
             words = [words[0], *(word for word in words[1:] if spare not in word)]
-        return f"{self._name}: {', '.join(words)}"[: max(width, 1)]
+        return f"{self._stage}: {', '.join(words)}"[: max(width, 1)]
 
     def _words(self) -> list[str]:
         spent = max(1e-3, time.monotonic() - self._began)
@@ -184,11 +180,11 @@ class Display:
         done = min(self._before + self._done, self._total)
         left = (self._total - done) / rate if rate else 0
         words = [f"{100 * done / self._total:.0f}%"]
-        if self._stage == "pack":
+        if self._unit == "tokens":
             words += [f"{count(done)} of {count(self._total)} tokens"]
         else:
             words += [f"{size(done)} of {size(self._total)}", f"{size(rate)}/s"]
-            if self._stage == "grind":
+            if self.documents:
                 words += [
                     counted(self.tokens, "token"),
                     counted(self.documents - self.dropped, "document"),

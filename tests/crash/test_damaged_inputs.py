@@ -278,11 +278,11 @@ class MeddlesWith:
     def __init__(self, stage: str, meddle: Callable[[], object]) -> None:
         self.stage, self.meddle = stage, meddle
 
-    def begin(self, stage: str, total: int, done: int) -> None:
+    def begin(self, stage: str, total: int, done: int = 0, unit: str = "bytes") -> None:
         if stage == self.stage:
             self.meddle()
 
-    def advance(self, read: int, tokens: int, documents: int, dropped: int) -> None: ...
+    def advance(self, *_: int) -> None: ...
     def note(self, text: str) -> None: ...
 
 
@@ -311,7 +311,7 @@ def test_file_that_changes_under_a_run_is_named_and_read_anew_by_the_next(
     for name in "abc":
         (texts / f"{name}.txt").write_text("a line that all of them have in common\nand " + name)
     options = {**OPTIONS, "dedup": dedup, "skip_bad_files": skip}
-    watcher = MeddlesWith("grind", lambda: meddle(texts / "b.txt"))
+    watcher = MeddlesWith("tokenizing", lambda: meddle(texts / "b.txt"))
     gone = meddle is Path.unlink
     told = "b.txt: " + ("No such file" if gone else "the file changed")
     with pytest.raises(InputError, match=re.escape(told)):

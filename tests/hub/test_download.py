@@ -58,7 +58,7 @@ class Notes:
         self.notes: list[str] = []
         self.read = 0
 
-    def begin(self, stage: str, total: int, done: int) -> None:
+    def begin(self, stage: str, total: int, done: int = 0, unit: str = "bytes") -> None:
         self.stages.append((stage, total, done))
         self.read = 0
 

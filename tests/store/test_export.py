@@ -164,14 +164,18 @@ def test_documents_are_found_by_the_end_of_text_where_there_is_no_table(tmp_path
 
 KILLED = """
 import os, signal, sys
-import tokenmill
+import tokenmill.progress
 from tokenmill.convert import {module} as module
 
-def stop(done, whole):
-    if done >= int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
+class Killer(tokenmill.progress.Nobody):
+    done = 0
 
-module.{call}(sys.argv[1], out=sys.argv[2], progress=stop, {options})
+    def advance(self, amount, *_):
+        self.done += amount
+        if self.done >= int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+module.{call}(sys.argv[1], out=sys.argv[2], watcher=Killer(), {options})
 """
 
 

@@ -18,6 +18,7 @@ from tokenmill.cli import main
 from tokenmill.dataset import overlap, verify_split
 from tokenmill.dataset.verify import examine, verify
 from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.progress import Nobody
 
 
 @pytest.fixture
@@ -52,13 +53,25 @@ def test_sound_datasets_are_sound_whatever_the_chunks(texts, shard_tokens, eot, 
         assert verify(folder) == []
 
 
+class Counter(Nobody):
+    """Counts what is done."""
+
+    total = done = 0
+
+    def begin(self, stage, total, done=0, unit="bytes"):
+        self.total, self.done = total, done
+
+    def advance(self, amount, *_):
+        self.done += amount
+
+
 def test_the_findings_count_and_progress_ends_at_the_whole(folder):
-    seen = []
-    findings = examine(folder, progress=lambda done, whole: seen.append((done, whole)))
+    seen = Counter()
+    findings = examine(folder, watcher=seen)
     assert findings.problems == []
     assert findings.notes == []
     assert (findings.shards, findings.tokens, findings.documents) == (10, 97, 7)
-    assert seen[-1] == (findings.bytes, findings.bytes)
+    assert seen.done == seen.total == findings.bytes
 
 
 def flip(path):

@@ -8,10 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.bar import show_bar
 from tokenmill.cli.console import stdout
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.cli.progress import tell_stopped
+from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.convert.export import TOKENS_PER_SHARD
 from tokenmill.convert.export import export as export_tokens
 from tokenmill.wording import counted, harmless
@@ -51,13 +50,13 @@ def export(
         The size of the vocabulary, if the data does not say.
     """
     try:
-        with show_bar("exporting") as progress:
+        with Display() as display:
             made = export_tokens(
                 path,
                 out,
                 to=to,
                 tokens_per_shard=tokens_per_shard,
-                progress=progress,
+                watcher=display,
                 tokenizer=tokenizer,
                 eot_id=eot_id,
                 vocab_size=vocab_size,

@@ -8,10 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.bar import show_bar
 from tokenmill.cli.console import stdout, typed
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.cli.progress import tell_stopped
+from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.convert.import_dataset import TOKENS_PER_SHARD, import_dataset
 from tokenmill.wording import counted, harmless
 
@@ -50,12 +49,12 @@ def import_(
         The number of ids, to import them without a tokenizer.
     """
     try:
-        with show_bar("importing") as progress:
+        with Display() as display:
             made = import_dataset(
                 path,
                 out,
                 tokens_per_shard=tokens_per_shard,
-                progress=progress,
+                watcher=display,
                 tokenizer=tokenizer,
                 val_fraction=val_fraction,
                 eot_id=eot_id,

@@ -8,9 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.bar import show_bar
 from tokenmill.cli.console import stdout
-from tokenmill.cli.progress import tell_stopped
+from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.convert.reshard import reshard as reshard_dataset
 from tokenmill.wording import counted, harmless
 
@@ -36,8 +35,8 @@ def reshard(
         Tokens in each shard; the last one has fewer.
     """
     try:
-        with show_bar("resharding") as progress:
-            made = reshard_dataset(path, out, tokens_per_shard=tokens_per_shard, progress=progress)
+        with Display() as display:
+            made = reshard_dataset(path, out, tokens_per_shard=tokens_per_shard, watcher=display)
     except KeyboardInterrupt:
         return tell_stopped(f"in {out}")
     for name, split in made.splits.items():

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.text import Text
 
-from tokenmill.cli.console import stderr, stdout
+from tokenmill.cli.console import stdout
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.dataset.problems import Findings
+from tokenmill.cli.progress import Display
 from tokenmill.dataset.verify import examine
 from tokenmill.wording import count, harmless, size
 
@@ -44,7 +36,8 @@ def verify(
     vocab_size
         All ids must be below this, if the data does not say its vocabulary.
     """
-    findings = _examine(path, vocab_size=vocab_size, **opening.options)
+    with Display() as display:
+        findings = examine(path, watcher=display, vocab_size=vocab_size, **opening.options)
     for note in findings.notes:
         _line(f"note: {note}")
     if not findings.problems:
@@ -62,25 +55,6 @@ def verify(
     files = len({problem.file for problem in findings.problems})
     _line(f"damaged: {count(len(findings.problems))} problems in {count(files)} files of {path}")
     return 1
-
-
-def _examine(path: Path, **options: Any) -> Findings:
-    columns = (
-        TextColumn("checking"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=stderr, transient=True, disable=not stderr.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=None)
-        return examine(
-            path,
-            **options,
-            progress=lambda done, whole: progress.update(task, completed=done, total=whole),
-        )
 
 
 def _line(text: str) -> None:

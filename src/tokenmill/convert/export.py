@@ -24,13 +24,13 @@ import numpy as np
 from tokenmill.convert.borders import Integers, count_empty, count_same, find_starts, skip_empty
 from tokenmill.convert.checksums import check_checksums
 from tokenmill.convert.end_of_text import find_movable, move_eot
-from tokenmill.convert.folder import Progress, tell_nobody
 from tokenmill.convert.targets import TARGETS
 from tokenmill.convert.targets.protocol import BLOCK, choose_dtype
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats import OTHER_NAMES, llmc
+from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.tokens import Tokens
@@ -62,7 +62,8 @@ def export(
     *,
     to: str,
     tokens_per_shard: int = TOKENS_PER_SHARD,
-    progress: Progress = tell_nobody,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
     **options: Any,
 ) -> Exported:
     """Write tokens as another program's files, or resume writing them.
@@ -90,7 +91,7 @@ def export(
         raise DatasetError(f"{dataset.path} holds no tokens to export.")
     if Path(out).resolve() == dataset.path.resolve():
         raise UsageError(f"{out} is the source of the export. Choose another folder for `out`.")
-    job = _Export(dataset, to, Path(out), progress)
+    job = _Export(dataset, to, Path(out))
     about = {
         "to": to,
         "tokens_per_shard": tokens_per_shard,
@@ -98,14 +99,18 @@ def export(
     }
     if job.moved:
         about["eot"] = job.target.eot
-    with explain_disk_errors(), OutputFolder(Path(out), marks=[RECORD]) as folder:
+    with (
+        explain_disk_errors(),
+        OutputFolder(Path(out), marks=[RECORD]) as folder,
+        watching(watcher, progress) as shown,
+    ):
         folder.remember(RECORD, about)
-        return job.run(tokens_per_shard)
+        return job.run(tokens_per_shard, shown)
 
 
 class _Export:
-    def __init__(self, source: Dataset, to: str, folder: Path, progress: Progress) -> None:
-        self.folder, self.progress = folder, progress
+    def __init__(self, source: Dataset, to: str, folder: Path) -> None:
+        self.folder = folder
         self.to, self.target = to, TARGETS[to]
         self.source, self.dataset, self.moved = source, source, []
         if self.target.eot is not None:
@@ -113,12 +118,13 @@ class _Export:
             self.dataset = move_eot(source, self.target.eot)
         self.total = sum(map(len, source.values()))
 
-    def run(self, tokens_per_shard: int) -> Exported:
+    def run(self, tokens_per_shard: int, watcher: Watcher) -> Exported:
         if self.dataset.manifest is not None:
             check_checksums(self.dataset.path, self.dataset.manifest)
         names, before, splits = [], 0, list(self.dataset)
         # Writing is one half of the work, comparing the other.
-        advance = _Steps(self.progress, 2 * self.total).advance
+        advance = watcher.advance
+        watcher.begin("exporting", 2 * self.total, unit="tokens")
         for job in self.target.plan(self.dataset, splits, tokens_per_shard):
             path = self.folder / job.name
             names.append(job.name)
@@ -206,15 +212,6 @@ def describe_documents(
                 "them, and the source has no end-of-text id between them. To keep them, export to "
                 f"{', '.join(name for name, one in TARGETS.items() if one.keeps_documents)}."
             )
-
-
-class _Steps:
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def advance(self, tokens: int) -> None:
-        self.done += tokens
-        self.progress(self.done, self.total)
 
 
 def compare(one: Tokens, other: Tokens, advance: Callable[[int], None]) -> None:

@@ -25,7 +25,6 @@ import orjson
 import xxhash
 
 from tokenmill.convert.borders import count_empty, find_starts, next_start, skip_empty
-from tokenmill.convert.folder import Progress, tell_nobody
 from tokenmill.convert.prepared import (
     RECORD,
     Records,
@@ -39,6 +38,7 @@ from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, TokenizerError, UsageError
 from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.documents import sums
@@ -57,7 +57,8 @@ def import_dataset(
     out: str | os.PathLike[str],
     *,
     tokens_per_shard: int = TOKENS_PER_SHARD,
-    progress: Progress = tell_nobody,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
     **options: Any,
 ) -> Manifest:
     """Make a prepared dataset of tokens that `tokenmill.open` opens, or resume making it.
@@ -94,9 +95,13 @@ def import_dataset(
         if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
             raise another_dataset(target)
         return there
-    with explain_disk_errors(), OutputFolder(target, marks=[RECORD]) as folder:
+    with (
+        explain_disk_errors(),
+        OutputFolder(target, marks=[RECORD]) as folder,
+        watching(watcher, progress) as shown,
+    ):
         folder.remember(RECORD, {**settings, "tokenizer": tokenizer.fingerprint})
-        return _import(dataset, tokenizer, folder.path, settings, tokens_per_shard, progress)
+        return _import(dataset, tokenizer, folder.path, settings, tokens_per_shard, shown)
 
 
 def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:
@@ -123,7 +128,7 @@ def _import(
     folder: Path,
     settings: dict[str, Any],
     tokens_per_shard: int,
-    progress: Progress,
+    watcher: Watcher,
 ) -> Manifest:
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     sources: list[Source] = []
@@ -142,7 +147,7 @@ def _import(
         dtype=dtype,
         vocab_size=tokenizer.vocab_size,
         tokens_per_shard=tokens_per_shard,
-        progress=progress,
+        watcher=watcher,
     )
     places = [place for place in ("after", "before") if all(one[place] for one in facts)]
     manifest = Manifest(

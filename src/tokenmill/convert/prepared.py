@@ -7,7 +7,7 @@ done, with what the manifest will say of it. The manifest is written last, as by
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ import orjson
 
 from tokenmill.convert.targets.protocol import BLOCK
 from tokenmill.errors import DatasetError, FolderError
+from tokenmill.progress import Watcher
 from tokenmill.storage.files import AtomicFile, NpyFile, write_file
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
@@ -61,13 +62,14 @@ def write_splits(
     dtype: np.dtype[Any],
     vocab_size: int,
     tokens_per_shard: int,
-    progress: Callable[[int, int], None],
+    watcher: Watcher,
 ) -> tuple[dict[str, Split], list[dict[str, Any]]]:
     """Make the shards that are not there yet; returns the splits and what was noticed of each shard.
 
     An id that is not below `vocab_size` is an error.
     """
-    total, done = sum(len(tokens) for tokens, _ in splits.values()), 0
+    total = sum(len(tokens) for tokens, _ in splits.values())
+    watcher.begin("writing shards", total, unit="tokens")
     made, noticed = {}, []
     for split, (tokens, records) in splits.items():
         (folder / split).mkdir(exist_ok=True)
@@ -85,8 +87,7 @@ def write_splits(
             told = orjson.loads(receipt.read_bytes())
             shards.append(Shard(**told["shard"]))
             noticed.append(told["facts"])
-            done += stop - start
-            progress(done, total)
+            watcher.advance(stop - start)
         made[split] = Split(shards=shards)
     return made, noticed
 

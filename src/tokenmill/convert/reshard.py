@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.convert.checksums import check_checksums
-from tokenmill.convert.folder import Progress, tell_nobody
 from tokenmill.convert.prepared import (
     RECORD,
     another_dataset,
@@ -27,6 +26,7 @@ from tokenmill.convert.prepared import (
 from tokenmill.dataset.opening import open
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REPORT_NAMES
+from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.names import TOKENIZER_NAME
@@ -44,7 +44,8 @@ def reshard(
     out: str | os.PathLike[str],
     *,
     tokens_per_shard: int,
-    progress: Progress = tell_nobody,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
 ) -> Manifest:
     """Write a prepared dataset with shards of another size, or resume writing it.
 
@@ -76,7 +77,11 @@ def reshard(
         "reshard": [split.table.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
     }
-    with explain_disk_errors(), OutputFolder(target, marks=[RECORD]) as folder:
+    with (
+        explain_disk_errors(),
+        OutputFolder(target, marks=[RECORD]) as folder,
+        watching(watcher, progress) as shown,
+    ):
         folder.remember(RECORD, about)
         nothing = Tokens.of(np.empty(0, dataset.dtype))  # for empty splits
         check_checksums(dataset.path, manifest)
@@ -89,7 +94,7 @@ def reshard(
             dtype=dataset.dtype,
             vocab_size=manifest.vocab_size,
             tokens_per_shard=tokens_per_shard,
-            progress=progress,
+            watcher=shown,
         )
         made = replace(wanted, splits=splits)
         for name in REPORT_NAMES:

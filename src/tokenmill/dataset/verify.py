@@ -14,7 +14,7 @@ shards of any size (see `overlap` for the cost of comparing splits).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tokenmill.dataset.verify_foreign import examine_foreign
 from tokenmill.dataset.verify_split import check_split
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.formats import prepared
+from tokenmill.progress import Watcher, watching
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import CURE, DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
@@ -38,13 +39,12 @@ from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl")
 MOST_NOTES = 20
 
-Progress = Callable[[int, int], None]
-
 
 def verify(
     path: AnyPaths,
     *,
-    progress: Progress | None = None,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
     vocab_size: int | None = None,
@@ -52,8 +52,8 @@ def verify(
 ) -> list[Problem]:
     """Everything that is wrong with tokens on disk; an empty list if they are sound.
 
-    `progress` is called with the bytes read and the bytes to read. What cannot be opened is a
-    DatasetError. The other options are those of `tokenmill.open`.
+    What cannot be opened is a DatasetError. `progress` and `watcher` are those of
+    `tokenmill.prepare`, the other options those of `tokenmill.open`.
 
     >>> verify("no/such/folder")
     Traceback (most recent call last):
@@ -62,14 +62,21 @@ def verify(
 tokenmill prepare TEXTS --out no/such/folder
     """
     return examine(
-        path, progress=progress, dtype=dtype, format=format, vocab_size=vocab_size, column=column
+        path,
+        progress=progress,
+        watcher=watcher,
+        dtype=dtype,
+        format=format,
+        vocab_size=vocab_size,
+        column=column,
     ).problems
 
 
 def examine(
     path: AnyPaths,
     *,
-    progress: Progress | None = None,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
     vocab_size: int | None = None,
@@ -81,14 +88,16 @@ def examine(
     with suppress(OSError):  # of a folder that may not be looked into, opening tells
         has_manifest = not others and (first / MANIFEST_NAME).exists()
     if has_manifest and format in (None, prepared.NAME):
-        return _examine_prepared(first, progress)
+        with watching(watcher, progress) as shown:
+            return _examine_prepared(first, shown)
     dataset = open(
         [first, *others], dtype=dtype, format=format, vocab_size=vocab_size, column=column
     )
-    return examine_foreign(dataset, progress)
+    with watching(watcher, progress) as shown:
+        return examine_foreign(dataset, shown)
 
 
-def _examine_prepared(folder: Path, progress: Progress | None) -> Findings:
+def _examine_prepared(folder: Path, watcher: Watcher) -> Findings:
     problems = Problems()
     try:
         manifest = Manifest.read(folder)
@@ -105,14 +114,7 @@ def _examine_prepared(folder: Path, progress: Progress | None) -> Findings:
     tokens = sum(shard.tokens for shard in shards)
     documents = sum(shard.documents for shard in shards)
     to_read = tokens * itemsize + documents * DOCUMENT_DTYPE.itemsize
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(done, to_read)
-
+    watcher.begin("checking", to_read)
     known = _known(manifest)
     _check_links(folder, known, problems)
     _check_names(manifest, problems)
@@ -120,7 +122,7 @@ def _examine_prepared(folder: Path, progress: Progress | None) -> Findings:
     _check_tokenizer(folder, manifest, problems)
     _check_sources(manifest, problems)
     for name in manifest.splits:
-        check_split(folder, manifest, name, problems, advance)
+        check_split(folder, manifest, name, problems, watcher.advance)
     check_overlap(folder, manifest, problems)
     return Findings(
         problems=problems.all(),

@@ -8,7 +8,7 @@ memory stays small whatever the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,21 @@ import numpy.typing as npt
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.problems import Findings, Problems
+from tokenmill.progress import Watcher
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.shards import Shards
 
 CHUNK = 4 << 20
 
 
-def examine_foreign(dataset: Dataset, progress: Callable[[int, int], None] | None) -> Findings:
+def examine_foreign(dataset: Dataset, watcher: Watcher) -> Findings:
     """All that can be told of a foreign file or folder."""
     contents = dataset.contents
     splits = contents.splits.values()
     to_read = sum(int(shards.counts.sum()) * shards.dtype.itemsize for shards in splits)
+    watcher.begin("checking", to_read)
     problems = Problems()
-    done = ends = 0
+    ends = 0
     for split, shards in contents.splits.items():
         start = 0
         for number, count in enumerate(shards.counts.tolist()):
@@ -44,9 +46,7 @@ def examine_foreign(dataset: Dataset, progress: Callable[[int, int], None] | Non
                     _check_ids(shards.name(number), first, ids, dataset.vocab_size, problems)
                     if dataset.eot_id is not None:
                         ends += int(np.count_nonzero(ids == dataset.eot_id))
-                    done += ids.nbytes
-                    if progress is not None:
-                        progress(done, to_read)
+                    watcher.advance(ids.nbytes)
             except DamagedFileError as error:
                 problems.add_error(error)
     notes = []

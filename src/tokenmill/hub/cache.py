@@ -26,6 +26,7 @@ from tokenmill.hub.download import KEPT, fetch_all, file_url
 from tokenmill.hub.fetch import Errand
 from tokenmill.hub.library import connect
 from tokenmill.hub.listing import HubFile, Listing, find_commit, list_files
+from tokenmill.progress import Unit
 from tokenmill.storage.disk import explain_disk_errors
 
 _EVERY = 10.0  # seconds between two lines
@@ -166,11 +167,17 @@ class _Lines:
         self._total = self._done = 0
         self._said = time.monotonic()
 
-    def begin(self, stage: str, total: int, done: int) -> None:  # noqa: ARG002
+    def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:  # noqa: ARG002
         self._total, self._done = total, done
 
-    def advance(self, read: int, *_: int) -> None:
-        self._done += read
+    def advance(
+        self,
+        amount: int,
+        tokens: int = 0,  # noqa: ARG002
+        documents: int = 0,  # noqa: ARG002
+        dropped: int = 0,  # noqa: ARG002
+    ) -> None:
+        self._done += amount
         if time.monotonic() - self._said >= _EVERY:
             self.note(f"  {self._done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB")
 

@@ -91,20 +91,20 @@ class _Progress:
                 self.tell()
 
     def tell(self) -> None:
-        self._watcher.advance(self._untold, 0, 0, 0)
+        self._watcher.advance(self._untold)
         self._untold, self._told = 0, time.monotonic()
 
 
 def _find_missing(errands: Sequence[Errand], watcher: Watcher) -> list[Errand]:
     there = [errand for errand in errands if errand.target.exists()]
     if there:
-        watcher.begin("checking", sum(errand.file.size for errand in there), 0)
+        watcher.begin("checking", sum(errand.file.size for errand in there))
     right = set()
     pool = ThreadPoolExecutor(_AT_ONCE, "tokenmill-check")
     try:
         checks = pool.map(lambda errand: has_digest(errand.target, errand.file), there)
         for errand, is_right in zip(there, checks, strict=True):
-            watcher.advance(errand.file.size, 0, 0, 0)
+            watcher.advance(errand.file.size)
             if is_right:
                 right.add(errand.target)
             else:

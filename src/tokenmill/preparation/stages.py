@@ -59,7 +59,7 @@ class Stages:
             receipts, done_before = self._grind(engine)
             segments = [self.folder.segments / receipt["name"] for receipt in receipts]
             engine.rest()  # sifting may need the memory that the tokenizers have taken
-            self.watcher.begin("sift", 0, 0)
+            self.watcher.begin("choosing documents", 0)
             sifted = sift(
                 segments, receipts, self.settings, self.folder.work, self.mill.memory * 5 // 8
             )
@@ -86,7 +86,7 @@ class Stages:
             names = [_combined(self.plan.name, str(sorted(aside)), name) for name in names]
         return self._make(
             engine,
-            "grind",
+            "tokenizing",
             names,
             lambda i, bad: Grind(
                 self.mill.job(
@@ -109,13 +109,13 @@ class Stages:
         names = self._scan_names()
         receipts, _ = self._make(
             engine,
-            "scan",
+            "reading lines",
             names,
             lambda i, bad: Scan(self.mill.job(parts[i], folder, name=names[i], aside=bad)),
             {},
         )
         counts = [receipt["facts"]["lines"] for receipt in receipts]
-        self.watcher.begin("sort", 0, 0)
+        self.watcher.begin("finding repeated lines", 0)
         marks = self.folder.work / "repeated_lines"
         key = np.dtype("V16")
         tables = chain.from_iterable(
@@ -259,7 +259,7 @@ class Stages:
         missing = [job for job in jobs if job.path not in done]
         tokens = sum(job.end - job.start for job in missing)
         total = sifted.ledger["tokens"]
-        self.watcher.begin("pack", total, total - tokens)
+        self.watcher.begin("writing shards", total, total - tokens, "tokens")
         for number, said in self._run(engine, [Pack(job) for job in missing]):
             if isinstance(said, BadFileError):
                 raise said

@@ -106,12 +106,12 @@ class Worker:
             self._forget()
             result = None
         else:
-            result = pack_shard(task.job, lambda tokens: self._advance(0, tokens, 0, 0))
+            result = pack_shard(task.job, lambda tokens: self._advance(tokens, 0, 0, 0))
         self._flush()
         return result
 
-    def _advance(self, read: int, tokens: int, documents: int, dropped: int) -> None:
-        for i, number in enumerate((read, tokens, documents, dropped)):
+    def _advance(self, amount: int, tokens: int, documents: int, dropped: int) -> None:
+        for i, number in enumerate((amount, tokens, documents, dropped)):
             self._progress[i] += number
         if time.monotonic() - self._told > _TELL:
             self._flush()
