@@ -237,7 +237,7 @@ def test_nothing_half_written_stays_in_a_finished_dataset(tmp_path: Path) -> Non
     (out / "dataset_metadata.json").unlink()
     (out / ".work").mkdir()
     (out / "rejected.jsonl.4194303.tmp").write_text("half of i")
-    (out / "tokenizer_state.json.tmp").write_text("half of i")
+    (out / "tokenizer_state.json.4194303.tmp").write_text("half of i")
     (out / "train" / "shard_00000.bin.4194303.tmp").write_text("half of i")
     assert run(*arguments).returncode == 0
     assert contents(out) == wanted

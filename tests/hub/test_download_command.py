@@ -158,7 +158,9 @@ def test_a_disk_that_takes_no_more_is_told_and_gone_on_with(hub: LocalHub, tmp_p
         timeout=60,
     )
     assert told.returncode == 1
-    assert re.match(r"tokenmill: Writing failed: File too large; what was fetched is kept\.\n", told.stderr)
+    assert re.match(
+        r"tokenmill: Writing failed: File too large; what was fetched is kept\.\n", told.stderr
+    )
     assert list((tmp_path / "out").glob("*.bin")) == []
     hub.fail()
     assert run(hub, tmp_path, "download", "lab/web", "--to", "out")[0] == 0

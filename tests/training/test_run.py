@@ -440,7 +440,7 @@ def test_two_at_once_in_a_folder_are_refused(data: RunData, tmp_path: Path) -> N
     short = replace(CONFIG, max_steps=1)
     with (
         RunFolder(tmp_path / "a"),
-        pytest.raises(FolderError, match=rf"training in .*process {os.getpid()}"),
+        pytest.raises(FolderError, match=rf"working in .*process {os.getpid()}"),
     ):
         train(data, name="a", config=short, runs=tmp_path)
     assert train(data, name="a", config=short, runs=tmp_path).step == 1

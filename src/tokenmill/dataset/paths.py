@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import TypeAlias
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.folder import sort_names
 from tokenmill.hub.address import is_address
-from tokenmill.storage.reading import find_cure
+from tokenmill.storage.reading import find_cure, find_near
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 AnyPaths: TypeAlias = AnyPath | Sequence[AnyPath]
@@ -91,23 +90,6 @@ def find(path: AnyPath) -> Path:
             f"{str(path)!r} cannot be read: {reason}. {find_cure(error, '')}".rstrip()
         ) from error
     return found
-
-
-def find_near(path: Path) -> Path | None:
-    """The file or folder next to a missing one whose name is most like it.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> (folder / "corpus").mkdir()
-    >>> find_near(folder / "corpu").name, find_near(folder / "web")
-    ('corpus', None)
-    """
-    try:
-        names = os.listdir(path.parent)
-    except OSError:
-        return None
-    near = difflib.get_close_matches(path.name, names, 1)
-    return path.parent / near[0] if near else None
 
 
 def _exists(path: str) -> bool:

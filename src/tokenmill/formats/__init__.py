@@ -25,8 +25,8 @@ from tokenmill.formats import (
 )
 from tokenmill.formats.protocol import Asked, Contents, Format, NotThisFormat
 from tokenmill.sources.looks import find_text
+from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_cure
-from tokenmill.store.manifest import MANIFEST_NAME
 
 FORMATS: tuple[Format, ...] = (
     prepared,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.dataset.paths import find_near
 from tokenmill.errors import InputError
 from tokenmill.hub.address import is_address
 from tokenmill.sources.recognize import (
@@ -25,6 +24,7 @@ from tokenmill.sources.recognize import (
     why_not_text,
 )
 from tokenmill.storage.names import MANIFEST_NAME
+from tokenmill.storage.reading import find_near
 
 _SPECIAL = "a pipe, socket or device"
 _REASONS = {  # for passing over one, and several

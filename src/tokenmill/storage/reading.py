@@ -6,6 +6,7 @@ Links that lead out of a dataset's folder are not followed.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import stat
@@ -129,3 +130,20 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
             f"{expected:,}",
             FOREIGN_CURE if foreign else CURE,
         )
+
+
+def find_near(path: Path) -> Path | None:
+    """The file or folder next to a missing one whose name is most like it.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "corpus").mkdir()
+    >>> find_near(folder / "corpu").name, find_near(folder / "web")
+    ('corpus', None)
+    """
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, 1)
+    return path.parent / near[0] if near else None
