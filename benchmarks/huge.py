@@ -129,7 +129,7 @@ def main() -> None:
                         "what": f"{kind}, {shards * tokens / 1e6:,.0f} M tokens, {shards:,} shards",
                         "open (s)": _span(one["open"] for one in first + later),
                         "first batch (s)": _span(one["batch"] for one in first),
-                        "go on at row 10¹⁰ (s)": _span(one["batch"] for one in later),
+                        "resume at row 10¹⁰ (s)": _span(one["batch"] for one in later),
                         "peak memory (MB)": round(max(one["peak"] for one in first + later)),
                     }
                 )
