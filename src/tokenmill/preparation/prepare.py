@@ -147,9 +147,7 @@ class Mill:
             )
         if isinstance(inputs, (str, os.PathLike)):
             inputs = [inputs]
-        self.tokenizer = (
-            load_tokenizer(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else tokenizer
-        )
+        self.tokenizer = load_tokenizer(tokenizer)
         self.dtype = _dtype(self.settings, self.tokenizer)
         if self.settings.eot != "none" and self.tokenizer.eot_id is None:
             raise UsageError(

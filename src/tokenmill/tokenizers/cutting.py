@@ -1,12 +1,12 @@
-r"""Where a text may be cut so that its pieces, encoded one by one, give the ids of the whole.
+r"""Where a text may be cut so that its parts, encoded one by one, give the ids of the whole.
 
 A cut is exact if (1) no alternative of the pre-tokenizer's pattern can match both characters next
-to it, so a match ends there; (2) no alternative looks behind its start, so the second piece is
-matched as if it were alone; (3) the first piece is matched the same way without what follows; (4) a
+to it, so a match ends there; (2) no alternative looks behind its start, so the second part is
+matched as if it were alone; (3) the first part is matched the same way without what follows; (4) a
 normalizer neither joins nor changes the two sides.
 
-Between a letter and a space or line end, all of that holds for every pattern known here. Borders of
-parts use only that place (`is_cuttable`), and so do tokenizers with an unknown pattern. `CutRules`
+Between a letter and a space or line end, all of that holds for every pattern known here. Large files
+are split only there (`is_cuttable`), and so is text for tokenizers with an unknown pattern. `CutRules`
 finds more places, by the classes of the two characters:
 
 GPT-2, `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. Letters, numbers,
@@ -36,7 +36,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +61,6 @@ _FAMILIES: dict[str | None, Family] = {
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}": "o200k",
 }
-_SCHEMES: dict[str, Family] = {
-    "gpt2": "gpt2",
-    "cl100k": "cl100k",
-    "o200k": "o200k",
-    "qwen2": "qwen2",
-}
 
 
 def family_of(pattern: str | None) -> Family | None:
@@ -88,8 +82,8 @@ def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
 
 
 def family_of_scheme(scheme: str) -> Family | None:
-    """The family of a tiktoken scheme."""
-    return _SCHEMES.get(scheme)
+    """The family of a tiktoken scheme. Both have the same names, but some schemes have no rules."""
+    return next((family for family in get_args(Family) if family == scheme), None)
 
 
 _UNKNOWN, UPPER, LOWER, LETTER, MARK, NUMBER, OTHER, APOSTROPHE, SLASH, SPACE, NEWLINE = range(11)
@@ -117,19 +111,15 @@ class CutRules:
         >>> CutRules("gpt2", nfc=False).last("日本語。日本".encode())
         12
         """
-        near = _character_start(text, max(0, len(text) - _TAIL))
+        near = find_character_start(text, max(0, len(text) - _TAIL))
         for start in (near, 0) if near else (0,):
             tail = text[start:]
             classes = self.classify(tail)
             allowed = _pairs(self.family)[classes[:-1], classes[1:]]
-            if self.forbidden:
-                array = np.frombuffer(text, np.uint8)
             widths = np.cumsum(_widths(tail))
             for i in np.flatnonzero(allowed)[::-1].tolist():
                 cut = start + int(widths[i])
-                if not self.forbidden or (
-                    int(array[cut - 1]) << 8 | int(array[cut]) not in self.forbidden
-                ):
+                if text[cut - 1] << 8 | text[cut] not in self.forbidden:
                     return cut
         return 0
 
@@ -139,7 +129,7 @@ class CutRules:
         return _table(self.nfc)[np.minimum(codes, _TABLED)]
 
     def run(self, text: bytes) -> tuple[int, int]:
-        """The class of the last run of characters in a text, and where that run begins."""
+        """The class of the last run of characters in a text, and where that run starts."""
         classes = self.classify(text)
         group = _GROUPS[self.family][classes]
         changes = np.flatnonzero(group[1:] != group[:-1])
@@ -152,7 +142,8 @@ class CutRules:
         return int(widths[: (len(widths) - 1) // 3 * 3].sum())
 
 
-def _character_start(text: bytes, place: int) -> int:
+def find_character_start(text: bytes, place: int) -> int:
+    """The start of the character at this byte, or the place itself at the end of a text."""
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
     return place

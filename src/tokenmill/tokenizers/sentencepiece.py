@@ -1,12 +1,12 @@
-"""SentencePiece BPE with byte fallback, by gigatoken: `.model` files and their tokenizer.json form.
+"""SentencePiece BPE with byte fallback, with gigatoken: `.model` files and their tokenizer.json form.
 
-Guarantees: the ids are those of `sentencepiece` for the same model; control pieces such as `</s>`
-are never given for text that spells them, and neither are byte pieces such as `<0x41>`. Models of
-other types, and those with user-defined pieces, which gigatoken places otherwise than
-SentencePiece does, are refused by name. One difference remains: a model that maps characters and
-removes extra white space also loses the control character U+0085 at the very ends of a text.
+Guarantees: the ids are those of `sentencepiece` for the same model. Text that spells a control token
+such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types, and
+those with user-defined symbols, which gigatoken places differently than SentencePiece, are refused by
+name. One difference remains: a model that maps characters and removes extra white space also drops
+the control character U+0085 at the start and end of a text.
 
-Such a model merges across spaces, so a text may not be cut, and a batch is encoded text by text.
+These models merge across spaces, so a text is never cut, and a batch is encoded text by text.
 """
 
 from __future__ import annotations
@@ -14,27 +14,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from itertools import groupby
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers.base import Tokenizer, hash_content, read_eot_id
 from tokenmill.tokenizers.bpe import build_native
-from tokenmill.tokenizers.fingerprint import hash_content
-from tokenmill.tokenizers.protocol import Ids, Offsets
-from tokenmill.tokenizers.spelling import check_ids
-from tokenmill.tokenizers.terminated import drop_terminators, gather
+from tokenmill.tokenizers.id_arrays import (
+    Ids,
+    Offsets,
+    check_ids,
+    drop_terminators,
+    terminate_texts,
+)
+from tokenmill.tokenizers.tokenizer_json import check_vocabulary, join_saved_document
 
-BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-# What Unicode calls white space, but for the space itself and U+0085.
-WHITE_SPACE = "\t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+# Unicode's white space without the space itself and U+0085.
+_WHITE_SPACE = "\t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
 
 
-def read_model_file(data: bytes, where: str) -> PieceVocabulary:
+def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
     """The vocabulary in a SentencePiece model.
 
     >>> read_model_file(b"no model", "x.model")
@@ -47,19 +53,19 @@ def read_model_file(data: bytes, where: str) -> PieceVocabulary:
     native = build_native(gigatoken.Tokenizer.from_sentencepiece, data, where=where)
     document = dict(native._hf_config())
     steps = document["normalizer"]["normalizers"]
-    # SentencePiece trims spaces, but gigatoken's Strip trims all that Unicode calls white space.
+    # SentencePiece trims spaces, but gigatoken's Strip trims all Unicode white space.
     if steps[0]["type"] == "Strip":
         document["normalizer"] = {"type": "Sequence", "normalizers": steps[1:]}
         document["trim_spaces"] = True
     elif any(step["type"] == "Strip" for step in steps):
         _check_white_space(native, where)
-    return PieceVocabulary(document, where)
+    return SentencePieceVocabulary(document, where)
 
 
 def _check_white_space(native: Any, where: str) -> None:
-    """Refuse a model that trims spaces and lets other white space through as it is."""
+    """Refuse a model that trims spaces and keeps other white space."""
     as_space, as_nothing = (native.encode(text).tolist() for text in ("a b", "ab"))
-    for character in WHITE_SPACE:
+    for character in _WHITE_SPACE:
         if native.encode(f"a{character}b").tolist() not in (as_space, as_nothing):
             raise TokenizerError(
                 f"{where} cannot be used as a tokenizer: it removes extra spaces but keeps "
@@ -67,10 +73,8 @@ def _check_white_space(native: Any, where: str) -> None:
             )
 
 
-class PieceVocabulary:
+class SentencePieceVocabulary:
     """The parts of a SentencePiece vocabulary that decide ids, in the form of a tokenizer.json."""
-
-    kind = "sentencepiece"
 
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self._where = where
@@ -90,7 +94,7 @@ class PieceVocabulary:
     def content(self) -> Any:
         return self._document
 
-    def state(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {"special_ids": self.special_ids, "tokenizer": self._document}
 
     def _read(self, document: Mapping[str, Any]) -> None:
@@ -98,29 +102,24 @@ class PieceVocabulary:
         vocabulary = dict(model["vocab"])
         if model["type"] != "BPE" or not model["byte_fallback"] or model.get("dropout"):
             self._refuse("only BPE with byte fallback and without dropout is supported")
-        if not all(
-            type(number) is int and 0 <= number < 2**32 - 1 for number in vocabulary.values()
-        ):
-            self._refuse("its vocabulary has an id that is not a whole number from 0 to 2**32 - 2")
-        if len(set(vocabulary.values())) != len(vocabulary):
-            self._refuse("its vocabulary gives one id to two pieces")
+        check_vocabulary(vocabulary, self._where)
         self.special_ids: dict[str, int] = {}
         for token in document.get("added_tokens") or []:
             content = token["content"]
             if not token.get("special"):
-                self._refuse(f"it has the user-defined piece {content!r}")
+                self._refuse(f"it has the user-defined symbol {content!r}")
             self.special_ids[str(content)] = int(vocabulary.get(content, token["id"]))
         unknown = model.get("unk_token")
-        reserved = {*self.special_ids, *filter(BYTE_PIECE.fullmatch, vocabulary)}
+        reserved = {*self.special_ids, *filter(_BYTE_TOKEN.fullmatch, vocabulary)}
         if unknown is not None:
             reserved.add(unknown)
-        # SentencePiece never merges to or from a reserved piece. The merges, which are worked out
-        # from the spelling of pieces, may say otherwise.
+        # SentencePiece never merges to or from a reserved token. gigatoken derives merges from
+        # the spelling of tokens, so its list may contain such merges.
         merges = []
         for merge in model["merges"]:
             left, right = merge.split(" ") if isinstance(merge, str) else merge
             if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-                self._refuse(f"its merge {[left, right]} is not of pieces in its vocabulary")
+                self._refuse(f"its merge {[left, right]} uses tokens that its vocabulary lacks")
             if not reserved & {left, right, left + right}:
                 merges.append([left, right])
         self.vocab_size: int = 1 + max([*vocabulary.values(), *self.special_ids.values()])
@@ -148,83 +147,77 @@ class PieceVocabulary:
         raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
 
 
-class PieceTokenizer:
-    """A SentencePiece vocabulary at work."""
+class SentencePieceTokenizer(Tokenizer):
+    """Encodes with a SentencePiece vocabulary."""
 
-    cuttable = False
+    kind = "sentencepiece"
 
-    def __init__(self, vocabulary: PieceVocabulary, *, name: str, eot_id: int | None) -> None:
+    def __init__(
+        self, vocabulary: SentencePieceVocabulary, *, name: str, eot_id: int | None
+    ) -> None:
         self.name = name
         self.eot_id = eot_id
+        self.vocab_size = vocabulary.vocab_size
+        self.special_ids = vocabulary.special_ids
         self._vocabulary = vocabulary
         self._native: Any = vocabulary.native()
 
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
-
-    @property
-    def special_ids(self) -> Mapping[str, int]:
-        return dict(self._vocabulary.special_ids)
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        name = str(settings["name"])
+        document = join_saved_document(settings)
+        vocabulary = SentencePieceVocabulary(document, f"the state of tokenizer {name!r}")
+        return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
 
     @cached_property
     def fingerprint(self) -> str:
         content = {"eot_id": self.eot_id, "vocabulary": self._vocabulary.content()}
-        return hash_content(self._vocabulary.kind, content)
+        return hash_content(self.kind, content)
 
-    def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        """The ids of all texts, each followed by the end-of-text id; see `encode_terminated`."""
-        if self._native is None:
-            self._native = self._vocabulary.native()
+    def encode(self, text: bytes) -> Ids:
         if self._vocabulary.trim_spaces:
-            texts = [text.strip(b" ") for text in texts]
-        return gather([self._native.encode(text) for text in texts], self.eot_id)
+            text = text.strip(b" ")
+        ids: Ids = self._encoder().encode(text)
+        return ids
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         return drop_terminators(*self.encode_terminated(texts))
 
+    def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        return terminate_texts([self.encode(text) for text in texts], self.eot_id)
+
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         flat = check_ids(ids, self.vocab_size, self.name).tolist()
-        if self._native is None:
-            self._native = self._vocabulary.native()
-        spellings = {number: token for token, number in self._vocabulary.special_ids.items()}
+        spellings = {number: token for token, number in self.special_ids.items()}
         text = []
-        run: list[int] = []
-        for number in [*flat, None]:
-            if number is not None and number not in spellings:
-                run.append(number)
-                continue
-            if run:
-                text.append(self._native.decode(run).decode("utf-8", errors="replace"))
-                run = []
-            if number is not None:
-                text.append(spellings[number])
+        for special, run in groupby(flat, spellings.get):
+            if special is None:
+                text.append(self._encoder().decode(list(run)).decode("utf-8", errors="replace"))
+            else:
+                text.append(special * len(list(run)))
         return "".join(text)
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """The bytes that each id spells inside a text; 0 where the vocabulary has a gap."""
         lengths = np.zeros(self.vocab_size, np.int64)
-        for piece, number in self._vocabulary.content()["model"]["vocab"].items():
-            is_byte = BYTE_PIECE.fullmatch(piece)
-            lengths[number] = 1 if is_byte else len(piece.replace("\u2581", " ").encode())
+        for token, number in self._vocabulary.content()["model"]["vocab"].items():
+            is_byte = _BYTE_TOKEN.fullmatch(token)
+            lengths[number] = 1 if is_byte else len(token.replace("\u2581", " ").encode())
         return lengths
 
     def forget(self) -> None:
-        """Free the memory that the words met so far take; the next text rebuilds what it needs."""
         self._native = None
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "kind": self._vocabulary.kind,
-            "name": self.name,
-            "eot_id": self.eot_id,
-            **self._vocabulary.state(),
-        }
+    def settings(self) -> dict[str, Any]:
+        return {"name": self.name, "eot_id": self.eot_id, **self._vocabulary.settings()}
 
     def __repr__(self) -> str:
-        return f"PieceTokenizer({self.name!r}, vocab_size={self.vocab_size})"
+        return f"SentencePieceTokenizer({self.name!r}, vocab_size={self.vocab_size})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        from tokenmill.tokenizers.load import from_state
+    def __getstate__(self) -> dict[str, Any]:
+        # gigatoken's objects cannot be pickled; a copy in another process builds its own.
+        return {**self.__dict__, "_native": None}
 
-        return from_state, (self.state(),)
+    def _encoder(self) -> Any:
+        if self._native is None:
+            self._native = self._vocabulary.native()
+        return self._native
