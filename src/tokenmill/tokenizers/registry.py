@@ -8,6 +8,7 @@ state raises a TokenizerError.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from inspect import isabstract
@@ -70,6 +71,25 @@ def check_tokenizer(tokenizer: Tokenizer) -> None:
         raise TokenizerError(
             f"`eot_id` of {_name(found)} must be an id below {vocab_size}, or None, got {eot_id!r}."
         )
+
+
+def check_picklable(tokenizer: Tokenizer) -> None:
+    """Refuse a user's tokenizer that worker processes cannot receive."""
+    found = type(tokenizer)
+    if found in _BUILT_IN:
+        return
+    if found.__module__ == "__main__":
+        raise TokenizerError(
+            f"{_name(found)} is defined in a script or notebook, where worker processes cannot "
+            "import it. Move the class to a module: a .py file that the script imports."
+        )
+    try:
+        pickle.dumps(tokenizer)
+    except Exception as error:
+        raise TokenizerError(
+            f"{_name(found)} cannot be pickled for worker processes ({error}). Define the class at "
+            "the top level of a module, and drop what cannot be pickled in __getstate__."
+        ) from error
 
 
 def from_state(state: Mapping[str, Any]) -> Tokenizer:
