@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import CL100K, CONFIGURATIONS, END, added, make_document, split, write_document
+from vocabularies import (
+    CL100K,
+    CONFIGURATIONS,
+    END,
+    FRAGMENTS,
+    added,
+    make_document,
+    split,
+    write_document,
+)
 
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
@@ -104,40 +113,7 @@ def test_real_text_in_parts_has_the_same_ids(tokenizer: Tokenizer, texts: list[s
         assert encode_parts(tokenizer, text, some) == whole
 
 
-FRAGMENTS = st.sampled_from(
-    [
-        " ",
-        "  ",
-        "\n",
-        "\n\n",
-        "\r\n",
-        "\t",
-        "a",
-        "B",
-        "ß",
-        "'s",
-        "'LL",
-        "'",
-        "1",
-        "234",
-        ".",
-        "//",
-        "\u0301",
-        "\u0958",
-        "\u093c",
-        "\u00e9",
-        "日",
-        "ʼ",
-        "ª",
-        "\u00a0",
-        "\u3000",
-        "\u017f",
-        "\0",
-    ]
-)
-
-
-@given(st.lists(FRAGMENTS, max_size=30).map("".join) | st.text(max_size=40))
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join) | st.text(max_size=40))
 @settings(deadline=None, max_examples=60)
 def test_random_text_in_parts_has_the_same_ids(tokenizer: Tokenizer, text: str) -> None:
     whole = tokenizer.encode_batch([text.encode()])[0].tolist()

@@ -13,6 +13,7 @@ from vocabularies import (
     CONFIGURATIONS,
     END,
     END_OF_TEXT,
+    FRAGMENTS,
     TRICKY,
     added,
     byte_level,
@@ -51,35 +52,7 @@ def test_ids_are_those_of_the_tokenizers_library(pair: Pair, texts: list[str]) -
     assert one_by_one == expected
 
 
-FRAGMENTS = st.sampled_from(
-    [
-        " ",
-        "  ",
-        "\n",
-        "\r\n",
-        "\t",
-        "a",
-        "B",
-        "'s",
-        "'LL",
-        "1",
-        "234",
-        ".",
-        "/",
-        "<T>",
-        "<think>",
-        "\u0301",
-        "\u0958",
-        "\u093c",
-        "\u00e9",
-        "日",
-        "\u00a0",
-        "\u3000",
-        "<|endoftext|>",
-        "\0",
-    ]
-)
-TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join) | st.text(max_size=20)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join) | st.text(max_size=20)
 
 
 @given(st.lists(TEXTS, max_size=8))

@@ -148,6 +148,11 @@ def unflatten(ids: Any, offsets: Any) -> list[list[int]]:
     return [ids[a:b].tolist() for a, b in pairwise(offsets.tolist())]
 
 
+# Fragments to join to random texts: one of each class of characters, and pairs that belong together.
+FRAGMENTS = [*" \n\t\0aBß1./'日ʼª", "  ", "\n\n", "\r\n", "'s", "'LL", "234", "//"]
+FRAGMENTS += ["\u0301", "\u0958", "\u093c", "\u00e9", "\u00a0", "\u3000", "\u017f"]
+FRAGMENTS += ["<T>", "<think>", "<|endoftext|>"]
+
 # Texts that pre-tokenizers, normalizers and joined batches could treat differently.
 TRICKY = [
     "",

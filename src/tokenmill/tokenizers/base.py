@@ -78,9 +78,9 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the ids of a text, as JSON values; `from_settings` reads it.
+        """Everything that decides the ids and attributes, as JSON values for `from_settings`.
 
-        It is saved with every dataset and hashed into the fingerprint. Add a version number if
+        It is saved with every dataset, and the fingerprint is its hash. Add a version number if
         the code that encodes may change.
         """
 
@@ -96,12 +96,7 @@ class Tokenizer(ABC):
     @property
     def fingerprint(self) -> str:
         """Equal only for tokenizers that encode every text, and its end, to the same ids."""
-        content = {
-            "vocab_size": self.vocab_size,
-            "eot_id": self.eot_id,
-            "settings": self.settings(),
-        }
-        return hash_content(self.kind, content)
+        return hash_content(self.kind, self.settings())
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one flat array, and `len(texts) + 1` offsets into it."""

@@ -16,16 +16,17 @@ larger than the text. `forget` frees it; rebuilding the tables takes 0.1 s.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.base import Tokenizer, hash_content
+from tokenmill.tokenizers.base import Tokenizer, hash_content, read_eot_id
 from tokenmill.tokenizers.cutting import CutRules
 from tokenmill.tokenizers.id_arrays import (
     Ids,
@@ -41,17 +42,10 @@ TERMINATOR = "\0"
 
 
 class Vocabulary(Protocol):
-    """What `BytePairTokenizer` needs from the reader of a vocabulary format."""
+    """What a reader of vocabulary files provides."""
 
     special_ids: dict[str, int]
     vocab_size: int
-    cuttable: bool
-    joinable: bool  # whether NUL can be added as a token
-    cut_rules: CutRules | None  # None: a text may be cut only as `cuttable` says
-    merging: bool  # whether the text between two cuts is only merged
-
-    def native(self, added: Mapping[str, int]) -> Any:
-        """A gigatoken tokenizer without special tokens, but with these added tokens."""
 
     def content(self) -> Any:
         """Everything that decides the ids of a text, as JSON values in canonical form."""
@@ -60,37 +54,80 @@ class Vocabulary(Protocol):
         """What the vocabulary can be made from again, as JSON values."""
 
 
-class BytePairTokenizer(Tokenizer):
-    """Encodes with a byte-level BPE vocabulary. Subclasses read a format of vocabularies.
+class BytePairVocabulary(Vocabulary, Protocol):
+    """What a reader of byte-level BPE files provides."""
 
-    `checked` is for a vocabulary that gigatoken is known to accept. Its tables are then built by
-    the first call that needs them.
-    """
+    cuttable: bool
+    joinable: bool  # whether NUL can be added as a token
+    cut_rules: CutRules | None  # None: a text may be cut only as `cuttable` says
+    merging: bool  # whether the text between two cuts is only merged
 
-    def __init__(
-        self, vocabulary: Vocabulary, *, name: str, eot_id: int | None, checked: bool = False
-    ) -> None:
+    def native(self, added: Mapping[str, int]) -> Any:
+        """A gigatoken tokenizer without special tokens, but with these added tokens."""
+
+
+class VocabularyTokenizer(Tokenizer):
+    """A tokenizer with the vocabulary of a file."""
+
+    def __init__(self, vocabulary: Vocabulary, *, name: str, eot_id: int | None) -> None:
         self.name = name
         self.eot_id = eot_id
         self.vocab_size = vocabulary.vocab_size
         self.special_ids = vocabulary.special_ids
-        self.cuttable = vocabulary.cuttable
         self._vocabulary = vocabulary
-        self._joining: Any = None  # with the terminator as a token
-        self._plain: Any = None  # without; only texts that contain NUL need it
-        if not checked:
-            self._joiner()  # a vocabulary that gigatoken refuses is refused now
+
+    @classmethod
+    @abstractmethod
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> Any:
+        """The vocabulary in saved settings. Errors name `where`."""
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        name = str(settings["name"])
+        vocabulary = cls.read_vocabulary(settings, f"the state of tokenizer {name!r}")
+        return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
 
     @cached_property
     def fingerprint(self) -> str:
         content = {"eot_id": self.eot_id, "vocabulary": self._vocabulary.content()}
         return hash_content(self.kind, content)
 
-    def encode(self, text: bytes) -> Ids:
-        return self.encode_batch([text])[0]
+    def settings(self) -> dict[str, Any]:
+        return {"name": self.name, "eot_id": self.eot_id, **self._vocabulary.settings()}
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         return drop_terminators(*self.encode_terminated(texts))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+
+
+class BytePairTokenizer(VocabularyTokenizer):
+    """Encodes with a byte-level BPE vocabulary. Subclasses read a format of vocabularies.
+
+    `checked` is for a vocabulary that gigatoken is known to accept. Its tables are then built by
+    the first call that needs them.
+    """
+
+    _vocabulary: BytePairVocabulary
+
+    def __init__(
+        self,
+        vocabulary: BytePairVocabulary,
+        *,
+        name: str,
+        eot_id: int | None,
+        checked: bool = False,
+    ) -> None:
+        super().__init__(vocabulary, name=name, eot_id=eot_id)
+        self.cuttable = vocabulary.cuttable
+        self._joining: Any = None  # with the terminator as a token
+        self._plain: Any = None  # without; only texts that contain NUL need it
+        if not checked:
+            self._joiner()  # a vocabulary that gigatoken refuses is refused now
+
+    def encode(self, text: bytes) -> Ids:
+        return self.encode_batch([text])[0]
 
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         joined = b"\0".join([*texts, b""])
@@ -136,12 +173,6 @@ class BytePairTokenizer(Tokenizer):
         self._joining = None
         self._plain = None
 
-    def settings(self) -> dict[str, Any]:
-        return {"name": self.name, "eot_id": self.eot_id, **self._vocabulary.settings()}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
-
     def __getstate__(self) -> dict[str, Any]:
         # gigatoken's objects cannot be pickled; a copy in another process builds its own.
         state = {**self.__dict__, "_joining": None, "_plain": None}
@@ -173,7 +204,7 @@ class BytePairTokenizer(Tokenizer):
         for number, spelling in self._joiner().vocab.items():
             if number < self.vocab_size:
                 spellings[number] = spelling
-        for token, number in self._vocabulary.special_ids.items():
+        for token, number in self.special_ids.items():
             spellings[number] = token.encode()
         return spellings
 

@@ -89,7 +89,6 @@ def family_of_scheme(scheme: str) -> Family | None:
 _UNKNOWN, UPPER, LOWER, LETTER, MARK, NUMBER, OTHER, APOSTROPHE, SLASH, SPACE, NEWLINE = range(11)
 _KINDS = 11
 _LETTERS = (UPPER, LOWER, LETTER)
-_VISIBLE = (*_LETTERS, NUMBER, OTHER, APOSTROPHE, SLASH)
 _TABLED = 0x30000
 _TAIL = 4096  # bytes searched for a cut before searching the whole text
 

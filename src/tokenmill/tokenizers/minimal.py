@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.base import Tokenizer, choose_eot, hash_content, read_eot_id
+from tokenmill.tokenizers.base import Tokenizer, choose_eot, read_eot_id
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, drop_terminators, spell
 
 UNKNOWN = "unknown"
@@ -43,10 +43,6 @@ class ByteTokenizer(Tokenizer):
         tokenizer = cls()
         tokenizer.eot_id = read_eot_id(settings, cls.vocab_size)
         return tokenizer
-
-    @property
-    def fingerprint(self) -> str:
-        return hash_content(self.kind, self.settings())
 
     def encode(self, text: bytes) -> Ids:
         return np.frombuffer(text, np.uint8).astype(np.uint32)
@@ -96,10 +92,6 @@ class UnknownTokenizer(Tokenizer):
         if eot_id is not None and (type(eot_id) is not int or not 0 <= eot_id < vocab_size):
             raise TokenizerError(f"eot_id must be below vocab_size {vocab_size}, got {eot_id!r}.")
         self.vocab_size, self.eot_id = vocab_size, eot_id
-
-    @property
-    def fingerprint(self) -> str:
-        return hash_content(self.kind, self.settings())
 
     def encode(self, _text: bytes) -> NoReturn:
         self._refuse()

@@ -13,24 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import groupby
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.base import Tokenizer, hash_content, read_eot_id
-from tokenmill.tokenizers.bpe import build_native
-from tokenmill.tokenizers.id_arrays import (
-    Ids,
-    Offsets,
-    check_ids,
-    drop_terminators,
-    terminate_texts,
-)
+from tokenmill.tokenizers.bpe import VocabularyTokenizer, build_native
+from tokenmill.tokenizers.id_arrays import Ids, Offsets, check_ids, terminate_texts
 from tokenmill.tokenizers.tokenizer_json import check_vocabulary, join_saved_document
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -147,41 +139,27 @@ class SentencePieceVocabulary:
         raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(VocabularyTokenizer):
     """Encodes with a SentencePiece vocabulary."""
 
     kind = "sentencepiece"
+    _vocabulary: SentencePieceVocabulary
 
     def __init__(
         self, vocabulary: SentencePieceVocabulary, *, name: str, eot_id: int | None
     ) -> None:
-        self.name = name
-        self.eot_id = eot_id
-        self.vocab_size = vocabulary.vocab_size
-        self.special_ids = vocabulary.special_ids
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary, name=name, eot_id=eot_id)
         self._native: Any = vocabulary.native()
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        name = str(settings["name"])
-        document = join_saved_document(settings)
-        vocabulary = SentencePieceVocabulary(document, f"the state of tokenizer {name!r}")
-        return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        content = {"eot_id": self.eot_id, "vocabulary": self._vocabulary.content()}
-        return hash_content(self.kind, content)
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> SentencePieceVocabulary:
+        return SentencePieceVocabulary(join_saved_document(settings), where)
 
     def encode(self, text: bytes) -> Ids:
         if self._vocabulary.trim_spaces:
             text = text.strip(b" ")
         ids: Ids = self._encoder().encode(text)
         return ids
-
-    def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        return drop_terminators(*self.encode_terminated(texts))
 
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         return terminate_texts([self.encode(text) for text in texts], self.eot_id)
@@ -206,12 +184,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def forget(self) -> None:
         self._native = None
-
-    def settings(self) -> dict[str, Any]:
-        return {"name": self.name, "eot_id": self.eot_id, **self._vocabulary.settings()}
-
-    def __repr__(self) -> str:
-        return f"SentencePieceTokenizer({self.name!r}, vocab_size={self.vocab_size})"
 
     def __getstate__(self) -> dict[str, Any]:
         # gigatoken's objects cannot be pickled; a copy in another process builds its own.

@@ -14,23 +14,15 @@ import binascii
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.base import read_eot_id
 from tokenmill.tokenizers.bpe import BytePairTokenizer, build_native
 from tokenmill.tokenizers.cutting import CutRules, family_of_scheme, is_cuttable
 
 SCHEMES = (
-    "gpt2",
-    "cl100k",
-    "o200k",
-    "qwen2",
-    "qwen35",
-    "olmo3",
-    "deepseek_v3",
-    "nemotron",
-    "kimi",
+    *("gpt2", "cl100k", "o200k", "qwen2"),
+    *("qwen35", "olmo3", "deepseek_v3", "nemotron", "kimi"),
 )
 ALIASES = {"r50k": "gpt2", "gpt4": "cl100k"}
 
@@ -93,15 +85,9 @@ class TiktokenTokenizer(BytePairTokenizer):
     kind = "tiktoken"
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        name = str(settings["name"])
-        vocabulary = TiktokenVocabulary(
-            [base64.b64decode(token, validate=True) for token in settings["tokens"]],
-            settings["scheme"],
-            settings["special_ids"],
-            f"the state of tokenizer {name!r}",
-        )
-        return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> TiktokenVocabulary:
+        tokens = [base64.b64decode(token, validate=True) for token in settings["tokens"]]
+        return TiktokenVocabulary(tokens, settings["scheme"], settings["special_ids"], where)
 
 
 class TiktokenVocabulary:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import orjson
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.base import read_eot_id
 from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, build_native
 from tokenmill.tokenizers.cutting import CutRules, family_of, is_cuttable
 
@@ -103,12 +102,8 @@ class JsonTokenizer(BytePairTokenizer):
     kind = "bpe"
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        name = str(settings["name"])
-        vocabulary = JsonVocabulary(
-            join_saved_document(settings), f"the state of tokenizer {name!r}"
-        )
-        return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> JsonVocabulary:
+        return JsonVocabulary(join_saved_document(settings), where)
 
 
 class JsonVocabulary:
