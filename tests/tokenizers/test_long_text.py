@@ -115,10 +115,10 @@ def test_no_match_of_the_pattern_crosses_a_cut(name: Family, nfc: bool) -> None:
     texts += ["".join(chance.choices(ALPHABET, k=chance.randint(2, 12))) for _ in range(1000)]
     for text in texts:
         data = text.encode()
-        whole, cut = find_words(data), rules.last(data)
+        whole, cut = find_words(data), rules.find_last_cut(data)
         while cut:
             assert find_words(data[:cut]) + find_words(data[cut:]) == whole, (text, cut)
-            cut = rules.last(data[:cut])
+            cut = rules.find_last_cut(data[:cut])
 
 
 def test_tokens_of_half_characters_are_not_settled_by_whole_characters(

@@ -118,18 +118,18 @@ class Settler:
         self._lengths = np.array([len(spelling or b"") for spelling in spellings], np.int64)
         self._longest = int(self._lengths.max())
         self._merging = merging and self._longest <= _LONGEST
-        self._straddled = _straddled_pairs(spellings)
+        self._straddled = _find_straddled_pairs(spellings)
 
     def settle(self, text: bytes) -> tuple[Ids, int]:
         """The final ids at the start of a text, and the number of bytes that they cover."""
-        cut = self._rules.last(text)
+        cut = self._rules.find_last_cut(text)
         if not cut and self._merging:
             return self._settle_run(text)
         return self._encode([text[:cut]])[0], cut
 
     def _settle_run(self, text: bytes) -> tuple[Ids, int]:
         nothing = NO_IDS, 0
-        places = _characters(text)
+        places = _find_characters(text)
         end = next(
             (
                 int(place)
@@ -141,9 +141,9 @@ class Settler:
         window = text[:end]
         if not window:
             return nothing
-        kind, start = self._rules.run(window)
+        kind, start = self._rules.find_last_run(window)
         if kind == NUMBER and self._rules.family in ("cl100k", "o200k"):
-            cut = self._rules.after_threes(window) if start == 0 else 0
+            cut = self._rules.cut_numbers_by_three(window) if start == 0 else 0
             return self._encode([window[:cut]])[0], cut
         if kind == 0 or not self._may_settle(window, kind, start):
             return nothing
@@ -181,27 +181,27 @@ class Settler:
         """
         low = np.searchsorted(places, len(window) - self._longest)
         stops = places[low : np.searchsorted(places, len(window), side="right")].tolist()
-        common = _spans(start, ends[np.searchsorted(ends, start, side="right") :])
+        common = _find_spans(start, ends[np.searchsorted(ends, start, side="right") :])
         ids, offsets = self._encode([window[start:stop] for stop in stops])
         for i in range(len(stops)):
             lengths = self._lengths[ids[offsets[i] : offsets[i + 1]]]
-            common &= _spans(start, start + np.cumsum(lengths))
+            common &= _find_spans(start, start + np.cumsum(lengths))
         whole = set(places[np.searchsorted(places, start) :].tolist())
         return max((end for _, end in common if end in whole), default=0)
 
 
-def _spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
+def _find_spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
     """Where consecutive tokens start and end."""
     return set(pairwise([start, *ends.tolist()]))
 
 
-def _characters(text: bytes) -> npt.NDArray[np.int64]:
+def _find_characters(text: bytes) -> npt.NDArray[np.int64]:
     """Where characters start."""
     starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
     return starts.astype(np.int64)
 
 
-def _straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
+def _find_straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
     """The byte pairs around character starts, in tokens with half a character at an end."""
     pairs: set[int] = set()
     for spelling in spellings:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import BytePairTokenizer, build_native
-from tokenmill.tokenizers.cutting import CutRules, family_of_scheme, is_cuttable
+from tokenmill.tokenizers.cutting import CutRules, find_family_of_scheme, is_cuttable
 
 SCHEMES = (
     *("gpt2", "cl100k", "o200k", "qwen2"),
@@ -118,7 +118,7 @@ class TiktokenVocabulary:
                 )
         self.special_ids = dict(special_ids)
         self.vocab_size = 1 + max([len(tokens) - 1, *special_ids.values()])
-        family = family_of_scheme(scheme)
+        family = find_family_of_scheme(scheme)
         self.cuttable = is_cuttable(family, nfc=False)
         self.cut_rules = CutRules(family, nfc=False) if family else None
         self.merging = True

@@ -20,7 +20,7 @@ import orjson
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, build_native
-from tokenmill.tokenizers.cutting import CutRules, family_of, is_cuttable
+from tokenmill.tokenizers.cutting import CutRules, find_family, is_cuttable
 
 _WHITE_SPACE = " \t\r\n"
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -158,11 +158,11 @@ class JsonVocabulary:
                 self._refuse(f"special token {token!r} shares the id {number} with an ordinary one")
 
         self.joinable = not any(TERMINATOR in token["content"] for token in kept)
-        family = None if prefix_space else family_of(pattern)
+        family = None if prefix_space else find_family(pattern)
         self.cuttable = is_cuttable(family, nfc=nfc) and all(map(_leaves_cuts, kept))
         self.cut_rules = None
         if family is not None and not any(token["lstrip"] or token["rstrip"] for token in kept):
-            pairs = [pair for token in kept for pair in _byte_pairs(token["content"])]
+            pairs = [pair for token in kept for pair in _find_byte_pairs(token["content"])]
             self.cut_rules = CutRules(family, nfc=nfc, forbidden=frozenset(pairs))
         self.merging = not kept
         self._kept = kept
@@ -330,6 +330,6 @@ def _leaves_cuts(token: Mapping[str, Any]) -> bool:
     )
 
 
-def _byte_pairs(content: str) -> list[int]:
+def _find_byte_pairs(content: str) -> list[int]:
     data = content.encode()
     return [before << 8 | after for before, after in pairwise(data)]
