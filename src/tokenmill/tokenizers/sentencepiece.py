@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import orjson
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import VocabularyTokenizer, build_native
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, check_ids, terminate_texts
-from tokenmill.tokenizers.tokenizer_json import check_vocabulary, join_saved_document
+from tokenmill.tokenizers.tokenizer_json import DocumentVocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 # Unicode's white space without the space itself and U+0085.
@@ -65,17 +65,8 @@ def _check_white_space(native: Any, where: str) -> None:
             )
 
 
-class SentencePieceVocabulary:
-    """The parts of a SentencePiece vocabulary that decide ids, in the form of a tokenizer.json."""
-
-    def __init__(self, document: Mapping[str, Any], where: str) -> None:
-        self._where = where
-        try:
-            self._read(document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TokenizerError(
-                f"{where} is damaged or not a tokenizer.json: {type(error).__name__} {error}"
-            ) from error
+class SentencePieceVocabulary(DocumentVocabulary):
+    """A SentencePiece vocabulary in the form of a tokenizer.json."""
 
     def native(self) -> Any:
         import gigatoken
@@ -83,19 +74,13 @@ class SentencePieceVocabulary:
         data = orjson.dumps(self._document)
         return build_native(gigatoken.Tokenizer.from_json, data, where=self._where)
 
-    def content(self) -> Any:
-        return self._document
-
-    def settings(self) -> dict[str, Any]:
-        return {"special_ids": self.special_ids, "tokenizer": self._document}
-
     def _read(self, document: Mapping[str, Any]) -> None:
         model = document["model"]
         vocabulary = dict(model["vocab"])
         if model["type"] != "BPE" or not model["byte_fallback"] or model.get("dropout"):
             self._refuse("only BPE with byte fallback and without dropout is supported")
-        check_vocabulary(vocabulary, self._where)
-        self.special_ids: dict[str, int] = {}
+        self._check_ids(vocabulary)
+        self.special_ids = {}
         for token in document.get("added_tokens") or []:
             content = token["content"]
             if not token.get("special"):
@@ -114,12 +99,12 @@ class SentencePieceVocabulary:
                 self._refuse(f"its merge {[left, right]} uses tokens that its vocabulary lacks")
             if not reserved & {left, right, left + right}:
                 merges.append([left, right])
-        self.vocab_size: int = 1 + max([*vocabulary.values(), *self.special_ids.values()])
+        self.vocab_size = 1 + max([*vocabulary.values(), *self.special_ids.values()])
         pre_tokenizer = document.get("pre_tokenizer")
         if pre_tokenizer is not None and pre_tokenizer["type"] != "Metaspace":
             self._refuse(f"its pre-tokenizer {pre_tokenizer['type']!r} is not supported")
         self.trim_spaces = bool(document.get("trim_spaces"))
-        self._document: dict[str, Any] = {
+        self._document = {
             "trim_spaces": self.trim_spaces,
             "added_tokens": [],
             "normalizer": document.get("normalizer"),
@@ -134,9 +119,6 @@ class SentencePieceVocabulary:
                 "merges": merges,
             },
         }
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
 
 
 class SentencePieceTokenizer(VocabularyTokenizer):
@@ -153,7 +135,7 @@ class SentencePieceTokenizer(VocabularyTokenizer):
 
     @classmethod
     def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> SentencePieceVocabulary:
-        return SentencePieceVocabulary(join_saved_document(settings), where)
+        return SentencePieceVocabulary.from_settings(settings, where)
 
     def encode(self, text: bytes) -> Ids:
         if self._vocabulary.trim_spaces:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import orjson
 
@@ -71,43 +71,12 @@ def check_added_ids(document: Mapping[str, Any], where: str) -> None:
                 )
 
 
-def check_vocabulary(vocabulary: Mapping[str, Any], where: str) -> None:
-    """Refuse ids that are not distinct integers that gigatoken can represent."""
-    for token, number in vocabulary.items():
-        if type(number) is not int or not 0 <= number < 2**32 - 1:
-            raise TokenizerError(
-                f"{where} cannot be used as a tokenizer: its token {token!r} has the id {number!r}, "
-                "which is not an integer from 0 to 2**32 - 2"
-            )
-    if len(set(vocabulary.values())) != len(vocabulary):
-        raise TokenizerError(
-            f"{where} cannot be used as a tokenizer: its vocabulary gives one id to two tokens"
-        )
+class DocumentVocabulary:
+    """A vocabulary in the form of a tokenizer.json, checked and reduced to what decides ids."""
 
-
-def join_saved_document(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json from saved settings, which hold special tokens separately."""
-    specials = [
-        {"id": number, "content": token, "special": True}
-        for token, number in settings["special_ids"].items()
-    ]
-    document = dict(settings["tokenizer"])
-    document["added_tokens"] = [*document["added_tokens"], *specials]
-    return document
-
-
-class JsonTokenizer(BytePairTokenizer):
-    """A tokenizer from a tokenizer.json."""
-
-    kind = "bpe"
-
-    @classmethod
-    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> JsonVocabulary:
-        return JsonVocabulary(join_saved_document(settings), where)
-
-
-class JsonVocabulary:
-    """The parts of a tokenizer.json that decide ids, checked."""
+    special_ids: dict[str, int]
+    vocab_size: int
+    _document: dict[str, Any]
 
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self._where = where
@@ -118,6 +87,52 @@ class JsonVocabulary:
                 f"{where} is damaged or not a tokenizer.json: {type(error).__name__} {error}"
             ) from error
 
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], where: str) -> Self:
+        specials = [
+            {"id": number, "content": token, "special": True}
+            for token, number in settings["special_ids"].items()
+        ]
+        document = dict(settings["tokenizer"])
+        document["added_tokens"] = [*document["added_tokens"], *specials]
+        return cls(document, where)
+
+    def content(self) -> Any:
+        return self._document
+
+    def settings(self) -> dict[str, Any]:
+        return {"special_ids": self.special_ids, "tokenizer": self._document}
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _check_ids(self, vocabulary: Mapping[str, Any]) -> None:
+        for token, number in vocabulary.items():
+            if type(number) is not int or not 0 <= number < 2**32 - 1:
+                self._refuse(
+                    f"its token {token!r} has the id {number!r}, which is not an integer from 0 to "
+                    "2**32 - 2"
+                )
+        if len(set(vocabulary.values())) != len(vocabulary):
+            self._refuse("its vocabulary gives one id to two tokens")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
+
+
+class JsonTokenizer(BytePairTokenizer):
+    """A tokenizer from a tokenizer.json."""
+
+    kind = "bpe"
+
+    @classmethod
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> JsonVocabulary:
+        return JsonVocabulary.from_settings(settings, where)
+
+
+class JsonVocabulary(DocumentVocabulary):
+    """A byte-level BPE vocabulary."""
+
     def native(self, added: Mapping[str, int]) -> Any:
         import gigatoken
 
@@ -126,12 +141,6 @@ class JsonVocabulary:
         return build_native(
             gigatoken.Tokenizer.from_json, orjson.dumps(document), where=self._where
         )
-
-    def content(self) -> Any:
-        return self._document
-
-    def settings(self) -> dict[str, Any]:
-        return {"special_ids": self.special_ids, "tokenizer": self._document}
 
     def _read(self, document: Mapping[str, Any]) -> None:
         vocabulary, merges, made = self._read_model(document["model"])
@@ -166,7 +175,7 @@ class JsonVocabulary:
             self.cut_rules = CutRules(family, nfc=nfc, forbidden=frozenset(pairs))
         self.merging = not kept
         self._kept = kept
-        self._document: dict[str, Any] = {
+        self._document = {
             "added_tokens": kept,
             "normalizer": {"type": "NFC"} if nfc else None,
             "pre_tokenizer": pre_tokenizer,
@@ -189,7 +198,7 @@ class JsonVocabulary:
         missing = [byte for byte, letter in BYTE_LETTERS.items() if letter not in vocabulary]
         if missing:
             self._refuse(f"its vocabulary has no token for the byte 0x{missing[0]:02x}")
-        check_vocabulary(vocabulary, self._where)
+        self._check_ids(vocabulary)
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
         made = set()
         for merge in merges:
@@ -305,9 +314,6 @@ class JsonVocabulary:
                 self._refuse(
                     f"its added token {content!r} overlaps its special token {hidden_by[0]!r}"
                 )
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
 
 
 def _make_added(content: str, number: int) -> dict[str, Any]:
