@@ -28,6 +28,7 @@ _WHERE = {
     "open": "tokenmill.dataset.opening",
     "prepare": "tokenmill.preparation.prepare",
     "pretokenize": "tokenmill.preparation.pretokenize",
+    "register_tokenizer": "tokenmill.tokenizers",
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "train": "tokenmill.training.run",
@@ -53,6 +54,7 @@ __all__ = [
     "open",
     "prepare",
     "pretokenize",
+    "register_tokenizer",
     "reshard",
     "sample",
     "train",
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
     from tokenmill.preparation.pretokenize import pretokenize
     from tokenmill.preparation.train_tokenizer import train_tokenizer
     from tokenmill.store.tokens import Tokens
-    from tokenmill.tokenizers import Tokenizer, load_tokenizer
+    from tokenmill.tokenizers import Tokenizer, load_tokenizer, register_tokenizer
     from tokenmill.training.config import Config
     from tokenmill.training.run import train
     from tokenmill.training.sample import sample

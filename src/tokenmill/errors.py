@@ -9,6 +9,7 @@ line prints that text without a traceback and exits with `exit_status`.
     ├── FolderError       an output folder in the wrong state: busy, foreign, changed settings
     ├── DatasetError      a dataset that is damaged, incomplete or not one
     ├── TokenizerError    a tokenizer that cannot be loaded, or is not the expected one
+    │   └── UnregisteredTokenizerError    a dataset's tokenizer class that is not registered
     ├── TooLongError      a text that cannot be cut and is too long to hold in memory
     ├── StateError        a saved state that belongs to another run
     └── WorkError         work that stopped half-way (disk full, worker killed) and can be resumed
@@ -24,6 +25,7 @@ __all__ = [
     "TokenizerError",
     "TokenmillError",
     "TooLongError",
+    "UnregisteredTokenizerError",
     "UsageError",
     "WorkError",
 ]
@@ -55,6 +57,10 @@ class DatasetError(TokenmillError):
 
 class TokenizerError(TokenmillError):
     """A tokenizer cannot be loaded, or is not the one that the tokens were made with."""
+
+
+class UnregisteredTokenizerError(TokenizerError):
+    """A dataset was made with a tokenizer class that is not registered in this process."""
 
 
 class TooLongError(TokenmillError):

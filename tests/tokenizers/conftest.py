@@ -1,4 +1,4 @@
-"""Real text, and the tokenizers and libraries that many tests use."""
+"""Real text, and tokenizers that many tests use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiktoken_gpt2() -> tiktoken.Encoding:
-    """tiktoken's GPT-2 out of the same two files, by nothing that tokenmill does."""
+    """tiktoken's GPT-2 from the same two files, built without tokenmill's code."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {chr(value): value for value in visible}
     for value in range(256):

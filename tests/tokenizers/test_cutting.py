@@ -1,4 +1,4 @@
-"""Encoding in pieces: the same ids wherever `cuttable` says so."""
+"""Encoding a text in parts: the same ids wherever `cuttable` allows a cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import CL100K, CONFIGURATIONS, END, added, make_document, split, write_document
+from vocabularies import (
+    CL100K,
+    CONFIGURATIONS,
+    END,
+    FRAGMENTS,
+    added,
+    make_document,
+    split,
+    write_document,
+)
 
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
@@ -38,9 +47,9 @@ CUTTABLE = {
 
 
 def make_sharp_document(**changes: Any) -> dict[str, Any]:
-    """A vocabulary in which any byte and a space or newline after it merge before all else.
+    """A vocabulary in which any byte merges first with a space or newline after it.
 
-    So a word that goes on across a cut shows in the ids, whatever the letter before it.
+    A word that continues across a cut then changes the ids, whatever the letter before it.
     """
     document = deepcopy(make_document(**changes))
     model = document["model"]
@@ -66,7 +75,7 @@ def tokenizers_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, To
     return found
 
 
-# The same to gigatoken as another of them.
+# gigatoken treats these like one of the others.
 ALIKE = {"cl100k by removal", "post-processor", "a word with NUL added"}
 
 
@@ -84,73 +93,40 @@ def find_cuts(text: str) -> list[int]:
     return [match.end() for match in re.finditer(r"[^\W\d_](?=[ \n]|\r\n)", text)]
 
 
-def encode_pieces(tokenizer: Tokenizer, text: str, cuts: list[int]) -> list[int]:
+def encode_parts(tokenizer: Tokenizer, text: str, cuts: list[int]) -> list[int]:
     bounds = [0, *cuts, len(text)]
-    pieces = [text[a:b].encode() for a, b in pairwise(bounds)]
-    return tokenizer.encode_batch(pieces)[0].tolist()
+    parts = [text[a:b].encode() for a, b in pairwise(bounds)]
+    return tokenizer.encode_batch(parts)[0].tolist()
 
 
-def test_which_may_be_cut(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+def test_which_configurations_may_be_cut(tokenizers_by_name: dict[str, Tokenizer]) -> None:
     assert {name: found.cuttable for name, found in tokenizers_by_name.items()} == CUTTABLE
 
 
-def test_real_text_in_pieces(tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_real_text_in_parts_has_the_same_ids(tokenizer: Tokenizer, texts: list[str]) -> None:
     chance = random.Random(7)
     for text in [*texts[::6], *texts[-5:]]:
         cuts = find_cuts(text)
         whole = tokenizer.encode_batch([text.encode()])[0].tolist()
-        assert encode_pieces(tokenizer, text, cuts) == whole
+        assert encode_parts(tokenizer, text, cuts) == whole
         some = sorted(chance.sample(cuts, len(cuts) // 5))
-        assert encode_pieces(tokenizer, text, some) == whole
+        assert encode_parts(tokenizer, text, some) == whole
 
 
-PIECES = st.sampled_from(
-    [
-        " ",
-        "  ",
-        "\n",
-        "\n\n",
-        "\r\n",
-        "\t",
-        "a",
-        "B",
-        "ß",
-        "'s",
-        "'LL",
-        "'",
-        "1",
-        "234",
-        ".",
-        "//",
-        "\u0301",
-        "\u0958",
-        "\u093c",
-        "\u00e9",
-        "日",
-        "ʼ",
-        "ª",
-        "\u00a0",
-        "\u3000",
-        "\u017f",
-        "\0",
-    ]
-)
-
-
-@given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=40))
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join) | st.text(max_size=40))
 @settings(deadline=None, max_examples=60)
-def test_random_text_in_pieces(tokenizer: Tokenizer, text: str) -> None:
+def test_random_text_in_parts_has_the_same_ids(tokenizer: Tokenizer, text: str) -> None:
     whole = tokenizer.encode_batch([text.encode()])[0].tolist()
     for cut in find_cuts(text):
-        assert encode_pieces(tokenizer, text, [cut]) == whole
-    assert encode_pieces(tokenizer, text, find_cuts(text)) == whole
+        assert encode_parts(tokenizer, text, [cut]) == whole
+    assert encode_parts(tokenizer, text, find_cuts(text)) == whole
 
 
 LETTERS = [chr(number) for number in range(sys.maxunicode + 1) if chr(number).isalpha()]
 
 
 @pytest.mark.parametrize("space", [" ", "\n", "\r\n"])
-def test_every_letter_of_unicode_is_a_place_to_cut(tokenizer: Tokenizer, space: str) -> None:
+def test_text_may_be_cut_after_every_letter_of_unicode(tokenizer: Tokenizer, space: str) -> None:
     assert len(LETTERS) > 130_000
     behind = f"{space}{space}x"
     whole, offsets = tokenizer.encode_batch([f".{letter}{behind}".encode() for letter in LETTERS])
@@ -162,16 +138,16 @@ def test_every_letter_of_unicode_is_a_place_to_cut(tokenizer: Tokenizer, space: 
     assert np.array_equal(np.delete(whole, places.ravel()), first)
 
 
-def test_why_nfc_and_newlines_after_punctuation_may_not_be_cut(
+def test_a_cut_with_nfc_and_newlines_after_punctuation_would_change_ids(
     tokenizers_by_name: dict[str, Tokenizer],
 ) -> None:
     tokenizer = tokenizers_by_name["qwen2 with nfc"]
     text = "\u0958\nx"
-    pieces = encode_pieces(tokenizer, text, [1])
-    assert pieces != tokenizer.encode_batch([text.encode()])[0].tolist()
+    parts = encode_parts(tokenizer, text, [1])
+    assert parts != tokenizer.encode_batch([text.encode()])[0].tolist()
 
 
-def test_added_tokens_across_a_cut_forbid_it(tmp_path: Path) -> None:
+def test_added_tokens_with_spaces_forbid_cuts(tmp_path: Path) -> None:
     for number, token in enumerate(
         [
             added(END + 1, "the end", special=False),

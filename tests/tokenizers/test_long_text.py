@@ -1,4 +1,4 @@
-"""Texts encoded piece by piece: the ids of the whole, by the libraries that define them."""
+"""Long texts encoded piece by piece have the ids that the reference libraries give for the whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vocabularies import (
 
 from tokenizers import normalizers
 from tokenmill.errors import TooLongError
-from tokenmill.tokenizers import Tokenizer, load_tokenizer, long_text
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.cutting import CutRules, Family
 from tokenmill.tokenizers.long_text import LongText
 from tokenmill.tokenizers.tokenizer_json import BYTE_LETTERS
@@ -38,7 +38,7 @@ NAMES += ["white space added", "words added", "nfc in a sequence", "a word added
 # Unlike "words added", this one strips no white space, so there are rules for where to cut.
 A_WORD_ADDED = {"added_tokens": [END_OF_TEXT, added(END + 1, "<think>", special=False)]}
 
-# Characters of every class that a pattern tells apart, and what NFC joins or changes.
+# Characters of every class that a pattern distinguishes, and some that NFC joins or changes.
 ALPHABET = [*" \t\n\r'/.,-_aZsltrevmdſʼª19²½日本のǅß", "\u0301", "\u093c", "\u0958", "é", "e\u0301"]
 ALPHABET += [
     "\u00a0",
@@ -65,8 +65,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_tokenizer(path), make_reference(document)
 
 
-def encode_in_pieces(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[int]:
-    long = LongText(tokenizer, 1 << 30)
+def encode_in_pieces(tokenizer: Tokenizer, text: str, sizes: list[int], window: int) -> list[int]:
+    long = LongText(tokenizer, 1 << 30, window=window)
     found, start = [], 0
     while start < len(text):
         size = sizes[len(found) % len(sizes)]
@@ -89,11 +89,7 @@ def test_any_text_in_any_pieces_has_the_ids_of_the_whole(
 ) -> None:
     tokenizer, reference = pair
     expected = reference.encode(text, add_special_tokens=False).ids
-    window, long_text.WINDOW = long_text.WINDOW, 8
-    try:
-        assert encode_in_pieces(tokenizer, text, sizes) == expected
-    finally:
-        long_text.WINDOW = window
+    assert encode_in_pieces(tokenizer, text, sizes, window=8) == expected
 
 
 RULES: list[Family] = ["gpt2", "cl100k", "qwen2", "o200k"]
@@ -105,7 +101,7 @@ ONE_OF_EACH = [*" \t\n\r'/.szZ日1²", "\u0301", "\u0316", "\u1025", "\u102e"]
 
 @pytest.mark.parametrize("nfc", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_no_word_of_the_pattern_goes_across_a_place_to_cut(name: Family, nfc: bool) -> None:
+def test_no_match_of_the_pattern_crosses_a_cut(name: Family, nfc: bool) -> None:
     reference = make_reference(make_document(**CONFIGURATIONS[name]))
     normalize = normalizers.NFC().normalize_str if nfc else str
     rules = CutRules(name, nfc=nfc)
@@ -119,16 +115,16 @@ def test_no_word_of_the_pattern_goes_across_a_place_to_cut(name: Family, nfc: bo
     texts += ["".join(chance.choices(ALPHABET, k=chance.randint(2, 12))) for _ in range(1000)]
     for text in texts:
         data = text.encode()
-        whole, cut = find_words(data), rules.last(data)
+        whole, cut = find_words(data), rules.find_last_cut(data)
         while cut:
             assert find_words(data[:cut]) + find_words(data[cut:]) == whole, (text, cut)
-            cut = rules.last(data[:cut])
+            cut = rules.find_last_cut(data[:cut])
 
 
 def test_tokens_of_half_characters_are_not_settled_by_whole_characters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """Each pair of bytes merges before the one to its left, so the end of a text decides all of it."""
+    """Each pair of bytes merges before the one to its left, so the end of a text decides all ids."""
     letters = [chr(code).encode() for code in (*range(0x400, 0x482), *range(0x48A, 0x530))]
     chance, data = random.Random(0), letters[0]
     pairs = {data: None}
@@ -149,9 +145,8 @@ def test_tokens_of_half_characters_are_not_settled_by_whole_characters(
     reference = make_reference(document)
     ids, shorter = (reference.encode(text.decode()).ids for text in (data, data[:-2]))
     assert not set(ids) & set(shorter)
-    monkeypatch.setattr(long_text, "WINDOW", 8)
     tokenizer = load_tokenizer(write_document(tmp_path, document))
-    assert encode_in_pieces(tokenizer, data.decode(), [40]) == ids
+    assert encode_in_pieces(tokenizer, data.decode(), [40], window=8) == ids
 
 
 def make_hostile(size: int) -> dict[str, str]:
@@ -176,12 +171,11 @@ def make_hostile(size: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", make_hostile(12))
-def test_words_longer_than_the_window_have_tiktokens_ids(
-    name: str, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, monkeypatch: pytest.MonkeyPatch
+def test_words_longer_than_the_window_have_the_ids_of_tiktoken(
+    name: str, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding
 ) -> None:
-    monkeypatch.setattr(long_text, "WINDOW", 10_000)
     text = make_hostile(60_000)[name]
-    long = LongText(gpt2, 20_000)  # and never hold more than two windows
+    long = LongText(gpt2, 20_000, window=10_000)  # holds at most two windows
     ids = [
         *(
             ids
@@ -190,43 +184,62 @@ def test_words_longer_than_the_window_have_tiktokens_ids(
         ),
         *long.finish(),
     ]
-    # tiktoken takes quadratic time for a long word, so its own text is cut by nothing.
     assert np.concatenate(ids).tolist() == tiktoken_gpt2.encode_ordinary(text)
     assert len(ids) > 3
 
 
 @pytest.mark.parametrize("seed", [220, 254, 272])
 def test_settled_ids_never_end_inside_a_character(
-    seed: int, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding, monkeypatch: pytest.MonkeyPatch
+    seed: int, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding
 ) -> None:
     # With these seeds, the last ids that all windows have in common end with half a character,
     # because GPT-2 has tokens such as の with the first byte of the next character.
-    monkeypatch.setattr(long_text, "WINDOW", 4000)
     text = "".join(random.Random(seed).choices("裏龍の士極醒ーоی大中国年生先的是不", k=4000))
-    assert encode_in_pieces(gpt2, text, [4000]) == tiktoken_gpt2.encode_ordinary(text)
+    assert encode_in_pieces(gpt2, text, [4000], window=4000) == tiktoken_gpt2.encode_ordinary(text)
 
 
 @pytest.mark.parametrize("pattern", [CL100K, O200K])
 @pytest.mark.parametrize("name", ["a", "Chinese", "common Chinese", "digits", "marks", "letters"])
-def test_long_words_of_other_patterns_have_the_librarys_ids(
-    pattern: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_long_words_with_other_patterns_have_the_ids_of_the_library(
+    pattern: str, name: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(long_text, "WINDOW", 10_000)
     document = make_sharp_document(pre_tokenizer=split(pattern))
     tokenizer = load_tokenizer(write_document(tmp_path, document))
     text = make_hostile(30_000)[name]
     expected = make_reference(document).encode(text, add_special_tokens=False).ids
-    assert encode_in_pieces(tokenizer, text, [777]) == expected
+    assert encode_in_pieces(tokenizer, text, [777], window=10_000) == expected
 
 
-def test_what_can_neither_be_cut_nor_held_is_an_error_that_names_the_tokenizer(
-    gpt2: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Whole:
-        name, cuttable = "whole", False
+class WholeTexts(Tokenizer):
+    """A tokenizer with the defaults of the base class, so texts are held whole."""
 
-    monkeypatch.setattr(long_text, "WINDOW", 10)
-    long = LongText(Whole(), 100)  # type: ignore[arg-type]
+    kind = name = "whole"
+    vocab_size = 256
+
+    def encode(self, text: bytes) -> list[int]:
+        return list(text)
+
+    def decode(self, ids: Any) -> str:
+        return bytes(ids).decode()
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+
+class CuttableTexts(WholeTexts):
+    cuttable = True
+
+
+def test_a_text_that_is_too_long_to_hold_is_an_error_that_names_the_tokenizer() -> None:
+    long = LongText(WholeTexts(), 100, window=10)
     long.feed(b"words go on " * 8)
     with pytest.raises(TooLongError, match=r"108 bytes .* tokenizer whole"):
         long.feed(b"words go on ")
+
+
+def test_a_cuttable_tokenizer_settles_text_up_to_a_cut() -> None:
+    text = b"words go on " * 9 + b"to the end"
+    long = LongText(CuttableTexts(), 100, window=10)
+    found = long.feed(text)
+    assert len(found) > 3
+    assert bytes(np.concatenate([*found, *long.finish()]).tolist()) == text

@@ -1,4 +1,4 @@
-"""Training: the same file every time, the same ids in every library, and clear refusals."""
+"""Training a tokenizer: the same file every time, and the same ids in every library."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def write_compressed(path: Path, text: str) -> None:
     path.write_bytes(compress(text.encode()))
 
 
-def test_a_long_compressed_text_is_put_together_again(
+def test_a_long_compressed_text_is_trained_on_as_one(
     texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "BLOCK", 1000)
@@ -146,7 +146,7 @@ def test_the_spelling_of_end_of_text_is_not_learned(tmp_path: Path) -> None:
         ({"inputs": ["a.tar"]}, InputError, "Unpack it"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_and_inputs_are_refused(
     changes: dict[str, Any],
     error: type[Exception],
     reason: str,
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused(
     assert not list(tmp_path.rglob("*tokenizer*"))
 
 
-def test_the_command_prints_what_it_made_and_what_to_type_next(
+def test_the_command_prints_its_result_and_the_next_command(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -182,7 +182,7 @@ def test_the_command_prints_what_it_made_and_what_to_type_next(
     assert errors == ""
 
 
-def test_the_command_takes_the_field_of_the_text_and_hands_it_on(
+def test_the_command_accepts_a_text_field_and_repeats_it_in_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -194,7 +194,7 @@ def test_the_command_takes_the_field_of_the_text_and_hands_it_on(
     assert "prepare a.jsonl --text-field 'the body' --tokenizer" in capfd.readouterr().out
 
 
-def test_the_command_says_where_text_was_too_short(
+def test_the_command_reports_text_that_is_too_short(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "a.txt"

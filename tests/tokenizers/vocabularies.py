@@ -1,4 +1,4 @@
-"""The head of GPT-2's vocabulary in several configurations, texts that try them, and how to compare."""
+"""Variants of a part of GPT-2's vocabulary, texts that distinguish them, and reference encoders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def added(number: int, content: str, *, special: bool = True, **flags: bool) -> 
     return {"id": number, "content": content, "special": special, **defaults, **flags}
 
 
-# A tenth of GPT-2's vocabulary: as telling, and quicker to load.
+# A tenth of GPT-2's vocabulary is enough, and quicker to load.
 END = 5256
 END_OF_TEXT = added(END, "<|endoftext|>")
 START = {
@@ -64,7 +64,7 @@ START = {
     },
 }
 
-# Each is what a tokenizer.json changes of GPT-2's.
+# Changes to GPT-2's tokenizer.json.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gpt2 as a split": {"pre_tokenizer": split(GPT2)},
@@ -102,7 +102,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 def make_document(**changes: Any) -> dict[str, Any]:
-    """A tokenizer.json such as GPT-2's, with changes; `model` is changed key by key."""
+    """A tokenizer.json like GPT-2's, with changes; `model` is changed key by key."""
     gpt2 = read_gpt2()["model"]
     head = {token: number for token, number in gpt2["vocab"].items() if number < END}
     model = {
@@ -132,7 +132,7 @@ def make_document(**changes: Any) -> dict[str, Any]:
 
 
 def make_reference(document: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The `tokenizers` library's, with special tokens as ordinary text."""
+    """The tokenizer of the `tokenizers` library, with special tokens as plain text."""
     reference = tokenizers.Tokenizer.from_str(json.dumps(document))
     reference.encode_special_tokens = True
     return reference
@@ -148,7 +148,12 @@ def unflatten(ids: Any, offsets: Any) -> list[list[int]]:
     return [ids[a:b].tolist() for a, b in pairwise(offsets.tolist())]
 
 
-# Where pre-tokenizers, normalizers and joins differ, if they do.
+# Fragments to join to random texts: one of each class of characters, and pairs that belong together.
+FRAGMENTS = [*" \n\t\0aBß1./'日ʼª", "  ", "\n\n", "\r\n", "'s", "'LL", "234", "//"]
+FRAGMENTS += ["\u0301", "\u0958", "\u093c", "\u00e9", "\u00a0", "\u3000", "\u017f"]
+FRAGMENTS += ["<T>", "<think>", "<|endoftext|>"]
+
+# Texts that pre-tokenizers, normalizers and joined batches could treat differently.
 TRICKY = [
     "",
     " ",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import tokenmill
 from tokenmill.errors import InputError, TokenizerError, UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.preparation.train_tokenizer import train_tokenizer
-from tokenmill.tokenizers import load_tokenizer
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.training.config import Config
 from tokenmill.training.data import bytes_per_token, open_data
 
@@ -175,12 +177,18 @@ def test_bytes_per_token_add_up_to_those_of_the_text(text: str) -> None:
         assert lengths[tokenizer.eot_id] == 0
 
 
-def test_bytes_per_token_of_a_tokenizer_that_does_not_tell() -> None:
-    class Foreign:
+def test_bytes_per_token_are_measured_by_decoding_by_default() -> None:
+    class Foreign(Tokenizer):
         vocab_size = 3
-        special_ids = {"<end>": 2}  # noqa: RUF012
+        special_ids = MappingProxyType({"<end>": 2})
 
-        def decode(self, ids: list[int]) -> str:
+        def encode(self, _text: bytes) -> list[int]:
+            raise NotImplementedError
+
+        def decode(self, ids: Any) -> str:
             return ["ab", "\ufffd", "<end>"][ids[0]]
 
-    assert bytes_per_token(Foreign(), 4).tolist() == [2, 1, 0, 0]  # type: ignore[arg-type]
+        def settings(self) -> dict[str, Any]:
+            return {}
+
+    assert bytes_per_token(Foreign(), 4).tolist() == [2, 1, 0, 0]

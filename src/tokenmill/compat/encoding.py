@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
 from tokenmill.preparation.settings import EOT_TEXT
-from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 
 def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
@@ -25,7 +25,7 @@ def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
         tokenizer = load_tokenizer(tokenizer)
     if isinstance(tokenizer, Tokenizer):
         documents = [document for document in text.split(EOT_TEXT.encode()) if document]
-        return encode_terminated(tokenizer, documents)[0]
+        return tokenizer.encode_terminated(documents)[0]
     if not hasattr(tokenizer, "encode"):
         raise TokenizerError(
             f"{type(tokenizer).__name__} is not a tokenizer: it has no encode(text). Give one, or a "

@@ -46,8 +46,8 @@ from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.shards import Shards
 from tokenmill.store.source_table import Source
 from tokenmill.store.tokens import Tokens
-from tokenmill.tokenizers.protocol import Tokenizer
-from tokenmill.tokenizers.unknown import UnknownTokenizer
+from tokenmill.tokenizers import Tokenizer
+from tokenmill.tokenizers.minimal import UnknownTokenizer
 
 TOKENS_PER_SHARD = 100_000_000
 

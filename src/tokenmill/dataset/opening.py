@@ -21,7 +21,13 @@ import orjson
 
 from tokenmill.dataset.joined import join_contents
 from tokenmill.dataset.paths import AnyPaths, find_all, group_by_folder
-from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
+from tokenmill.errors import (
+    DatasetError,
+    TokenizerError,
+    TokenmillError,
+    UnregisteredTokenizerError,
+    UsageError,
+)
 from tokenmill.formats import recognize
 from tokenmill.formats.protocol import Asked, Contents, parse_dtype
 from tokenmill.formats.starts import PartOfDocuments
@@ -32,7 +38,7 @@ from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
-    from tokenmill.tokenizers.protocol import Tokenizer
+    from tokenmill.tokenizers import Tokenizer
 
 _SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 
@@ -71,9 +77,7 @@ class Dataset(Mapping[str, Tokens]):
         self._tokens: dict[str, Tokens] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A tokenizer may be native and unwilling: what it is saved as goes in its place.
-        state = self._given.state() if self._given is not None else None
-        return _restore, (self.path, self.format, self.contents, state)
+        return Dataset, (self.path, self.format, self.contents, self._given)
 
     def __repr__(self) -> str:
         sizes = ", ".join(
@@ -200,7 +204,7 @@ tokenmill prepare TEXTS --out no/such/folder
     )
     name, contents, found = _read(asked, paths)
     contents = _drop_empty(found, contents)
-    if isinstance(tokenizer, str):
+    if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
 
         tokenizer = load_tokenizer(tokenizer)
@@ -230,6 +234,10 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
         if not isinstance(state, dict):
             raise ValueError("it is not a JSON object")
         return from_state(state)
+    except UnregisteredTokenizerError as error:  # nothing is wrong with the file
+        raise UnregisteredTokenizerError(
+            f"{TOKENIZER_NAME} in {folder} cannot be used: {error}"
+        ) from error
     except TokenmillError as error:
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error} {CURE}"
@@ -243,7 +251,7 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
 
 def _is_unknown(manifest: Manifest) -> bool:
     """Whether ids were imported without their tokenizer."""
-    from tokenmill.tokenizers.unknown import UNKNOWN
+    from tokenmill.tokenizers.minimal import UNKNOWN
 
     return manifest.tokenizer == UNKNOWN
 
@@ -341,9 +349,3 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
 
 def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
-
-
-def _restore(path: Path, format: str, contents: Contents, state: dict[str, Any] | None) -> Dataset:
-    from tokenmill.tokenizers import from_state
-
-    return Dataset(path, format, contents, from_state(state) if state is not None else None)

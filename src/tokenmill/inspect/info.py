@@ -17,7 +17,7 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.source_table import SourceTable
-from tokenmill.tokenizers.unknown import UNKNOWN
+from tokenmill.tokenizers.minimal import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from tokenmill.preparation.texts import Prepared
 from tokenmill.sources.records import Chunk
-from tokenmill.tokenizers import Ids, Offsets, Tokenizer, encode_block, encode_terminated
+from tokenmill.tokenizers import Ids, Offsets, Tokenizer
+from tokenmill.tokenizers.id_arrays import join_batches, terminate_texts
 from tokenmill.tokenizers.long_text import WINDOW, LongText, encode_long
-from tokenmill.tokenizers.terminated import concatenate, gather
 
 _SLICE = 2 * WINDOW  # bytes of one text that are encoded at once
 _MOST = 8 * _SLICE  # of several texts, which take less memory; copying ids per slice takes time
@@ -47,7 +47,7 @@ class Encoder:
         if chunk.goes_on and first < len(sizes):
             self._open = None
             runs.append(self._go_on(prepared.texts[-1], ends_here=False))
-        return runs[0] if len(runs) == 1 else concatenate(runs)
+        return runs[0] if len(runs) == 1 else join_batches(runs)
 
     def finish(self) -> Ids:
         """The remaining ids of a document that continues in the next part."""
@@ -60,10 +60,10 @@ class Encoder:
     def _encode_some(self, prepared: Prepared, first: int, stop: int) -> Run:
         if stop == first + 1 and prepared.text_sizes[first] > _SLICE:
             ids = encode_long(self._tokenizer, prepared.texts[first], self._most)
-            return gather([ids], self._tokenizer.eot_id)
+            return terminate_texts([ids], self._tokenizer.eot_id)
         if prepared.block is None:
-            return encode_terminated(self._tokenizer, prepared.texts[first:stop])
-        return encode_block(self._tokenizer, prepared.cut_block(first, stop))
+            return self._tokenizer.encode_terminated(prepared.texts[first:stop])
+        return self._tokenizer.encode_block(prepared.cut_block(first, stop))
 
     def _go_on(self, text: bytes, *, ends_here: bool) -> Run:
         """Encode a piece of a document that arrives in pieces."""
@@ -74,4 +74,4 @@ class Encoder:
             ids += self._open.finish()
             self._open = None
         joined = np.concatenate([np.zeros(0, np.uint32), *ids])
-        return gather([joined], self._tokenizer.eot_id)
+        return terminate_texts([joined], self._tokenizer.eot_id)

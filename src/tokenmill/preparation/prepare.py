@@ -34,6 +34,7 @@ from tokenmill.sources.recognize import SourceFile
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
+from tokenmill.tokenizers.registry import check_picklable
 
 MEMORY_A_WORKER = 288 << 20
 _FAULTS = 20  # at most this many are listed
@@ -147,9 +148,8 @@ class Mill:
             )
         if isinstance(inputs, (str, os.PathLike)):
             inputs = [inputs]
-        self.tokenizer = (
-            load_tokenizer(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else tokenizer
-        )
+        self.tokenizer = load_tokenizer(tokenizer)
+        check_picklable(self.tokenizer)
         self.dtype = _dtype(self.settings, self.tokenizer)
         if self.settings.eot != "none" and self.tokenizer.eot_id is None:
             raise UsageError(

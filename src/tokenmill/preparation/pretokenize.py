@@ -24,8 +24,7 @@ from tokenmill.progress import Watcher
 from tokenmill.storage.disk import disk_error
 from tokenmill.storage.files import NpyFile, sync_folder
 from tokenmill.store.manifest import Manifest
-from tokenmill.tokenizers import Tokenizer, encode_terminated, load_tokenizer
-from tokenmill.tokenizers.protocol import Ids
+from tokenmill.tokenizers import Ids, Tokenizer, load_tokenizer
 
 DTYPES = ("auto", "uint16", "uint32", "int32", "int64")
 _AS_IT_IS: dict[str, Any] = {
@@ -92,8 +91,7 @@ def pretokenize(
         raise InputError(f"There is no file {source}.")
     if target == source:
         raise InputError(f"{source} is a .npy file already, not a text.")
-    if isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = load_tokenizer(tokenizer)
+    tokenizer = load_tokenizer(tokenizer)
     kind = _kind(dtype, tokenizer)
     folder = target.with_name(f".{target.name}.work")
     if target.exists() and not restart:
@@ -189,7 +187,7 @@ def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
     for chunk in job.read(part.pieces[0]):
         prepared = prepare_chunk(chunk, mill.settings, mill.plan.sources[0])
         if texts := [text for text in prepared.texts if text]:
-            ids, _ = encode_terminated(tokenizer, texts)
+            ids, _ = tokenizer.encode_terminated(texts)
             return ids[:-1]  # the last text may go on
     return np.zeros(0, np.uint32)
 

@@ -25,7 +25,6 @@ from tokenmill.preparation.texts import prepare_chunk
 from tokenmill.sources.read import BadFileError, measure_row_groups
 from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import Chunk
-from tokenmill.tokenizers import encode_terminated
 
 if TYPE_CHECKING:
     from tokenmill.preparation.prepare import Mill
@@ -106,7 +105,7 @@ def take_sample(mill: Mill) -> Sample:
     strata = _divide(sources, mill.settings.text_field)
     faults: dict[str, str] = {}
     read = 0
-    encode_terminated(mill.tokenizer, [b"x"])  # loads the tokenizer before timing starts
+    mill.tokenizer.encode_terminated([b"x"])  # loads the tokenizer before timing starts
     started = time.perf_counter()
     while (spent := time.perf_counter() - started) < _MOST_SECONDS:
         least = _LEAST_PLACES if spent >= _SECONDS else None
@@ -229,7 +228,7 @@ class _Found:
         self.tokenized += sum(map(len, some.texts))
         texts = [text for text in prepare_chunk(some, mill.settings, source).texts if text]
         if texts:
-            ids, _ = encode_terminated(mill.tokenizer, texts)
+            ids, _ = mill.tokenizer.encode_terminated(texts)
             ended = len(texts) if mill.settings.eot == "none" else some.goes_on
             self.tokens += len(ids) - ended
 

@@ -31,8 +31,7 @@ from tokenmill.sources.find import find_files
 from tokenmill.sources.read import BadFileError, local_path, read_piece
 from tokenmill.sources.recognize import SourceFile
 from tokenmill.sources.records import Cutter
-from tokenmill.tokenizers.load import load_tokenizer
-from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST = 257

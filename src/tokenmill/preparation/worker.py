@@ -119,9 +119,7 @@ class Worker:
             self._forget()
 
     def _forget(self) -> None:
-        forget = getattr(self._tokenizer, "forget", None)
-        if forget is not None:
-            forget()
+        self._tokenizer.forget()
         _trim_memory()
         self._limit = self._watch()
 

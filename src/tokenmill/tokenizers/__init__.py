@@ -1,22 +1,20 @@
-"""Tokenizers: what the pipeline asks of one, and those that are built in.
+"""Tokenizers: the base class, the built-in ones, and a registry that restores them from datasets.
 
-Importing this loads no tokenizer library; each is imported by the function that needs it.
+Importing this loads no tokenizer library. Each is imported by the function that needs it.
 """
 
 from __future__ import annotations
 
-from tokenmill.tokenizers.fingerprint import check_same
-from tokenmill.tokenizers.load import from_state, load_tokenizer
-from tokenmill.tokenizers.protocol import Ids, Offsets, Tokenizer
-from tokenmill.tokenizers.terminated import encode_block, encode_terminated
+from tokenmill.tokenizers.base import Tokenizer
+from tokenmill.tokenizers.id_arrays import Ids, Offsets
+from tokenmill.tokenizers.load import load_tokenizer
+from tokenmill.tokenizers.registry import from_state, register_tokenizer
 
 __all__ = [
     "Ids",
     "Offsets",
     "Tokenizer",
-    "check_same",
-    "encode_block",
-    "encode_terminated",
     "from_state",
     "load_tokenizer",
+    "register_tokenizer",
 ]

@@ -1,95 +1,135 @@
-r"""Byte-level byte-pair encoding, by gigatoken.
+r"""Byte-level byte-pair encoding with gigatoken.
 
 Guarantees: the ids are those of the vocabulary's own library (`tokenizers`, `tiktoken`) for every
-text, each text encoded alone; text that spells a special token is ordinary text; no id of a
-special token is ever given.
+text, each text encoded alone. The spelling of a special token is plain text, and encoding never
+returns the id of a special token.
 
-Cost: a batch is joined with NUL bytes and encoded by one native call, in which NUL is a token of
-its own with an id that the vocabulary does not have. gigatoken splits at such a token before
-anything else, so the ids between two are those of the text alone, and finding them again is one
-comparison an id. About 150 MB/s a core at first sight of a text and 250 once its words are known;
-texts of a few hundred bytes one by one would take four times as long. awkward, which
-gigatoken's own batches return and which takes half a second to import, stays out.
+Cost: a batch is joined with NUL bytes and encoded by one native call. NUL is added to the vocabulary
+as a token with an unused id. gigatoken splits at added tokens first, so the ids between two NULs are
+those of the text alone, and one comparison per id finds the ends of texts. About 150 MB/s per core
+on new text and 250 once its words are cached; encoding texts of a few hundred bytes one by one would
+take four times as long. gigatoken's own batches need awkward, which takes half a second to import.
 
-gigatoken remembers every word it has met and never forgets one: after text without repetitions
-this is more than the text's size. `forget` gives that memory back, for a rebuild of 0.1 s.
+gigatoken caches every word it encodes, without a limit: for text without repetitions, the cache grows
+larger than the text. `forget` frees it; rebuilding the tables takes 0.1 s.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers.base import Tokenizer, hash_content, read_eot_id
 from tokenmill.tokenizers.cutting import CutRules
-from tokenmill.tokenizers.fingerprint import hash_content
-from tokenmill.tokenizers.protocol import Ids, Offsets
-from tokenmill.tokenizers.settle import Settler
-from tokenmill.tokenizers.spelling import spell
-from tokenmill.tokenizers.terminated import concatenate, drop_terminators, gather
+from tokenmill.tokenizers.id_arrays import (
+    Ids,
+    Offsets,
+    drop_terminators,
+    join_batches,
+    spell,
+    terminate_texts,
+)
+from tokenmill.tokenizers.long_text import Settler
 
 TERMINATOR = "\0"
 
 
 class Vocabulary(Protocol):
-    """What a format of vocabulary files has to offer for `BytePairTokenizer` to work with it."""
+    """What a reader of vocabulary files provides."""
 
-    kind: str
     special_ids: dict[str, int]
     vocab_size: int
+
+    def content(self) -> Any:
+        """Everything that decides the ids of a text, as JSON values in canonical form."""
+
+    def settings(self) -> dict[str, Any]:
+        """What the vocabulary can be made from again, as JSON values."""
+
+
+class BytePairVocabulary(Vocabulary, Protocol):
+    """What a reader of byte-level BPE files provides."""
+
     cuttable: bool
-    joinable: bool
-    cut_rules: CutRules | None  # None: only `cuttable` is known
+    joinable: bool  # whether NUL can be added as a token
+    cut_rules: CutRules | None  # None: a text may be cut only as `cuttable` says
     merging: bool  # whether the text between two cuts is only merged
 
     def native(self, added: Mapping[str, int]) -> Any:
         """A gigatoken tokenizer without special tokens, but with these added tokens."""
 
-    def content(self) -> Any:
-        """All that decides the ids of a text, JSON-able and in canonical form."""
 
-    def state(self) -> dict[str, Any]:
-        """What the vocabulary can be made from again, JSON-able."""
+class VocabularyTokenizer(Tokenizer):
+    """A tokenizer with the vocabulary of a file."""
 
-
-class BytePairTokenizer:
-    """A byte-level BPE vocabulary at work."""
-
-    def __init__(
-        self, vocabulary: Vocabulary, *, name: str, eot_id: int | None, trusted: bool = False
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, name: str, eot_id: int | None) -> None:
         self.name = name
         self.eot_id = eot_id
+        self.vocab_size = vocabulary.vocab_size
+        self.special_ids = vocabulary.special_ids
         self._vocabulary = vocabulary
-        self._joining: Any = None  # with the terminator as a token
-        self._plain: Any = None  # without; only texts that contain NUL need it
-        if not trusted:
-            self._joiner()  # a vocabulary that gigatoken refuses is refused now
 
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
+    @classmethod
+    @abstractmethod
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> Any:
+        """The vocabulary in saved settings. Errors name `where`."""
 
-    @property
-    def special_ids(self) -> Mapping[str, int]:
-        return dict(self._vocabulary.special_ids)
-
-    @property
-    def cuttable(self) -> bool:
-        return self._vocabulary.cuttable
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        name = str(settings["name"])
+        vocabulary = cls.read_vocabulary(settings, f"the state of tokenizer {name!r}")
+        return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
 
     @cached_property
     def fingerprint(self) -> str:
         content = {"eot_id": self.eot_id, "vocabulary": self._vocabulary.content()}
-        return hash_content(self._vocabulary.kind, content)
+        return hash_content(self.kind, content)
+
+    def settings(self) -> dict[str, Any]:
+        return {"name": self.name, "eot_id": self.eot_id, **self._vocabulary.settings()}
+
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        return drop_terminators(*self.encode_terminated(texts))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+
+
+class BytePairTokenizer(VocabularyTokenizer):
+    """Encodes with a byte-level BPE vocabulary. Subclasses read a format of vocabularies.
+
+    `checked` is for a vocabulary that gigatoken is known to accept. Its tables are then built by
+    the first call that needs them.
+    """
+
+    _vocabulary: BytePairVocabulary
+
+    def __init__(
+        self,
+        vocabulary: BytePairVocabulary,
+        *,
+        name: str,
+        eot_id: int | None,
+        checked: bool = False,
+    ) -> None:
+        super().__init__(vocabulary, name=name, eot_id=eot_id)
+        self.cuttable = vocabulary.cuttable
+        self._joining: Any = None  # with the terminator as a token
+        self._plain: Any = None  # without; only texts that contain NUL need it
+        if not checked:
+            self._joiner()  # a vocabulary that gigatoken refuses is refused now
+
+    def encode(self, text: bytes) -> Ids:
+        return self.encode_batch([text])[0]
 
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        """The ids of all texts, each followed by the end-of-text id; see `encode_terminated`."""
         joined = b"\0".join([*texts, b""])
         # NumPy, because bytes.count takes ten times as long.
         terminators = np.count_nonzero(np.frombuffer(joined, np.uint8) == 0)
@@ -98,26 +138,21 @@ class BytePairTokenizer:
         runs = []
         for alone, run in groupby(texts, self._must_be_alone):
             if alone:
-                pieces = [self._plainer().encode(text) for text in run]
-                runs.append(gather(pieces, self.eot_id))
+                ids = [self._plainer().encode(text) for text in run]
+                runs.append(terminate_texts(ids, self.eot_id))
             else:
                 members = [*run, b""]
                 runs.append(self._encode_joined(b"\0".join(members)))
-        return concatenate(runs)
+        return join_batches(runs)
 
     def encode_block(self, block: bytes) -> tuple[Ids, Offsets]:
-        """The same for texts joined by NUL bytes; see `encode_block`."""
         if not self._vocabulary.joinable:
-            return self.encode_terminated(block.split(b"\0"))
+            return super().encode_block(block)
         return self._encode_joined(block + b"\0")
 
-    def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        return drop_terminators(*self.encode_terminated(texts))
-
     def settle(self, text: bytes) -> tuple[Ids, int]:
-        """The ids of the beginning of a text that no continuation changes, and its bytes."""
         if self._settler is None:
-            return np.zeros(0, np.uint32), 0
+            return super().settle(text)
         return self._settler.settle(text)
 
     @cached_property
@@ -132,27 +167,14 @@ class BytePairTokenizer:
         return spell(ids, self._spellings, self.name)
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """The bytes that each id spells; 0 where the vocabulary has a gap."""
         return np.array([len(spelling or b"") for spelling in self._spellings], np.int64)
 
     def forget(self) -> None:
-        """Free the memory that the words met so far take; the next text rebuilds what it needs."""
         self._joining = None
         self._plain = None
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "kind": self._vocabulary.kind,
-            "name": self.name,
-            "eot_id": self.eot_id,
-            **self._vocabulary.state(),
-        }
-
-    def __repr__(self) -> str:
-        return f"BytePairTokenizer({self.name!r}, vocab_size={self.vocab_size})"
-
     def __getstate__(self) -> dict[str, Any]:
-        # The native half cannot be pickled; a copy in another process builds its own.
+        # gigatoken's objects cannot be pickled; a copy in another process builds its own.
         state = {**self.__dict__, "_joining": None, "_plain": None}
         state.pop("_settler", None)
         return state
@@ -182,17 +204,17 @@ class BytePairTokenizer:
         for number, spelling in self._joiner().vocab.items():
             if number < self.vocab_size:
                 spellings[number] = spelling
-        for token, number in self._vocabulary.special_ids.items():
+        for token, number in self.special_ids.items():
             spellings[number] = token.encode()
         return spellings
 
 
 def build_native(build: Any, *arguments: Any, where: str) -> Any:
-    """Call a constructor of gigatoken's; what it refuses is a TokenizerError that says why."""
+    """Call a constructor of gigatoken's. If it fails, raise a TokenizerError with the reason."""
     try:
         return build(*arguments)
     except BaseException as error:
-        # A panic in Rust arrives as a BaseException; Ctrl-C and exit must stay what they are.
+        # A panic in Rust is a BaseException. Ctrl-C and exit must pass through.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error).partition("\n")[0]

@@ -1,12 +1,12 @@
-r"""Where a text may be cut so that its pieces, encoded one by one, give the ids of the whole.
+r"""Where a text may be cut so that its parts, encoded one by one, give the ids of the whole.
 
 A cut is exact if (1) no alternative of the pre-tokenizer's pattern can match both characters next
-to it, so a match ends there; (2) no alternative looks behind its start, so the second piece is
-matched as if it were alone; (3) the first piece is matched the same way without what follows; (4) a
+to it, so a match ends there; (2) no alternative looks behind its start, so the second part is
+matched as if it were alone; (3) the first part is matched the same way without what follows; (4) a
 normalizer neither joins nor changes the two sides.
 
-Between a letter and a space or line end, all of that holds for every pattern known here. Borders of
-parts use only that place (`is_cuttable`), and so do tokenizers with an unknown pattern. `CutRules`
+Between a letter and a space or line end, all of that holds for every pattern known here. Large files
+are split only there (`is_cuttable`), and so is text for tokenizers with an unknown pattern. `CutRules`
 finds more places, by the classes of the two characters:
 
 GPT-2, `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. Letters, numbers,
@@ -36,7 +36,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -61,18 +61,12 @@ _FAMILIES: dict[str | None, Family] = {
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}": "o200k",
 }
-_SCHEMES: dict[str, Family] = {
-    "gpt2": "gpt2",
-    "cl100k": "cl100k",
-    "o200k": "o200k",
-    "qwen2": "qwen2",
-}
 
 
-def family_of(pattern: str | None) -> Family | None:
+def find_family(pattern: str | None) -> Family | None:
     r"""The family whose rules hold for a pre-tokenizer's pattern (None: ByteLevel's own).
 
-    >>> family_of(None), family_of(r"\w+|\W+")
+    >>> find_family(None), find_family(r"\w+|\W+")
     ('gpt2', None)
     """
     return _FAMILIES.get(pattern)
@@ -87,16 +81,15 @@ def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
     return family is not None and not (nfc and family in ("cl100k", "qwen2"))
 
 
-def family_of_scheme(scheme: str) -> Family | None:
-    """The family of a tiktoken scheme."""
-    return _SCHEMES.get(scheme)
+def find_family_of_scheme(scheme: str) -> Family | None:
+    """The family of a tiktoken scheme. Both have the same names, but some schemes have no rules."""
+    return next((family for family in get_args(Family) if family == scheme), None)
 
 
 _UNKNOWN, UPPER, LOWER, LETTER, MARK, NUMBER, OTHER, APOSTROPHE, SLASH, SPACE, NEWLINE = range(11)
-_KINDS = 11
+_CLASS_COUNT = 11
 _LETTERS = (UPPER, LOWER, LETTER)
-_VISIBLE = (*_LETTERS, NUMBER, OTHER, APOSTROPHE, SLASH)
-_TABLED = 0x30000
+_CLASSIFIED = 0x30000  # characters from here on have no class
 _TAIL = 4096  # bytes searched for a cut before searching the whole text
 
 
@@ -111,66 +104,63 @@ class CutRules:
     nfc: bool
     forbidden: frozenset[int] = frozenset()
 
-    def last(self, text: bytes) -> int:
+    def find_last_cut(self, text: bytes) -> int:
         """The last place to cut in some valid UTF-8, or 0.
 
-        >>> CutRules("gpt2", nfc=False).last("日本語。日本".encode())
+        >>> CutRules("gpt2", nfc=False).find_last_cut("日本語。日本".encode())
         12
         """
-        near = _character_start(text, max(0, len(text) - _TAIL))
+        near = find_character_start(text, max(0, len(text) - _TAIL))
         for start in (near, 0) if near else (0,):
             tail = text[start:]
             classes = self.classify(tail)
-            allowed = _pairs(self.family)[classes[:-1], classes[1:]]
-            if self.forbidden:
-                array = np.frombuffer(text, np.uint8)
-            widths = np.cumsum(_widths(tail))
+            allowed = _find_allowed_pairs(self.family)[classes[:-1], classes[1:]]
+            widths = np.cumsum(_measure_characters(tail))
             for i in np.flatnonzero(allowed)[::-1].tolist():
                 cut = start + int(widths[i])
-                if not self.forbidden or (
-                    int(array[cut - 1]) << 8 | int(array[cut]) not in self.forbidden
-                ):
+                if text[cut - 1] << 8 | text[cut] not in self.forbidden:
                     return cut
         return 0
 
     def classify(self, text: bytes) -> Classes:
         """The class of each character."""
         codes = np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
-        return _table(self.nfc)[np.minimum(codes, _TABLED)]
+        return _classify_unicode(self.nfc)[np.minimum(codes, _CLASSIFIED)]
 
-    def run(self, text: bytes) -> tuple[int, int]:
-        """The class of the last run of characters in a text, and where that run begins."""
+    def find_last_run(self, text: bytes) -> tuple[int, int]:
+        """The class of the last run of characters in a text, and where that run starts."""
         classes = self.classify(text)
         group = _GROUPS[self.family][classes]
         changes = np.flatnonzero(group[1:] != group[:-1])
         first = int(changes[-1]) + 1 if len(changes) else 0
-        return int(group[-1]), int(_widths(text)[:first].sum())
+        return int(group[-1]), int(_measure_characters(text)[:first].sum())
 
-    def after_threes(self, text: bytes) -> int:
+    def cut_numbers_by_three(self, text: bytes) -> int:
         """Where to cut a text that is a run of numbers, which are matched three at a time."""
-        widths = _widths(text)
+        widths = _measure_characters(text)
         return int(widths[: (len(widths) - 1) // 3 * 3].sum())
 
 
-def _character_start(text: bytes, place: int) -> int:
+def find_character_start(text: bytes, place: int) -> int:
+    """The start of the character at this byte, or the place itself at the end of a text."""
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
     return place
 
 
-def _widths(text: bytes) -> npt.NDArray[np.int64]:
+def _measure_characters(text: bytes) -> npt.NDArray[np.int64]:
     """The bytes of each character."""
     starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
     return np.diff(np.append(starts, len(text)))
 
 
 @functools.cache
-def _table(nfc: bool) -> Classes:
+def _classify_unicode(nfc: bool) -> Classes:
     """The class of every character according to `unicodedata`; computed in 0.1 s."""
     kinds = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Zs": SPACE}
     firsts = {"M": MARK, "N": NUMBER, "P": OTHER, "S": OTHER}
-    characters = [chr(code) for code in range(_TABLED)]
-    table = np.zeros(_TABLED + 1, np.uint8)
+    characters = [chr(code) for code in range(_CLASSIFIED)]
+    table = np.zeros(_CLASSIFIED + 1, np.uint8)
     for code, character in enumerate(characters):
         category = unicodedata.category(character)
         table[code] = kinds.get(category) or firsts.get(category[0], _UNKNOWN)
@@ -195,9 +185,9 @@ def _table(nfc: bool) -> Classes:
 
 
 @functools.cache
-def _pairs(family: Family) -> npt.NDArray[np.bool_]:
+def _find_allowed_pairs(family: Family) -> npt.NDArray[np.bool_]:
     """Whether a cut may be between characters of two classes."""
-    allowed = np.zeros((_KINDS, _KINDS), np.bool_)
+    allowed = np.zeros((_CLASS_COUNT, _CLASS_COUNT), np.bool_)
 
     def allow(before: tuple[int, ...], after: tuple[int, ...]) -> None:
         allowed[np.ix_(before, after)] = True
@@ -226,7 +216,7 @@ def _pairs(family: Family) -> npt.NDArray[np.bool_]:
 
 
 def _group(*members: tuple[int, ...]) -> Classes:
-    groups = np.zeros(_KINDS, np.uint8)
+    groups = np.zeros(_CLASS_COUNT, np.uint8)
     for member in members:
         groups[list(member)] = member[0]
     return groups

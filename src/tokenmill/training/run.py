@@ -31,7 +31,7 @@ from tokenmill.load.state import check_state
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import write_file
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.augment import padded_vocab
 from tokenmill.training.backend import (
     Backend,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tokenmill.dataset.opening import load_saved_tokenizer
 from tokenmill.errors import StateError, TokenizerError, UsageError
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.tokenizers.protocol import Tokenizer
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.backend import Backend, open_backend
 from tokenmill.training.checkpoints import Checkpoints, State
 from tokenmill.training.config import Config

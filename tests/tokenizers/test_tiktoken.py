@@ -1,4 +1,4 @@
-"""tiktoken rank files against tiktoken."""
+"""tiktoken files compared with tiktoken."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vocabularies import CL100K, O200K, QWEN2, TRICKY, unflatten
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers import Tokenizer, from_state, load_tokenizer
 
-Ranks = dict[bytes, int]
+TokenRanks = dict[bytes, int]
 PATTERNS = {"gpt2": None, "cl100k": CL100K, "o200k": O200K, "qwen2": QWEN2}
 
 
 @pytest.fixture(scope="module")
-def ranks(tiktoken_gpt2: tiktoken.Encoding) -> Ranks:
+def ranks(tiktoken_gpt2: tiktoken.Encoding) -> TokenRanks:
     return {tiktoken_gpt2.decode_single_token_bytes(number): number for number in range(6000)}
 
 
-def write_ranks(path: Path, ranks: Ranks) -> Path:
+def write_ranks(path: Path, ranks: TokenRanks) -> Path:
     lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
     path.write_bytes(b"".join(lines))
     return path
@@ -34,7 +34,7 @@ def write_ranks(path: Path, ranks: Ranks) -> Path:
 @pytest.fixture(scope="module", params=PATTERNS)
 def pair(
     request: pytest.FixtureRequest,
-    ranks: Ranks,
+    ranks: TokenRanks,
     tiktoken_gpt2: tiktoken.Encoding,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Tokenizer, tiktoken.Encoding]:
@@ -46,7 +46,7 @@ def pair(
     return load_tokenizer(path, scheme=request.param, eot="<|end|>"), reference
 
 
-def test_ids_of_real_text_are_tiktokens(
+def test_real_text_has_the_ids_of_tiktoken(
     pair: tuple[Tokenizer, tiktoken.Encoding], texts: list[str]
 ) -> None:
     tokenizer, reference = pair
@@ -57,7 +57,7 @@ def test_ids_of_real_text_are_tiktokens(
 
 @given(st.lists(st.text(max_size=40), max_size=6))
 @settings(deadline=None, max_examples=60)
-def test_ids_of_any_texts_are_tiktokens(
+def test_any_text_has_the_ids_of_tiktoken(
     pair: tuple[Tokenizer, tiktoken.Encoding], batch: list[str]
 ) -> None:
     tokenizer, reference = pair
@@ -71,12 +71,14 @@ def test_cut_text_has_the_same_ids(
     tokenizer, _ = pair
     assert tokenizer.cuttable
     for text in texts[::7]:
-        pieces = [piece.encode() for piece in re.split(r"(?<=[^\W\d_])(?=[ \n])", text)]
+        parts = [part.encode() for part in re.split(r"(?<=[^\W\d_])(?=[ \n])", text)]
         whole = tokenizer.encode_batch([text.encode()])[0]
-        assert np.array_equal(tokenizer.encode_batch(pieces)[0], whole)
+        assert np.array_equal(tokenizer.encode_batch(parts)[0], whole)
 
 
-def test_it_knows_itself(pair: tuple[Tokenizer, tiktoken.Encoding]) -> None:
+def test_attributes_match_the_file_and_survive_saving(
+    pair: tuple[Tokenizer, tiktoken.Encoding],
+) -> None:
     tokenizer, reference = pair
     assert tokenizer.name == "mine"
     assert tokenizer.cuttable
@@ -89,8 +91,8 @@ def test_it_knows_itself(pair: tuple[Tokenizer, tiktoken.Encoding]) -> None:
     assert again.encode_batch([b"a b"])[0].tolist() == tokenizer.encode_batch([b"a b"])[0].tolist()
 
 
-def test_published_names_tell_scheme_and_special_tokens(
-    ranks: Ranks, tmp_path: Path, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding
+def test_published_names_determine_scheme_and_special_tokens(
+    ranks: TokenRanks, tmp_path: Path, gpt2: Tokenizer, tiktoken_gpt2: tiktoken.Encoding
 ) -> None:
     whole = {tiktoken_gpt2.decode_single_token_bytes(number): number for number in range(50256)}
     tokenizer = load_tokenizer(write_ranks(tmp_path / "r50k_base.tiktoken", whole))
@@ -104,7 +106,7 @@ def test_published_names_tell_scheme_and_special_tokens(
         tokenizer.decode([100270])
 
 
-def test_schemes_make_other_fingerprints(ranks: Ranks, tmp_path: Path) -> None:
+def test_fingerprints_differ_between_schemes(ranks: TokenRanks, tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "mine.tiktoken", ranks)
     schemes = ("gpt2", "cl100k", "o200k", "qwen2")
     found = {load_tokenizer(path, scheme=scheme).fingerprint for scheme in schemes}
@@ -114,7 +116,7 @@ def test_schemes_make_other_fingerprints(ranks: Ranks, tmp_path: Path) -> None:
     assert one.eot_id is None
 
 
-def test_a_scheme_is_never_guessed(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_scheme_is_never_guessed(ranks: TokenRanks, tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "mine.tiktoken", ranks)
     with pytest.raises(TokenizerError, match="give `scheme`, one of: gpt2, cl100k, o200k"):
         load_tokenizer(path)
@@ -122,7 +124,7 @@ def test_a_scheme_is_never_guessed(ranks: Ranks, tmp_path: Path) -> None:
         TokenizerError, match="`scheme` is 'cl200k'; it must be one of: gpt2, cl100k"
     ):
         load_tokenizer(path, scheme="cl200k")
-    with pytest.raises(TokenizerError, match=r"is only for \.tiktoken rank files"):
+    with pytest.raises(TokenizerError, match=r"is only for \.tiktoken files"):
         load_tokenizer("gpt2", scheme="cl100k")
 
 
@@ -142,14 +144,14 @@ BYTES = [b"%s %d" % (base64.b64encode(bytes([value])), value) for value in range
         ([*BYTES, b"YWI= 257"], "its ranks are not 0 to 256"),
         ([*BYTES, b"YWI= -1"], "its ranks are not 0 to 256"),
         ([*BYTES, b"YWI= 256", b"YWI= 257"], "a token is empty or has two ranks"),
-        (BYTES[:-1], "no token is the byte 255"),
+        (BYTES[:-1], "it has no token for the byte 255"),
         ([b"\xff\x00\x01"], "line 1 is not a token in base64"),
     ],
 )
 def test_damaged_files_are_refused_by_line(lines: list[bytes], reason: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.tiktoken"
     path.write_bytes(b"\n".join(lines))
-    with pytest.raises(TokenizerError, match=f"^mine.tiktoken is not a rank file: {reason}"):
+    with pytest.raises(TokenizerError, match=f"^mine.tiktoken is not a tiktoken file: {reason}"):
         load_tokenizer(path, scheme="cl100k")
 
 
@@ -160,7 +162,7 @@ def test_a_token_that_no_merge_can_make_is_refused(tmp_path: Path) -> None:
         load_tokenizer(path, scheme="cl100k")
 
 
-def test_a_blank_line_is_no_damage(tmp_path: Path) -> None:
+def test_blank_lines_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "mine.tiktoken"
     path.write_bytes(b"\r\n".join([*BYTES, b"", b"YWI= 256", b"", b""]))
     assert load_tokenizer(path, scheme="cl100k").vocab_size == 257

@@ -1,10 +1,10 @@
-"""Byte-level BPE out of a tiktoken rank file: a token in base64 and its rank, a line each.
+"""Byte-level BPE from a tiktoken file: on each line a token in base64 and its rank, which is its id.
 
-Guarantees: ids are those of `tiktoken.Encoding.encode_ordinary` with the same ranks and pattern.
-The file does not say how text is split before merging, and the wrong way gives plausible ids that
-are wrong, so that is never guessed: it follows from the name of a published file or is asked for.
+Guarantees: the ids are those of `tiktoken.Encoding.encode_ordinary` with the same tokens and pattern.
+The file does not say how text is split before merging. A wrong split gives plausible but wrong ids,
+so the split is never guessed: it follows from the name of a published file or is given as `scheme`.
 
-Reading 50,000 ranks takes 0.05 s, and building them 0.1 s.
+Reading 50,000 tokens takes 0.05 s, and building the tables 0.1 s.
 """
 
 from __future__ import annotations
@@ -17,23 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.bpe import build_native
-from tokenmill.tokenizers.cutting import CutRules, family_of_scheme, is_cuttable
+from tokenmill.tokenizers.bpe import BytePairTokenizer, build_native
+from tokenmill.tokenizers.cutting import CutRules, find_family_of_scheme, is_cuttable
 
 SCHEMES = (
-    "gpt2",
-    "cl100k",
-    "o200k",
-    "qwen2",
-    "qwen35",
-    "olmo3",
-    "deepseek_v3",
-    "nemotron",
-    "kimi",
+    *("gpt2", "cl100k", "o200k", "qwen2"),
+    *("qwen35", "olmo3", "deepseek_v3", "nemotron", "kimi"),
 )
 ALIASES = {"r50k": "gpt2", "gpt4": "cl100k"}
 
-# What the published files leave to the code around them.
+# The scheme and special tokens of published files, which the files themselves do not contain.
 PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
     "r50k_base": ("gpt2", {"<|endoftext|>": 50256}),
     "cl100k_base": (
@@ -50,18 +43,18 @@ PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
 }
 
 
-def read_rank_file(
+def read_tiktoken_file(
     data: bytes, name: str, scheme: str | None, eot: str | int | None
-) -> RankVocabulary:
-    """The vocabulary in a rank file.
+) -> TiktokenVocabulary:
+    """The vocabulary in a tiktoken file.
 
-    A file other than the published ones has no special tokens. `eot` adds one with that spelling,
-    whose id is the first after the ranks.
+    A file other than the published ones has no special tokens. `eot` adds one with that spelling
+    and the first id after the ranks.
 
     >>> lines = b"".join(base64.b64encode(bytes([i])) + b" %d\\n" % i for i in range(256))
-    >>> read_rank_file(lines, "mine.tiktoken", "cl100k", "<|end|>").special_ids
+    >>> read_tiktoken_file(lines, "mine.tiktoken", "cl100k", "<|end|>").special_ids
     {'<|end|>': 256}
-    >>> read_rank_file(lines, "mine.tiktoken", None, None)
+    >>> read_tiktoken_file(lines, "mine.tiktoken", None, None)
     Traceback (most recent call last):
     ...
     tokenmill.errors.TokenizerError: the name 'mine.tiktoken' does not say how text is split \
@@ -83,13 +76,23 @@ nemotron, kimi
         specials = published[1]
     elif isinstance(eot, str) and not eot.isdigit():
         specials = {eot: len(tokens)}
-    return RankVocabulary(tokens, scheme, specials, name)
+    return TiktokenVocabulary(tokens, scheme, specials, name)
 
 
-class RankVocabulary:
-    """Tokens in the order of their ranks, and how text is split before they are merged."""
+class TiktokenTokenizer(BytePairTokenizer):
+    """A tokenizer from a tiktoken file."""
 
     kind = "tiktoken"
+
+    @classmethod
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> TiktokenVocabulary:
+        tokens = [base64.b64decode(token, validate=True) for token in settings["tokens"]]
+        return TiktokenVocabulary(tokens, settings["scheme"], settings["special_ids"], where)
+
+
+class TiktokenVocabulary:
+    """Tokens in the order of their ranks, and how text is split before they are merged."""
+
     joinable = True
 
     def __init__(
@@ -99,19 +102,23 @@ class RankVocabulary:
             raise TokenizerError(f"`scheme` is {scheme!r}; it must be one of: {', '.join(SCHEMES)}")
         distinct = set(tokens)
         if len(distinct) != len(tokens) or b"" in distinct:
-            raise TokenizerError(f"{where} is not a rank file: a token is empty or has two ranks")
+            raise TokenizerError(
+                f"{where} is not a tiktoken file: a token is empty or has two ranks"
+            )
         missing = [value for value in range(256) if bytes([value]) not in distinct]
         if missing:
-            raise TokenizerError(f"{where} is not a rank file: no token is the byte {missing[0]}")
+            raise TokenizerError(
+                f"{where} is not a tiktoken file: it has no token for the byte {missing[0]}"
+            )
         for token, number in special_ids.items():
             if type(number) is not int or not len(tokens) <= number < 2**32 - 1:
                 raise TokenizerError(
-                    f"{where}: special token {token!r} cannot have the id {number!r}, "
-                    f"which must follow the {len(tokens)} ranks"
+                    f"{where}: the special token {token!r} has the id {number!r}; "
+                    f"it must be at least {len(tokens)}, the number of ranks"
                 )
         self.special_ids = dict(special_ids)
         self.vocab_size = 1 + max([len(tokens) - 1, *special_ids.values()])
-        family = family_of_scheme(scheme)
+        family = find_family_of_scheme(scheme)
         self.cuttable = is_cuttable(family, nfc=False)
         self.cut_rules = CutRules(family, nfc=False) if family else None
         self.merging = True
@@ -122,9 +129,9 @@ class RankVocabulary:
     def native(self, added: Mapping[str, int]) -> Any:
         import gigatoken
 
-        # gigatoken reads ranks from a file only.
+        # gigatoken reads tokens only from a file.
         with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
-            path = Path(folder) / "ranks.tiktoken"
+            path = Path(folder) / "tokens.tiktoken"
             lines = [f"{token} {rank}\n" for rank, token in enumerate(self._in_base64())]
             path.write_text("".join(lines), encoding="ascii")
             return build_native(
@@ -138,36 +145,34 @@ class RankVocabulary:
     def content(self) -> Any:
         return {"scheme": self._scheme, "tokens": self._in_base64()}
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "special_ids": self.special_ids,
-            "scheme": self._scheme,
-            "tokens": self._in_base64(),
-        }
+    def settings(self) -> dict[str, Any]:
+        return {"special_ids": self.special_ids, **self.content()}
 
     def _in_base64(self) -> list[str]:
         return [base64.b64encode(token).decode("ascii") for token in self._tokens]
 
 
 def _parse(data: bytes, name: str) -> list[bytes]:
-    ranks: dict[int, bytes] = {}
-    read = 0
-    for number, line in enumerate(data.splitlines(), start=1):
+    tokens: dict[int, bytes] = {}
+    for line_number, line in enumerate(data.splitlines(), start=1):
         if not line:
             continue
         try:
-            token, rank = line.split()
-            ranks[int(rank)] = base64.b64decode(token, validate=True)
+            encoded, text = line.split()
+            rank, token = int(text), base64.b64decode(encoded, validate=True)
         except (ValueError, binascii.Error):
             shown = line[:40].decode("utf-8", errors="replace")
             raise TokenizerError(
-                f"{name} is not a rank file: line {number} is not a token in base64 and a rank: {shown!r}"
+                f"{name} is not a tiktoken file: line {line_number} is not a token in base64 and a "
+                f"rank: {shown!r}"
             ) from None
-        read += 1
-        if len(ranks) != read:
+        if rank in tokens:
             raise TokenizerError(
-                f"{name} is not a rank file: line {number} repeats the rank {int(rank)}"
+                f"{name} is not a tiktoken file: line {line_number} repeats the rank {rank}"
             )
-    if sorted(ranks) != list(range(len(ranks))) or not ranks:
-        raise TokenizerError(f"{name} is not a rank file: its ranks are not 0 to {len(ranks) - 1}")
-    return [ranks[rank] for rank in range(len(ranks))]
+        tokens[rank] = token
+    if not tokens or sorted(tokens) != list(range(len(tokens))):
+        raise TokenizerError(
+            f"{name} is not a tiktoken file: its ranks are not 0 to {len(tokens) - 1}"
+        )
+    return [tokens[rank] for rank in range(len(tokens))]

@@ -1,4 +1,4 @@
-"""SentencePiece models against sentencepiece, and their tokenizer.json form against tokenizers."""
+"""SentencePiece models compared with sentencepiece, and their tokenizer.json form with tokenizers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from vocabularies import TRICKY, added, make_reference, unflatten
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers import Tokenizer, encode_terminated, from_state, load_tokenizer
-from tokenmill.tokenizers.pieces import read_model_file
+from tokenmill.tokenizers import Tokenizer, from_state, load_tokenizer
+from tokenmill.tokenizers.sentencepiece import read_model_file
 
 Pair = tuple[Tokenizer, sentencepiece.SentencePieceProcessor]
 
-# The spelling of control pieces is learned as ordinary text, so that merging could reach it.
+# Training sees the spelling of control tokens as plain text, so that merges could produce it.
 SPELLED = "</s> <s> <unk> <0x41> <pad> a</s> x<s>y " * 3
 MODELS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -53,7 +53,7 @@ def pair(
     request: pytest.FixtureRequest, texts: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
     data = train(texts, **MODELS[request.param])
-    path = tmp_path_factory.mktemp("pieces") / "small.model"
+    path = tmp_path_factory.mktemp("sentencepiece") / "small.model"
     path.write_bytes(data)
     return load_tokenizer(path), sentencepiece.SentencePieceProcessor(model_proto=data)
 
@@ -62,26 +62,26 @@ ORDINARY = [text for text in TRICKY if "\x85" not in text]
 CONTROLS = ["</s>", "<s>", "a </s> b<s>", "<unk>", "<0x41>", "x<0x0A> <pad>", SPELLED]
 
 
-def test_ids_are_sentencepieces(pair: Pair, texts: list[str]) -> None:
+def test_ids_are_those_of_sentencepiece(pair: Pair, texts: list[str]) -> None:
     tokenizer, reference = pair
     batch = [*texts[::6], *ORDINARY, *CONTROLS]
     expected = [reference.encode(text) for text in batch]
     assert unflatten(*tokenizer.encode_batch([text.encode() for text in batch])) == expected
     terminated = [[*ids, 2] for ids in expected]
     encoded = [text.encode() for text in batch]
-    assert unflatten(*encode_terminated(tokenizer, encoded)) == terminated
+    assert unflatten(*tokenizer.encode_terminated(encoded)) == terminated
 
 
 @given(st.lists(st.text(max_size=30) | st.sampled_from(CONTROLS), max_size=5))
 @settings(deadline=None, max_examples=80)
-def test_ids_of_any_texts_are_sentencepieces(pair: Pair, batch: list[str]) -> None:
+def test_any_text_has_the_ids_of_sentencepiece(pair: Pair, batch: list[str]) -> None:
     tokenizer, reference = pair
     batch = [text.strip("\x85") for text in batch]
     expected = [reference.encode(text) for text in batch]
     assert unflatten(*tokenizer.encode_batch([text.encode() for text in batch])) == expected
 
 
-def test_text_that_spells_a_control_piece_is_text(pair: Pair) -> None:
+def test_text_that_spells_a_control_token_is_plain_text(pair: Pair) -> None:
     tokenizer, reference = pair
     ids, _ = tokenizer.encode_batch([text.encode() for text in CONTROLS])
     reserved = [number for number in range(reference.vocab_size()) if reference.is_control(number)]
@@ -89,7 +89,7 @@ def test_text_that_spells_a_control_piece_is_text(pair: Pair) -> None:
     assert set(reserved) == set(tokenizer.special_ids.values())
 
 
-def test_it_knows_itself(pair: Pair) -> None:
+def test_attributes_match_the_model_and_survive_saving(pair: Pair) -> None:
     tokenizer, reference = pair
     assert isinstance(tokenizer, Tokenizer)
     assert tokenizer.eot_id == reference.eos_id() == 2
@@ -103,7 +103,7 @@ def test_it_knows_itself(pair: Pair) -> None:
     assert unflatten(*again.encode_batch(batch)) == unflatten(*tokenizer.encode_batch(batch))
 
 
-def test_decoding(pair: Pair) -> None:
+def test_decoding_matches_sentencepiece(pair: Pair) -> None:
     tokenizer, reference = pair
     for text in ("def run(self):", "héllo wörld 日本", "a b"):
         ids = reference.encode(text)
@@ -117,11 +117,11 @@ METASPACE = [("first", False), ("always", False), ("never", False), ("first", Tr
 
 
 @pytest.mark.parametrize("metaspace", [None, *METASPACE])
-def test_a_tokenizer_json_of_pieces_is_as_in_the_tokenizers_library(
+def test_a_tokenizer_json_with_byte_fallback_has_the_ids_of_the_tokenizers_library(
     metaspace: tuple[str, bool] | None, texts: list[str], tmp_path: Path
 ) -> None:
-    # As Llama 2's file is: the same model, spaces handled by a normalizer or by Metaspace.
-    state = read_model_file(train(texts, **MODELS["llama"]), "llama").state()
+    # Like Llama 2's file: the same model, with spaces handled by a normalizer or by Metaspace.
+    state = read_model_file(train(texts, **MODELS["llama"]), "llama").settings()
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prepend = {"type": "Prepend", "prepend": "▁"}
     document = state["tokenizer"] | {
@@ -154,11 +154,11 @@ def test_a_tokenizer_json_of_pieces_is_as_in_the_tokenizers_library(
     [
         ({"model_type": "unigram"}, "unigram"),
         ({"byte_fallback": False}, "byte_fallback"),
-        ({"user_defined_symbols": ["<think>"]}, "user-defined piece '<think>'"),
+        ({"user_defined_symbols": ["<think>"]}, "user-defined symbol '<think>'"),
         ({"normalization_rule_name": "nfkc"}, "removes extra spaces but keeps"),
     ],
 )
-def test_other_models_are_refused_by_name(
+def test_unsupported_models_are_refused_by_name(
     options: dict[str, Any], reason: str, texts: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "other.model"
@@ -176,11 +176,11 @@ def test_damaged_models_are_refused(texts: list[str], tmp_path: Path) -> None:
             load_tokenizer(path)
 
 
-def test_bytes_of_ids_add_up_to_those_of_a_text(pair: Pair) -> None:
+def test_byte_lengths_of_ids_add_up_to_the_text(pair: Pair) -> None:
     tokenizer, _ = pair
-    lengths = tokenizer.byte_lengths()  # type: ignore[attr-defined]
+    lengths = tokenizer.byte_lengths()
     assert len(lengths) == tokenizer.vocab_size
     for text in ("run def", "héllo wörld 日本 \U0001f9f8", "a"):
         ids = tokenizer.encode_batch([text.encode()])[0]
-        # A model may put a space before a text.
+        # A model may add a space before a text.
         assert lengths[ids].sum() - len(text.encode()) in (0, 1)

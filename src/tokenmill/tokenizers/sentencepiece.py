@@ -1,0 +1,177 @@
+"""SentencePiece BPE with byte fallback, with gigatoken: `.model` files and their tokenizer.json form.
+
+Guarantees: the ids are those of `sentencepiece` for the same model. Text that spells a control token
+such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types, and
+those with user-defined symbols, which gigatoken places differently than SentencePiece, are refused by
+name. One difference remains: a model that maps characters and removes extra white space also drops
+the control character U+0085 at the start and end of a text.
+
+These models merge across spaces, so a text is never cut, and a batch is encoded text by text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers.bpe import VocabularyTokenizer, build_native
+from tokenmill.tokenizers.id_arrays import Ids, Offsets, check_ids, terminate_texts
+from tokenmill.tokenizers.tokenizer_json import DocumentVocabulary
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+# Unicode's white space without the space itself and U+0085.
+_WHITE_SPACE = "\t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+
+
+def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
+    """The vocabulary in a SentencePiece model.
+
+    >>> read_model_file(b"no model", "x.model")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.TokenizerError: x.model cannot be used as a tokenizer: ...
+    """
+    import gigatoken
+
+    native = build_native(gigatoken.Tokenizer.from_sentencepiece, data, where=where)
+    document = dict(native._hf_config())
+    steps = document["normalizer"]["normalizers"]
+    # SentencePiece trims spaces, but gigatoken's Strip trims all Unicode white space.
+    if steps[0]["type"] == "Strip":
+        document["normalizer"] = {"type": "Sequence", "normalizers": steps[1:]}
+        document["trim_spaces"] = True
+    elif any(step["type"] == "Strip" for step in steps):
+        _check_white_space(native, where)
+    return SentencePieceVocabulary(document, where)
+
+
+def _check_white_space(native: Any, where: str) -> None:
+    """Refuse a model that trims spaces and keeps other white space."""
+    as_space, as_nothing = (native.encode(text).tolist() for text in ("a b", "ab"))
+    for character in _WHITE_SPACE:
+        if native.encode(f"a{character}b").tolist() not in (as_space, as_nothing):
+            raise TokenizerError(
+                f"{where} cannot be used as a tokenizer: it removes extra spaces but keeps "
+                f"{character!r}, which would be lost at the ends of a text"
+            )
+
+
+class SentencePieceVocabulary(DocumentVocabulary):
+    """A SentencePiece vocabulary in the form of a tokenizer.json."""
+
+    def native(self) -> Any:
+        import gigatoken
+
+        data = orjson.dumps(self._document)
+        return build_native(gigatoken.Tokenizer.from_json, data, where=self._where)
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        model = document["model"]
+        vocabulary = dict(model["vocab"])
+        if model["type"] != "BPE" or not model["byte_fallback"] or model.get("dropout"):
+            self._refuse("only BPE with byte fallback and without dropout is supported")
+        self._check_ids(vocabulary)
+        self.special_ids = {}
+        for token in document.get("added_tokens") or []:
+            content = token["content"]
+            if not token.get("special"):
+                self._refuse(f"it has the user-defined symbol {content!r}")
+            self.special_ids[str(content)] = int(vocabulary.get(content, token["id"]))
+        unknown = model.get("unk_token")
+        reserved = {*self.special_ids, *filter(_BYTE_TOKEN.fullmatch, vocabulary)}
+        if unknown is not None:
+            reserved.add(unknown)
+        # SentencePiece never merges to or from a reserved token. gigatoken derives merges from
+        # the spelling of tokens, so its list may contain such merges.
+        merges = []
+        for merge in model["merges"]:
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
+            if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+                self._refuse(f"its merge {[left, right]} uses tokens that its vocabulary lacks")
+            if not reserved & {left, right, left + right}:
+                merges.append([left, right])
+        self.vocab_size = 1 + max([*vocabulary.values(), *self.special_ids.values()])
+        pre_tokenizer = document.get("pre_tokenizer")
+        if pre_tokenizer is not None and pre_tokenizer["type"] != "Metaspace":
+            self._refuse(f"its pre-tokenizer {pre_tokenizer['type']!r} is not supported")
+        self.trim_spaces = bool(document.get("trim_spaces"))
+        self._document = {
+            "trim_spaces": self.trim_spaces,
+            "added_tokens": [],
+            "normalizer": document.get("normalizer"),
+            "pre_tokenizer": pre_tokenizer,
+            "model": {
+                "type": "BPE",
+                "unk_token": unknown,
+                "fuse_unk": bool(model.get("fuse_unk")),
+                "byte_fallback": True,
+                "ignore_merges": bool(model.get("ignore_merges")),
+                "vocab": vocabulary,
+                "merges": merges,
+            },
+        }
+
+
+class SentencePieceTokenizer(VocabularyTokenizer):
+    """Encodes with a SentencePiece vocabulary."""
+
+    kind = "sentencepiece"
+    _vocabulary: SentencePieceVocabulary
+
+    def __init__(
+        self, vocabulary: SentencePieceVocabulary, *, name: str, eot_id: int | None
+    ) -> None:
+        super().__init__(vocabulary, name=name, eot_id=eot_id)
+        self._native: Any = vocabulary.native()
+
+    @classmethod
+    def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> SentencePieceVocabulary:
+        return SentencePieceVocabulary.from_settings(settings, where)
+
+    def encode(self, text: bytes) -> Ids:
+        if self._vocabulary.trim_spaces:
+            text = text.strip(b" ")
+        ids: Ids = self._encoder().encode(text)
+        return ids
+
+    def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
+        return terminate_texts([self.encode(text) for text in texts], self.eot_id)
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        flat = check_ids(ids, self.vocab_size, self.name).tolist()
+        spellings = {number: token for token, number in self.special_ids.items()}
+        text = []
+        for special, run in groupby(flat, spellings.get):
+            if special is None:
+                text.append(self._encoder().decode(list(run)).decode("utf-8", errors="replace"))
+            else:
+                text.append(special * len(list(run)))
+        return "".join(text)
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for token, number in self._vocabulary.content()["model"]["vocab"].items():
+            is_byte = _BYTE_TOKEN.fullmatch(token)
+            lengths[number] = 1 if is_byte else len(token.replace("\u2581", " ").encode())
+        return lengths
+
+    def forget(self) -> None:
+        self._native = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # gigatoken's objects cannot be pickled; a copy in another process builds its own.
+        return {**self.__dict__, "_native": None}
+
+    def _encoder(self) -> Any:
+        if self._native is None:
+            self._native = self._vocabulary.native()
+        return self._native
