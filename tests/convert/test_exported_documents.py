@@ -15,14 +15,26 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.convert.targets import TARGETS
+from tokenmill.formats import WRITABLE
+from tokenmill.store.tokens import Tokens
 
-PLAIN = [name for name, target in TARGETS.items() if not target.keeps_documents]
-WITH_TABLE = [name for name in TARGETS if name not in PLAIN]
+PLAIN = [name for name, target in WRITABLE.items() if not target.keeps_documents]
+WITH_TABLE = [name for name in WRITABLE if name not in PLAIN]
 
 
 def read_back(folder, to, splits=("train",), eot_id=EOT):
-    return TARGETS[to].open(folder, list(splits), eot_id)
+    contents = WRITABLE[to].read_written(folder, list(splits))
+    tables = contents.documents
+    return {
+        split: Tokens(
+            contents.splits[split],
+            split,
+            documents=tables.get(split),
+            eot_id=eot_id,
+            eot=contents.eot,
+        )
+        for split in splits
+    }
 
 
 def texts_of(tokens):
@@ -39,7 +51,7 @@ def texts_of(tokens):
 def test_readers_that_split_at_the_end_of_text_find_the_same_documents(tmp_path, to, eot):
     oracle = build(tmp_path / "data", eot=eot)
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=7)
-    moved = TARGETS[to].eot != eot
+    moved = WRITABLE[to].eot != eot
     assert any("moved from" in note for note in made.notes) == moved
     found = read_back(tmp_path / "out", to, TEXTS)
     for split, texts in TEXTS.items():
@@ -72,7 +84,7 @@ def test_a_cut_split_keeps_its_documents_too(ids, to, side):
         texts = texts_of(source["train"])
         if made.documents["train"] is None:  # an empty text at one end, and no id at the other
             assert b"" in (texts[0], texts[-1])
-            assert "cannot be told apart" in made.notes[-1]
+            assert "cannot be separated" in made.notes[-1]
         else:
             assert texts_of(written) == texts
             assert made.documents["train"] == len(texts)
@@ -93,25 +105,25 @@ def test_documents_that_no_id_marks_are_said_to_be_lost(tmp_path, to):
     build(tmp_path / "data", eot="none")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to)
     assert made.documents == {"train": None, "val": None}
-    assert "documents of split 'train' cannot be told apart" in made.notes[0]
+    assert "documents of split 'train' cannot be separated" in made.notes[0]
     assert "export to megatron, datatrove" in made.notes[0]
     write_megatron(tmp_path / "x", [[1, 2, 0], [3, 4], [5, 0]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to=to, eot_id=0, vocab_size=9)
     assert made.documents == {"train": None}
-    assert "the end-of-text id 0 does not stand after each" in made.notes[-1]
+    assert "the end-of-text id 0 is not after each" in made.notes[-1]
 
 
 def test_another_end_of_text_than_the_header_stands_for_is_named(tmp_path):
     build(tmp_path / "data")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to="llmc")
-    assert "take 50256 for the end-of-text id unless" in made.notes[1]
+    assert "assume the end-of-text id 50256 unless" in made.notes[1]
     write_llmc_folder(tmp_path / "x", [[50256, 1, 2], [50256, 3]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to="llmc")
     assert made.notes == ()
     assert made.documents == {"train": 1, "val": 1}
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", WRITABLE)
 @settings(max_examples=10, deadline=None)
 @given(
     documents=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=9),

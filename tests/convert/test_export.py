@@ -28,11 +28,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
-from tokenmill.convert.targets import TARGETS
 from tokenmill.errors import DatasetError, FolderError, UsageError
+from tokenmill.formats import WRITABLE
+from tokenmill.formats.mds import Mds
+from tokenmill.formats.writing import WriteRequest
+from tokenmill.store.tokens import Tokens
 
-EVERY = sorted(TARGETS)
-WITH_DOCUMENTS = [name for name in EVERY if TARGETS[name].keeps_documents]
+EVERY = sorted(WRITABLE)
+WITH_DOCUMENTS = [name for name in EVERY if WRITABLE[name].keeps_documents]
 
 
 def test_llmc_has_one_name_and_its_other_spelling_is_accepted(tmp_path):
@@ -57,7 +60,12 @@ def contents(folder):
 
 
 def read_back(folder, to, splits=("train",)):
-    return TARGETS[to].open(folder, list(splits))
+    contents = WRITABLE[to].read_written(folder, list(splits))
+    tables = contents.documents
+    return {
+        split: Tokens(contents.splits[split], split, documents=tables.get(split))
+        for split in splits
+    }
 
 
 @pytest.mark.parametrize("to", EVERY)
@@ -220,7 +228,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         tokenmill.export(tmp_path / "data", tmp_path / "mine", to="npy")
     with pytest.raises(FolderError, match="is a file"):
         tokenmill.export(tmp_path / "data", tmp_path / "mine" / "notes.txt", to="npy")
-    with pytest.raises(UsageError, match="must be one of llmc, nanogpt"):
+    with pytest.raises(UsageError, match="must be one of megatron, npy, llmc"):
         tokenmill.export(tmp_path / "data", tmp_path / "new", to="parquet")
     with pytest.raises(UsageError, match="must be positive"):
         tokenmill.export(tmp_path / "data", tmp_path / "new", to="npy", tokens_per_shard=0)
@@ -251,13 +259,17 @@ def test_a_file_that_was_changed_since_is_found_by_comparing(tmp_path):
 
 
 @pytest.mark.parametrize("block", [256, 300, 1 << 20])
-def test_documents_of_any_length_go_into_mds_samples(tmp_path, monkeypatch, block):
+def test_documents_of_any_length_become_mds_samples(tmp_path, block):
     lengths = (1, 255, 256, 257, 65535, 65536, 1, 2)
     ids = np.arange(sum(lengths)) % 9
     write_megatron(tmp_path / "x", np.split(ids, np.cumsum(lengths)[:-1]))
-    for module in ("mds", "protocol"):
-        monkeypatch.setattr(f"tokenmill.convert.targets.{module}.BLOCK", block)
-    tokenmill.export(tmp_path / "x", tmp_path / "out", to="mds", vocab_size=9)
+    source = tokenmill.open(tmp_path / "x", vocab_size=9)
+    request = WriteRequest(
+        splits=source, dtype=source.dtype, vocab_size=9, tokens_per_shard=1 << 30, block=block
+    )
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    for job in Mds().plan(request):
+        job.write(tmp_path / "out" / job.name, lambda _: None)
     tokens = tokenmill.open(tmp_path / "out")["train"]
     assert np.array_equal(tokens[:], ids)
     assert [one.length for one in tokens.documents] == list(lengths)

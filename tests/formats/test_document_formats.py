@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.dataset.verify import examine
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.starts import BLOCK
+from tokenmill.formats.file_documents import BLOCK
 
 LITDATA = {
     "no_header_tensor:16": "<i4",
@@ -183,13 +183,13 @@ def damage_index(**changes):
         (damage_index(length=2), "not where the one before ends"),
         (damage_index(pointer=-6), "sequence 1"),
         (damage_index(pointer=2**62), "sequence 1"),
-        (damage_index(border=9), "documents of sequences that there are not"),
-        (damage_index(border=-1), "documents of sequences that there are not"),
-        (damage_index(border=4), "end before it begins"),
-        (damage_index(last=3), "ends its documents at sequence 3"),
+        (damage_index(border=9), "documents of sequences that do not exist"),
+        (damage_index(border=-1), "documents of sequences that do not exist"),
+        (damage_index(border=4), "before it starts"),
+        (damage_index(last=3), "ends its last document at sequence 3"),
         (damage_index()[:-1], "has 121 bytes"),
         (damage_index() + b"\0", "has 123 bytes"),
-        (damage_index()[:20], "begin with Megatron's header"),
+        (damage_index()[:20], "start with Megatron's header"),
     ],
 )
 def test_a_megatron_index_that_lies_is_refused(tmp_path, index, says):
@@ -225,7 +225,7 @@ def test_disorder_far_behind_the_beginning_is_found(tmp_path):
     assert tokenmill.open(tmp_path / "x.ds")["train"].documents.at(count - 1).number == count - 1
     ends[BLOCK + 2] = BLOCK
     (tmp_path / "x.ds.index").write_bytes(ends.tobytes())
-    with pytest.raises(DatasetError, match="262,146 end before it begins"):
+    with pytest.raises(DatasetError, match="ends document 262,146 before it starts"):
         tokenmill.open(tmp_path / "x.ds")["train"].documents.at(0)
 
 
@@ -242,7 +242,7 @@ def test_datatrove_tells_its_width_by_metadata_or_index_or_user(tmp_path):
             with pytest.raises(UsageError, match="Omit `dtype`"):
                 tokenmill.open(folder, dtype="int64")
     write_datatrove(tmp_path / "x.ds", DOCUMENTS, beside=())
-    refused(tmp_path / "x.ds", "says its dtype; give it")
+    refused(tmp_path / "x.ds", "gives its dtype; pass it")
     assert tokenmill.open(tmp_path / "x.ds", dtype="uint16")["train"][:].tolist() == IDS
 
 
@@ -256,7 +256,7 @@ def test_datatrove_names_a_tokenizer_only_if_it_is_known(tmp_path):
 def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
     write_datatrove(tmp_path / "00000_a.ds", DOCUMENTS)
     write_datatrove(tmp_path / "00001_a.ds", [[1]], dtype="<u4")
-    refused(tmp_path, "several widths")
+    refused(tmp_path, "different widths")
     write_datatrove(tmp_path / "00001_a.ds", [[1]])
     path = tmp_path / "00001_a.ds"
     for ending, content, says in (
@@ -275,7 +275,7 @@ def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
         refused(tmp_path, says)
         changed.write_bytes(before)
     path.with_name(path.name + ".index").write_bytes(struct.pack("<QQ", 2**64 - 1, 1))
-    refused(tmp_path, "end before it begins")
+    refused(tmp_path, "before it starts")
 
 
 def test_olmo_files_need_a_dtype_and_keep_their_documents(tmp_path):
@@ -289,15 +289,15 @@ def test_olmo_files_need_a_dtype_and_keep_their_documents(tmp_path):
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        (olmo_table(DOCUMENTS[:-1]), "ends its documents at token 6 of 10"),
+        (olmo_table(DOCUMENTS[:-1]), "ends its last document at token 6, expected 10"),
         (olmo_table([*DOCUMENTS, [1]]), "line 5"),
         (gzip.compress(b"0,3,a\n4,10,b\n", mtime=0), "line 2"),
         (gzip.compress(b"0,0,a\n0,10,b\n", mtime=0), "line 1"),
-        (gzip.compress(b"start,end\n", mtime=0), "no numbers at the start of line 1"),
-        (gzip.compress(b"-1,3\n", mtime=0), "no numbers"),
-        (gzip.compress(b"0," + b"9" * 5000 + b"\n", mtime=0), "no numbers"),
+        (gzip.compress(b"start,end\n", mtime=0), "does not start line 1 with two numbers"),
+        (gzip.compress(b"-1,3\n", mtime=0), "with two numbers"),
+        (gzip.compress(b"0," + b"9" * 5000 + b"\n", mtime=0), "with two numbers"),
         (gzip.compress(bytes(1 << 22), mtime=0), "line of over"),
-        (b"", "ends its documents at token 0"),
+        (b"", "ends its last document at token 0"),
         (olmo_table(DOCUMENTS)[:-9], "cannot be decompressed"),
         (b"plain text", "cannot be decompressed"),
     ],
@@ -335,15 +335,15 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
     ("files", "says"),
     [
         (edit(SOUND, filename="../chunk-0-0.bin"), "leads out of the folder"),
-        (edit(SOUND, filename="/etc/passwd"), "not a file of the folder"),
-        (edit(SOUND, filename="a\x1b[31m"), "not a file of the folder"),
+        (edit(SOUND, filename="/etc/passwd"), "not a file in the folder"),
+        (edit(SOUND, filename="a\x1b[31m"), "not a file in the folder"),
         (edit(SOUND, filename=7), "'filename' is '7'"),
         (edit(SOUND, filename="chunk-0-9.bin"), "chunk-0-9.bin is missing"),
         (edit(SOUND, dim=11), "has 46 bytes, not 44"),
         (edit(SOUND, dim=-1), "'dim' is -1"),
         (edit(SOUND, dim=True), "'dim' is 'True'"),
         (edit(SOUND, chunk_size=2**70), "'chunk_size'"),
-        (edit(SOUND, compression="zstd"), "has compression"),
+        (edit(SOUND, compression="zstd"), "uses compression"),
         (edit(SOUND, encryption={}, data_format=["jpeg"]), "not tokens"),
         (edit(SOUND, data_format=["no_header_tensor:0"]), "not tokens"),
         (edit(SOUND, data_format=["no_header_numpy:5"] * 2), "not tokens"),
@@ -352,7 +352,7 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
         (overwrite(SOUND, "chunk-0-0.bin", 0, b"\3"), "does not fit"),
         (overwrite(SOUND, "chunk-0-0.bin", 4, b"\3"), "does not fit"),
         (overwrite(SOUND, "chunk-0-0.bin", 8, b"\x1b"), "within an id"),
-        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\xf8"), "end before it begins"),
+        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\xf8"), "before it starts"),
         ({**SOUND, "chunk-0-0.bin": SOUND["chunk-0-0.bin"][:-1]}, "1 bytes too short"),
     ],
 )

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.folder import check_gaps, list_shards
-from tokenmill.formats.protocol import Asked
+from tokenmill.formats.base import OpenRequest
+from tokenmill.formats.shard_names import check_gaps, list_shards
 
 
 def as_people_count(name):
@@ -40,7 +40,9 @@ def test_all_numbers_in_a_name_count_as_numbers(some):
     with tempfile.TemporaryDirectory() as folder:
         for name in some:
             (Path(folder) / name).touch()
-        assert list_shards(Asked(path=Path(folder)), ".bin") == sorted(some, key=as_people_count)
+        assert list_shards(OpenRequest(path=Path(folder)), ".bin") == sorted(
+            some, key=as_people_count
+        )
 
 
 FORMS = {
@@ -61,8 +63,8 @@ def test_a_missing_number_is_named_wherever_it_stands(form, count, data):
     first = FORMS[form]
     start = data.draw(st.integers(0, 99)) if first is None else first
     some = [form.format(number, count) for number in range(start, start + count)]
-    asked = Asked(path=Path("folder"))
-    check_gaps(asked, some)
+    request = OpenRequest(path=Path("folder"))
+    check_gaps(request, some)
     # Where no name tells how many there are, only what lies between others is missed.
     between = range(1, count - 1) if first is None else range(count)
     if len(between) and count > 1:
@@ -70,20 +72,22 @@ def test_a_missing_number_is_named_wherever_it_stands(form, count, data):
         between = between[:-1] if first == 1 else between
         gone = some.pop(data.draw(st.sampled_from(between)))
         with pytest.raises(DatasetError, match=f"^{gone} is missing from folder"):
-            check_gaps(asked, some)
-        check_gaps(Asked(path=Path("folder"), format="raw"), some)
+            check_gaps(request, some)
+        check_gaps(OpenRequest(path=Path("folder"), format="raw"), some)
 
 
 def test_each_of_several_sequences_is_looked_at():
-    asked = Asked(path=Path("folder"))
+    request = OpenRequest(path=Path("folder"))
     some = [f"lang{one}_{number}.bin" for one in (1, 7) for number in range(3)]
-    check_gaps(asked, some)
+    check_gaps(request, some)
     with pytest.raises(DatasetError, match=r"^lang7_1\.bin is missing from folder"):
-        check_gaps(asked, [*some[:4], some[5]])
-    with pytest.raises(DatasetError, match=r"p-4-of-3\.bin in folder is beyond the 3 files"):
-        check_gaps(asked, [f"p-{number}-of-3.bin" for number in (1, 2, 3, 4)])
-    with pytest.raises(DatasetError, match=r"of 4 such files, 1 are there"):
-        check_gaps(asked, ["p-0-of-4.bin"])
+        check_gaps(request, [*some[:4], some[5]])
+    with pytest.raises(
+        DatasetError, match=r"p-4-of-3\.bin in folder is numbered beyond the 3 files"
+    ):
+        check_gaps(request, [f"p-{number}-of-3.bin" for number in (1, 2, 3, 4)])
+    with pytest.raises(DatasetError, match=r"found 1 of 4 such files"):
+        check_gaps(request, ["p-0-of-4.bin"])
 
 
 def test_shards_named_as_one_of_many_are_in_order_and_complete(tmp_path):
@@ -100,7 +104,7 @@ def test_shards_named_as_one_of_many_are_in_order_and_complete(tmp_path):
 
 
 ODD = {
-    "link to nothing": lambda path: path.symlink_to("/nowhere/blob"),
+    "broken link": lambda path: path.symlink_to("/nowhere/blob"),
     "cannot be read: Too many levels": lambda path: path.symlink_to(path.name),
     "not a regular file": os.mkfifo,
     "is a folder": Path.mkdir,
@@ -143,7 +147,7 @@ def test_one_of_another_format_is_passed_over(tmp_path, says):
 
 def test_a_folder_of_broken_links_names_them(tmp_path):
     (tmp_path / "x_000001.bin").symlink_to("/nowhere/blob")
-    with pytest.raises(DatasetError, match=r"x_000001\.bin is a link to nothing"):
+    with pytest.raises(DatasetError, match=r"x_000001\.bin is a broken link"):
         tokenmill.open(tmp_path)
 
 

@@ -210,8 +210,8 @@ def test_many_shards_are_not_all_opened_and_a_bad_one_is_named_when_touched(tmp_
     write_llmc_folder(tmp_path, [[number] * 3 for number in range(1, 6)])
     bad = tmp_path / "edu_fineweb_train_000003.bin"
     for damage, says in (
-        (lambda data: b"\0" * 8 + data[8:], "header of its fellows"),
-        (lambda data: data[:8] + b"\7" + data[9:], "its header says 7 tokens"),
+        (lambda data: b"\0" * 8 + data[8:], "header of the other shards"),
+        (lambda data: data[:8] + b"\7" + data[9:], "by its header of 7 tokens"),
     ):
         good = bad.read_bytes()
         bad.write_bytes(damage(good))
@@ -237,7 +237,7 @@ def test_a_file_that_changes_after_opening_is_refused(tmp_path):
 @pytest.mark.parametrize("beside", ["x.json", "x.bin.json", "meta.json"])
 def test_metadata_beside_a_raw_file_tells_its_dtype(tmp_path, beside):
     write_raw(tmp_path / "x.bin", IDS, "<u4")
-    assert "`dtype='uint16'`" in refused(tmp_path / "x.bin", "nothing says its dtype")
+    assert "`dtype='uint16'`" in refused(tmp_path / "x.bin", "nothing gives its dtype")
     (tmp_path / beside).write_text(
         json.dumps({"dtype": "uint32", "vocab_size": 60000, "eot_id": 3})
     )
@@ -304,17 +304,17 @@ def test_files_with_headers_are_never_read_as_ids_alone(tmp_path):
         write_raw(tmp_path / folder / "val.bin", IDS)
         with (tmp_path / folder / f"{split}.bin").open("wb") as file:
             np.save(file, IDS.astype(np.uint16))
-        assert f"{split}.bin" in refused(tmp_path / folder, "a header of NumPy")
+        assert f"{split}.bin" in refused(tmp_path / folder, "NumPy's header")
     write_llmc(tmp_path / "a" / "train.bin", IDS)
     write_raw(tmp_path / "a" / "aaa.bin", IDS)
-    assert "train.bin" in refused(tmp_path / "a", r"a header of llm\.c")
+    assert "train.bin" in refused(tmp_path / "a", r"llm\.c's header")
     assert len(tokenmill.open(tmp_path / "a", format="nanogpt")["train"]) == 512 + len(IDS)
     for number in range(4):
         write_raw(tmp_path / "c" / f"x_{number}.bin", IDS)
     write_llmc(tmp_path / "c" / "x_2.bin", IDS)  # which is looked at when it is first mapped
     tokens = tokenmill.open(tmp_path / "c", dtype="uint16")["train"]
     assert np.array_equal(tokens[:2000], np.tile(IDS, 2))
-    with pytest.raises(DatasetError, match=r"x_2\.bin begins with a header of llm\.c"):
+    with pytest.raises(DatasetError, match=r"x_2\.bin starts with llm\.c's header"):
         _ = tokens[2000]
     assert len(tokenmill.open(tmp_path / "c", format="raw", dtype="uint16")["train"][:]) == 4512
 
@@ -328,7 +328,7 @@ def test_folders_of_raw_files_open_with_a_dtype(tmp_path):
     write_raw(tmp_path / "b" / "train" / "shard_00001.bin", [3], "<u4")
     write_raw(tmp_path / "b" / "val" / "shard_00045.bin", [4], "<u4")
     for name in ("a", "b"):
-        refused(tmp_path / name, "give it: `dtype=")
+        refused(tmp_path / name, "pass `dtype=")
         dataset = tokenmill.open(tmp_path / name, dtype="uint32")
         assert dataset["train"][:].tolist() == [1, 2, 3]
         assert dataset["val"][:].tolist() == [4]
@@ -352,7 +352,7 @@ def test_metadata_of_another_program_are_told_apart(tmp_path):
     assert "`format='raw'`" in told
     raw = tokenmill.open(tmp_path, dtype="uint32", format="raw")["train"]
     assert raw[:].tolist() == [1, 2, 3]
-    refused(shard, "nothing says its dtype")
+    refused(shard, "nothing gives its dtype")
 
 
 def test_numbered_npy_shards_open_and_a_pile_of_files_does_not(tmp_path):
@@ -366,9 +366,9 @@ def test_numbered_npy_shards_open_and_a_pile_of_files_does_not(tmp_path):
     refused(tmp_path, "web_train_03.npy is missing")
     (tmp_path / "web_train_04.npy").unlink()
     np.save(tmp_path / "web_train_03.npy", np.array([5], np.int32))
-    refused(tmp_path, "web_train_03.npy holds int32, and the shards before it hold uint16")
+    refused(tmp_path, "web_train_03.npy has ids of int32, expected uint16")
     (tmp_path / "web_train_03.npy").rename(tmp_path / "wiki.npy")
-    refused(tmp_path, "not numbered shards; open one by itself")
+    refused(tmp_path, "not numbered shards; open one of them")
 
 
 def test_links_are_followed_as_download_caches_need_it(tmp_path):
