@@ -29,7 +29,7 @@ def imported(tmp_path_factory):
     """Two prepared datasets, and the peaks of importing them."""
     folder = tmp_path_factory.mktemp("memory")
     peaks = {}
-    for size in (1000, SMALL, LARGE):  # the first for what is loaded once
+    for size in (1000, SMALL, LARGE):  # the first loads everything that is loaded once
         rng = np.random.default_rng(size)
         ids = rng.integers(0, EOT, size).astype("<u2")
         ids[rng.integers(0, size, size // 10_000 + 1)] = EOT
@@ -43,13 +43,13 @@ def imported(tmp_path_factory):
     return folder, peaks
 
 
-def test_importing_more_takes_no_more_memory(imported):
+def test_importing_more_needs_no_more_memory(imported):
     _, peaks = imported
     assert peaks[LARGE] < peaks[SMALL] + MARGIN
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_resharding_more_takes_no_more_memory(imported, tmp_path, shards):
+def test_resharding_more_needs_no_more_memory(imported, tmp_path, shards):
     folder, _ = imported
     small, large = (
         peak_of(
@@ -64,7 +64,7 @@ def test_resharding_more_takes_no_more_memory(imported, tmp_path, shards):
 
 
 @pytest.mark.parametrize("to", sorted(WRITABLE))
-def test_exporting_more_and_importing_that_takes_no_more_memory(imported, tmp_path, to):
+def test_exporting_more_and_importing_it_needs_no_more_memory(imported, tmp_path, to):
     folder, _ = imported
     out, back = {}, {}
     for size in (SMALL, LARGE):

@@ -1,4 +1,4 @@
-"""What becomes of documents in every format: kept as they are, or a note says what is lost or moved."""
+"""Every format keeps documents as they are, or a note says what was lost or moved."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
+from tokenmill.errors import DatasetError
 from tokenmill.formats import WRITABLE
 from tokenmill.store.tokens import Tokens
 
@@ -38,7 +39,7 @@ def read_back(folder, to, splits=("train",), eot_id=EOT):
 
 
 def texts_of(tokens):
-    """The documents as a reader finds them who splits at the end of text; without the id."""
+    """The documents of a reader that splits at the end-of-text id, without the id."""
     edges = [*tokens.find_edges(np.array([0]), len(tokens)).tolist(), len(tokens)]
     ids = tokens[:].tolist()
     return [
@@ -69,8 +70,8 @@ def test_readers_that_split_at_the_end_of_text_find_the_same_documents(tmp_path,
     to=st.sampled_from(PLAIN),
     side=st.sampled_from(["after", "before"]),
 )
-def test_a_cut_split_keeps_its_documents_too(ids, to, side):
-    """With any ids at both ends, and the end of text on either side."""
+def test_a_split_that_ends_within_a_document_keeps_its_documents(ids, to, side):
+    """With any ids at both ends, and the end-of-text id on either side."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if side == "after":
@@ -101,7 +102,7 @@ def test_an_exported_and_imported_dataset_has_the_same_documents(tmp_path):
 
 
 @pytest.mark.parametrize("to", PLAIN)
-def test_documents_that_no_id_marks_are_said_to_be_lost(tmp_path, to):
+def test_documents_without_an_id_between_them_are_reported_as_lost(tmp_path, to):
     build(tmp_path / "data", eot="none")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to)
     assert made.documents == {"train": None, "val": None}
@@ -113,7 +114,7 @@ def test_documents_that_no_id_marks_are_said_to_be_lost(tmp_path, to):
     assert "the end-of-text id 0 is not after each" in made.notes[-1]
 
 
-def test_another_end_of_text_than_the_header_stands_for_is_named(tmp_path):
+def test_an_unexpected_end_of_text_id_is_reported(tmp_path):
     build(tmp_path / "data")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to="llmc")
     assert "assume the end-of-text id 50256 unless" in made.notes[1]
@@ -147,8 +148,8 @@ def test_empty_documents_are_kept_or_counted(to, documents, tokens_per_shard):
             assert made.notes == ()
         else:
             assert made.documents == {"train": len(documents) - empty}
-            told = [note for note in made.notes if "empty" in note]
-            assert [note.split()[0] for note in told] == [str(empty)] * bool(empty)
+            notes = [note for note in made.notes if "empty" in note]
+            assert [note.split()[0] for note in notes] == [str(empty)] * bool(empty)
 
 
 def test_imported_empty_documents_are_in_the_ledger(tmp_path):
@@ -166,3 +167,17 @@ def test_the_command_shows_documents_and_notes(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "5 documents, compared with the source" in out
     assert "note: the end-of-text id 256 was moved from after each document to before it" in out
+
+
+@pytest.mark.parametrize("to", WRITABLE)
+@pytest.mark.parametrize("splits", [("train", "test"), ("val",), ("test",)])
+def test_any_splits_are_exported_and_compared(tmp_path, to, splits):
+    build(
+        tmp_path / "data", {split: [f"{split} {number}" for number in range(9)] for split in splits}
+    )
+    if to == "nanogpt" and "train" not in splits:
+        with pytest.raises(DatasetError, match="need a split named train"):
+            tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=20)
+        return
+    made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=20)
+    assert made.documents == dict.fromkeys(splits, 9)

@@ -1,4 +1,4 @@
-"""Imported tokens are a prepared dataset: sound, with documents, keys and origins."""
+"""An import is a valid prepared dataset with documents, keys and origins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check(folder, documents, eot):
     ),
     tokens_per_shard=st.integers(1, 40),
 )
-def test_what_is_imported_is_a_sound_dataset(files, tokens_per_shard):
+def test_an_import_is_a_sound_dataset(files, tokens_per_shard):
     documents = [one for file in files for one in file]
     eot = "none"
     if all(one[0] == 256 for one in documents):
@@ -115,7 +115,7 @@ def test_the_end_is_held_out_and_both_splits_are_imported(tmp_path):
 
 
 def test_ids_are_imported_without_a_tokenizer(tmp_path, capsys):
-    """As of nanoGPT's characters: a vocabulary, and neither a tokenizer nor an end of text."""
+    """Like nanoGPT's character data: a vocabulary without a tokenizer or end-of-text id."""
     write_raw(tmp_path / "x" / "train.bin", [1, 2, 64, 3])
     write_raw(tmp_path / "x" / "val.bin", [5, 6])
     out = tmp_path / "out"
@@ -150,7 +150,7 @@ def test_a_vocabulary_and_an_end_of_text_are_enough_for_documents(tmp_path):
     assert made.tokenizer == "gpt2"
 
 
-def test_what_cannot_be_imported_is_refused(tmp_path):
+def test_data_that_cannot_be_imported_is_refused(tmp_path):
     write_raw(tmp_path / "x.bin", [1, 2, 257])
     with pytest.raises(TokenizerError, match="Or pass `vocab_size=N`"):
         tokenmill.import_dataset(tmp_path / "x.bin", tmp_path / "out", dtype="uint16")
@@ -173,13 +173,13 @@ def test_what_cannot_be_imported_is_refused(tmp_path):
         tokenmill.import_dataset(tmp_path / "out2", tmp_path / "out3")
 
 
-def test_a_killed_import_goes_on_to_the_same_bytes(tmp_path):
+def test_a_killed_import_resumes_to_the_same_bytes(tmp_path):
     write_megatron(tmp_path / "x", DOCUMENTS)
     options = {"tokenizer": "bytes", "tokens_per_shard": 4}
     tokenmill.import_dataset(tmp_path / "x", tmp_path / "whole", **options)
     for after in (4, 13):
         out = tmp_path / f"out{after}"
-        told = run_killed(
+        killed = run_killed(
             "import_dataset",
             "import_dataset",
             tmp_path / "x",
@@ -187,7 +187,7 @@ def test_a_killed_import_goes_on_to_the_same_bytes(tmp_path):
             after,
             "tokenizer='bytes', tokens_per_shard=4",
         )
-        assert told.returncode == -signal.SIGKILL
+        assert killed.returncode == -signal.SIGKILL
         kept = {path: path.stat().st_ino for path in out.glob("train/*")}
         assert kept
         tokenmill.import_dataset(tmp_path / "x", out, **options)

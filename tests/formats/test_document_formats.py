@@ -1,4 +1,4 @@
-"""Formats that tell where documents begin: ids and borders are those that were written."""
+"""Formats with documents: ids and document starts are those that were written."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_megatron_pair_opens_by_prefix_and_by_either_file(tmp_path):
     assert raw["train"].documents is None
 
 
-def test_megatron_bytes_are_read_as_they_stand(tmp_path):
+def test_handwritten_megatron_bytes_are_read(tmp_path):
     index = bytes.fromhex(
         "4d4d494449445800000100000000000000080300000000000000030000000000000002000000010000"
         "000100000000000000000000000400000000000000060000000000000000000000000000000200000000"
@@ -192,7 +192,7 @@ def damage_index(**changes):
         (damage_index()[:20], "start with Megatron's header"),
     ],
 )
-def test_a_megatron_index_that_lies_is_refused(tmp_path, index, says):
+def test_an_inconsistent_megatron_index_is_refused(tmp_path, index, says):
     (tmp_path / "x.bin").write_bytes(flat(DOCUMENTS, "<u2"))
     (tmp_path / "x.idx").write_bytes(damage_index())
     check_documents(tokenmill.open(tmp_path / "x")["train"], DOCUMENTS)
@@ -200,7 +200,7 @@ def test_a_megatron_index_that_lies_is_refused(tmp_path, index, says):
     assert "x" in refused(tmp_path / "x", says)
 
 
-def test_tokens_beside_a_lying_index_are_not_read(tmp_path):
+def test_tokens_with_an_inconsistent_index_are_not_read(tmp_path):
     write_megatron(tmp_path / "x", DOCUMENTS)
     (tmp_path / "x.idx").write_bytes(damage_index(length=2))
     tokens = tokenmill.open(tmp_path / "x")["train"]
@@ -209,7 +209,7 @@ def test_tokens_beside_a_lying_index_are_not_read(tmp_path):
     assert [problem.file for problem in examine(tmp_path / "x").problems] == ["x.idx"]
 
 
-def test_a_megatron_bin_that_was_cut_is_refused(tmp_path):
+def test_a_truncated_megatron_bin_is_refused(tmp_path):
     write_megatron(tmp_path / "x", DOCUMENTS)
     os.truncate(tmp_path / "x.bin", 18)
     refused(tmp_path / "x", "the .bin has 18")
@@ -217,7 +217,7 @@ def test_a_megatron_bin_that_was_cut_is_refused(tmp_path):
     refused(tmp_path / "x", "not a whole number of uint16")
 
 
-def test_disorder_far_behind_the_beginning_is_found(tmp_path):
+def test_disorder_beyond_the_first_block_is_found(tmp_path):
     count = BLOCK + 10
     write_raw(tmp_path / "x.ds", range(count), "<u4")
     ends = np.arange(1, count + 1, dtype="<u8")
@@ -229,7 +229,7 @@ def test_disorder_far_behind_the_beginning_is_found(tmp_path):
         tokenmill.open(tmp_path / "x.ds")["train"].documents.at(0)
 
 
-def test_datatrove_tells_its_width_by_metadata_or_index_or_user(tmp_path):
+def test_datatrove_width_comes_from_metadata_index_or_user(tmp_path):
     for dtype in ("<u2", "<u4"):
         for beside in (("index", "metadata"), ("index",), ("metadata",)):
             folder = tmp_path / f"{dtype[1:]}{len(beside)}{beside[0]}"
@@ -302,7 +302,7 @@ def test_olmo_files_need_a_dtype_and_keep_their_documents(tmp_path):
         (b"plain text", "cannot be decompressed"),
     ],
 )
-def test_an_olmo_table_that_lies_is_refused_and_the_ids_open_alone(tmp_path, table, says):
+def test_an_inconsistent_olmo_table_is_refused_and_the_ids_open_as_raw(tmp_path, table, says):
     write_olmo(tmp_path / "x.npy", DOCUMENTS)
     (tmp_path / "x.csv.gz").write_bytes(table)
     assert "x.csv.gz" in refused(tmp_path / "x.npy", says, dtype="uint16")
@@ -310,14 +310,14 @@ def test_an_olmo_table_that_lies_is_refused_and_the_ids_open_alone(tmp_path, tab
     assert raw["train"][:].tolist() == IDS
 
 
-def test_an_llmc_shard_beside_some_other_idx_is_one(tmp_path):
+def test_an_llmc_shard_next_to_an_unrelated_idx_opens(tmp_path):
     write_llmc(tmp_path / "x.bin", IDS)
     (tmp_path / "x.idx").write_bytes(b"something else")
     assert tokenmill.open(tmp_path / "x.bin").format == "llmc"
     assert tokenmill.open(tmp_path).format == "llmc"
 
 
-def test_litdata_folders_may_hold_their_splits(tmp_path):
+def test_litdata_splits_may_be_subfolders(tmp_path):
     write_litdata(tmp_path / "train", [DOCUMENTS])
     write_litdata(tmp_path / "val", [[[5]]])
     dataset = tokenmill.open(tmp_path)
@@ -356,6 +356,6 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
         ({**SOUND, "chunk-0-0.bin": SOUND["chunk-0-0.bin"][:-1]}, "1 bytes too short"),
     ],
 )
-def test_litdata_that_lies_is_refused(tmp_path, files, says):
+def test_inconsistent_litdata_is_refused(tmp_path, files, says):
     write_files(tmp_path, files)
     refused(tmp_path, says)

@@ -1,4 +1,4 @@
-"""MosaicML's shards: their columns, compressions and samples, sound and lying."""
+"""MDS shards: their columns, compressions and samples, valid and inconsistent."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ SAMPLES = MDS[FIRST].index(b"}") + 1
 
 
 def raw_data(**changes):
-    told = json.loads(MDS["index.json"])["shards"][0]["raw_data"]
-    return edit(MDS, raw_data={**told, **changes})
+    entry = json.loads(MDS["index.json"])["shards"][0]["raw_data"]
+    return edit(MDS, raw_data={**entry, **changes})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def raw_data(**changes):
         ({**ZIPPED, f"{FIRST}.zstd": zstandard.compress(bytes(1 << 28))}, "has over 252 bytes"),
     ],
 )
-def test_mds_that_lies_is_refused_in_little_memory(tmp_path, files, says):
+def test_inconsistent_mds_is_refused_in_little_memory(tmp_path, files, says):
     write_files(tmp_path, files)
     tracemalloc.start()
     try:
@@ -156,14 +156,14 @@ def test_mds_that_lies_is_refused_in_little_memory(tmp_path, files, says):
         ({"column_names": ["text"], "column_encodings": ["str"]}, "tokens as 'str'"),
     ],
 )
-def test_mds_columns_that_are_no_tokens_are_refused(tmp_path, changes, says):
+def test_mds_columns_without_tokens_are_refused(tmp_path, changes, says):
     index = json.loads(MDS["index.json"])
     index["shards"] = [{**entry, **changes} for entry in index["shards"]]
     write_files(tmp_path, {**MDS, "index.json": json.dumps(index).encode()})
     refused(tmp_path, says)
 
 
-def test_an_mds_column_is_named_where_it_is_not_certain(tmp_path):
+def test_an_ambiguous_mds_column_must_be_named(tmp_path):
     more = [("b", "ndarray:uint16", None, bytes([4, 1, 9, 0]))]
     files = mds_files([DOCUMENTS], more=more)
     for name in files:
@@ -175,8 +175,8 @@ def test_an_mds_column_is_named_where_it_is_not_certain(tmp_path):
     assert tokenmill.open(tmp_path, column="b")["train"][:].tolist() == [9] * 4
 
 
-def test_mds_ids_have_the_order_of_bytes_that_is_given_for_bytes_alone(tmp_path):
-    """As the peer has it: its arrays are named without an order of bytes, and bytes are what they are."""
+def test_a_given_byte_order_applies_only_to_mds_bytes(tmp_path):
+    """As in MosaicML Streaming, whose array encodings have no byte order."""
     write_files(tmp_path / "bytes", mds_files([DOCUMENTS], encoding="bytes", dtype=">u2"))
     dataset = tokenmill.open(tmp_path / "bytes", dtype=">u2")
     check_documents(dataset["train"], DOCUMENTS)
