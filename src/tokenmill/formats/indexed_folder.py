@@ -38,11 +38,9 @@ class Entry:
     where: str
     value: Any
 
-    def get(self, key: str, kind: type, *, default: Any = ...) -> Any:
+    def get(self, key: str, kind: type) -> Any:
         """The value of a key; numbers must not be negative."""
-        value = self.value.get(key) if isinstance(self.value, dict) else None
-        if value is None and default is not ...:
-            return default
+        value = self.value.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.damaged(f"{key!r} is {str(value)[:40]!r}")
         if isinstance(value, int) and not 0 <= value < 1 << 56:
