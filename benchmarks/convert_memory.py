@@ -18,7 +18,7 @@ import numpy as np
 from memory import find_peak, process_tree
 from results import record
 
-from tokenmill.convert.targets import TARGETS
+from tokenmill.formats import WRITABLE
 
 EOT = 50256
 LENGTH = 400  # tokens of a document on average
@@ -62,7 +62,7 @@ def measure_size(size: int, folder: Path) -> dict[str, float]:
         "reshard", data, "--tokens-per-shard", size // 7, "--out", folder / "cut"
     )
     shutil.rmtree(folder / "cut")
-    for to in TARGETS:
+    for to in WRITABLE:
         out, back = folder / to, folder / "back"
         peaks[f"export to {to}"] = measure("export", data, "--to", to, "--out", out)
         opened = out / "train" if to in ("megatron", "mds", "litdata") else out

@@ -45,10 +45,13 @@ def test_an_unknown_split_lists_those_there(folder):
 def test_what_is_no_dataset_is_told_apart(folder, tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
         tokenmill.open(tmp_path / "nothing")
-    with pytest.raises(DatasetError, match="is a file, and a dataset is a folder; give the folder"):
+    with pytest.raises(DatasetError, match="is a file; a dataset is a folder"):
         tokenmill.open(folder / "dataset_metadata.json")
-    with pytest.raises(DatasetError, match="not a finished dataset"):
+    with pytest.raises(DatasetError, match="is a folder of datasets"):
         tokenmill.open(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match="not a finished dataset"):
+        tokenmill.open(tmp_path / "empty")
     (tmp_path / ".work").mkdir()
     with pytest.raises(DatasetError, match="interrupted or is still running"):
         tokenmill.open(tmp_path)

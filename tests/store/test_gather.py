@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
 from tokenmill.store import tokens as tokens_module
 from tokenmill.store.tokens import Tokens
 
@@ -158,7 +158,7 @@ class InMemory:
         return f"file {number}"
 
     def read(self, number):
-        return Starts(self.counts[number], lambda numbers: self.borders[number][numbers])
+        return DocumentStarts(self.counts[number], lambda numbers: self.borders[number][numbers])
 
 
 @settings(max_examples=60, deadline=None)

@@ -104,7 +104,7 @@ def test_a_folder_of_datasets_and_a_misspelt_one_lead_to_the_dataset(tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "input.txt").write_text(TEXT)
     tokenmill.prepare("input.txt", "data/corpus", tokenizer="bytes", workers=1)
-    with pytest.raises(DatasetError, match=r"Name one of them: data/corpus$"):
+    with pytest.raises(DatasetError, match=r"Open one of them: data/corpus$"):
         tokenmill.open("data")
     with pytest.raises(
         DatasetError, match=r"data/corpu does not exist. Did you mean data/corpus\?"

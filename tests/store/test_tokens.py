@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats import prepared
+from tokenmill.formats.prepared import read_contents
 from tokenmill.storage import mapping as files_module
 from tokenmill.store.manifest import Manifest, Split
 from tokenmill.store.shard_table import Shard
@@ -220,7 +220,7 @@ def test_a_hundred_and_fifty_thousand_shards_open_without_a_file(tmp_path):
         splits={"train": Split(shards=(shard,) * 150_000)},
         sources=(),
     )
-    tokens = Dataset(tmp_path, "tokenmill", prepared.contents(tmp_path, manifest))["train"]
+    tokens = Dataset(tmp_path, "tokenmill", read_contents(tmp_path, manifest))["train"]
     assert len(tokens) == 450_000
     assert tokens.locate(449_999) == (149_999, 2)
 

@@ -49,30 +49,35 @@ BROKEN = [
         "megatron",
         "x_0.idx",
         lambda data: data[:-24] + struct.pack("<3q", 3, 2, 4),
-        "before it begins",
+        "before it starts",
     ),
-    ("datatrove", "0_x.ds.index", lambda data: struct.pack("<4Q", 3, 7, 6, 10), "before it begins"),
-    ("litdata", "chunk-0-0.bin", lambda data: data[:8] + word(40) + data[12:], "before it begins"),
+    ("datatrove", "0_x.ds.index", lambda data: struct.pack("<4Q", 3, 7, 6, 10), "before it starts"),
+    ("litdata", "chunk-0-0.bin", lambda data: data[:8] + word(40) + data[12:], "before it starts"),
     ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n3,2\n2,10\n", mtime=0), "line 2"),
-    ("mds", "shard.00000.mds", lambda data: data[:8] + word(1 << 20) + data[12:], "not in order"),
+    ("mds", "shard.00000.mds", lambda data: data[:8] + word(1 << 20) + data[12:], "out of order"),
     # that begin beyond the file
-    ("megatron", "x_0.idx", lambda data: data[:-16] + struct.pack("<2q", 9, 4), "there are not"),
+    ("megatron", "x_0.idx", lambda data: data[:-16] + struct.pack("<2q", 9, 4), "do not exist"),
     (
         "datatrove",
         "0_x.ds.index",
         lambda data: struct.pack("<4Q", 3, 4, 1 << 40, 10),
-        "before it begins",
+        "before it starts",
     ),
     (
         "litdata",
         "chunk-0-0.bin",
         lambda data: data[:16] + word(1 << 30) + data[20:],
-        "before it begins",
+        "before it starts",
     ),
-    ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n3,11\n", mtime=0), "within the 10"),
+    ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n3,11\n", mtime=0), "within 10"),
     # that do not come to the file's tokens
-    ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n", mtime=0), "token 3 of 10"),
-    ("megatron", "x_0.idx", lambda data: data[:-8] + struct.pack("<q", 3), "at sequence 3 of 4"),
+    ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n", mtime=0), "token 3, expected 10"),
+    (
+        "megatron",
+        "x_0.idx",
+        lambda data: data[:-8] + struct.pack("<q", 3),
+        "at sequence 3, expected 4",
+    ),
 ]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tokenmill.dataset.download import DEFAULT_REPOSITORY, download
 from tokenmill.errors import DatasetError
-from tokenmill.formats import llmc
-from tokenmill.formats.protocol import Asked, NotThisFormat
+from tokenmill.formats.base import NotThisFormat, OpenRequest
+from tokenmill.formats.llmc import Llmc
 
 
 def download_tokenized_data(
@@ -44,6 +44,6 @@ def download_tokenized_data(
 
 def _is_whole(path: Path) -> bool:
     try:
-        return path.is_file() and bool(llmc.read(Asked(path=path)).splits)
+        return path.is_file() and bool(Llmc().read(OpenRequest(path=path)).splits)
     except (NotThisFormat, DatasetError):
         return False

@@ -1,11 +1,10 @@
-"""`tokenmill.export`: tokens as another program's files.
+"""`tokenmill.export`: write tokens as another program's files.
 
-Guarantees: ids and documents are those of the source, in its order. Both are checked by reading the
-files back through `tokenmill.open`. A format without a table of documents separates them only by the
-end-of-text id, which is moved to the side of documents where its readers look for it.
-`Exported.notes` says which documents were changed or lost. A prepared source is refused if a
-checksum does not match. After a kill at any moment, the same call resumes with the file that it was
-writing.
+Guarantees: ids and documents are those of the source, in its order; the written files are read back
+and compared with it. A format without a document table separates documents only by the end-of-text
+id, which is moved to the side of documents where its readers look for it. `Exported.notes` lists
+documents that were changed or lost. A prepared source is refused if a checksum does not match. After a
+kill at any moment, the same call resumes with the file that it was writing.
 
 Costs: the source is read in blocks, at most four times (checksums, copy, comparison of ids and of
 documents).
@@ -14,22 +13,28 @@ documents).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenmill.convert.borders import Integers, count_empty, count_same, find_starts, skip_empty
-from tokenmill.convert.checksums import check_checksums
-from tokenmill.convert.end_of_text import find_movable, move_eot
-from tokenmill.convert.targets import TARGETS
-from tokenmill.convert.targets.protocol import BLOCK, choose_dtype
+from tokenmill.convert.shard_writer import check_checksums
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPaths
-from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats import OTHER_NAMES, llmc
+from tokenmill.errors import DatasetError, TokenizerError, UsageError
+from tokenmill.formats import WRITABLE, find_writable
+from tokenmill.formats.base import Format, NotThisFormat
+from tokenmill.formats.document_starts import (
+    Integers,
+    count_empty,
+    count_if_same,
+    find_document_starts,
+    skip_empty,
+)
+from tokenmill.formats.end_of_text import move_eot
+from tokenmill.formats.writing import BLOCK, WriteRequest
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.output import OutputFolder
@@ -41,10 +46,10 @@ TOKENS_PER_SHARD = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What `export` made: the tokens of each split, and all files, including those made earlier.
+    """The result of `export`: the tokens of each split, and all files, including earlier ones.
 
     `documents` is the number of documents that readers of the files find in each split, or None if
-    they find none or different ones. `notes` describe all differences from the source's documents.
+    they find none or different ones. `notes` lists all differences from the source's documents.
     """
 
     path: Path
@@ -69,7 +74,7 @@ def export(
     """Write tokens as another program's files, or resume writing them.
 
     `source` is anything that `tokenmill.open` opens, with its `options`, or an open dataset. `out` is
-    a new or empty folder. `to` is one of llmc, nanogpt, npy, megatron, datatrove, mds, litdata;
+    a new or empty folder. `to` is one of megatron, npy, llmc, datatrove, litdata, mds, nanogpt;
     docs/formats.md describes them. `tokens_per_shard` is for formats with several files.
 
     >>> import tempfile
@@ -81,154 +86,193 @@ def export(
     >>> [one.length for one in open(folder / "out" / "train")["train"].documents]
     [3, 2]
     """
-    to = OTHER_NAMES.get(to, to)
-    if to not in TARGETS:
-        raise UsageError(f"`to` is {to!r}; it must be one of {', '.join(TARGETS)}.")
+    format = find_writable(to)
     if tokens_per_shard < 1:
         raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
     dataset = source if isinstance(source, Dataset) else open(source, **options)
     if not dataset:
-        raise DatasetError(f"{dataset.path} holds no tokens to export.")
+        raise DatasetError(f"{dataset.path} has no tokens to export.")
     if Path(out).resolve() == dataset.path.resolve():
         raise UsageError(f"{out} is the source of the export. Choose another folder for `out`.")
-    job = _Export(dataset, to, Path(out))
-    about = {
-        "to": to,
+    job = _Export(dataset, format, tokens_per_shard)
+    settings: dict[str, Any] = {
+        "to": format.name,
         "tokens_per_shard": tokens_per_shard,
         "splits": {split: [len(tokens), tokens.fingerprint] for split, tokens in dataset.items()},
     }
     if job.moved:
-        about["eot"] = job.target.eot
+        settings["eot"] = format.eot
     with (
         explain_disk_errors(),
         OutputFolder(Path(out), marks=[RECORD]) as folder,
         watching(watcher, progress) as shown,
     ):
-        folder.remember(RECORD, about)
-        return job.run(tokens_per_shard, shown)
+        folder.remember(RECORD, settings)
+        if dataset.manifest is not None:
+            check_checksums(dataset.path, dataset.manifest)
+        return job.run(folder.path, shown)
 
 
 class _Export:
-    def __init__(self, source: Dataset, to: str, folder: Path) -> None:
-        self.folder = folder
-        self.to, self.target = to, TARGETS[to]
-        self.source, self.dataset, self.moved = source, source, []
-        if self.target.eot is not None:
-            self.moved = find_movable(source, self.target.eot)
-            self.dataset = move_eot(source, self.target.eot)
-        self.total = sum(map(len, source.values()))
+    """An export: `splits` are the source's with the end-of-text id where readers look for it."""
 
-    def run(self, tokens_per_shard: int, watcher: Watcher) -> Exported:
-        if self.dataset.manifest is not None:
-            check_checksums(self.dataset.path, self.dataset.manifest)
-        names, before, splits = [], 0, list(self.dataset)
+    def __init__(self, source: Dataset, format: Format, tokens_per_shard: int) -> None:
+        self.source, self.format = source, format
+        arranged, self.moved = source, list[str]()
+        if format.eot is not None:
+            contents, self.moved = move_eot(source.contents, format.eot)
+            arranged = source.with_contents(contents)
+        self.splits = dict(arranged.items())
+        self.has_eot = source.eot_id is not None and source.contents.eot != "none"
+        self.request = WriteRequest(
+            splits=self.splits,
+            dtype=source.dtype,
+            vocab_size=source.vocab_size,
+            eot_id=source.eot_id,
+            tokenizer=_find_tokenizer_name(source) if format.names_tokenizer else None,
+            tokens_per_shard=tokens_per_shard,
+        )
+
+    def run(self, folder: Path, watcher: Watcher) -> Exported:
         # Writing is one half of the work, comparing the other.
-        advance = watcher.advance
-        watcher.begin("exporting", 2 * self.total, unit="tokens")
-        for job in self.target.plan(self.dataset, splits, tokens_per_shard):
-            path = self.folder / job.name
+        watcher.begin("exporting", 2 * sum(map(len, self.splits.values())), unit="tokens")
+        names, before = [], 0
+        for job in self.format.plan(self.request):
+            path = folder / job.name
             names.append(job.name)
             if path.exists():
                 before += 1
-                advance(job.tokens)
+                watcher.advance(job.tokens)
                 continue
             path.parent.mkdir(exist_ok=True)
-            job.write(path, advance)
-        written = self.target.open(self.folder, splits, self.dataset.eot_id)
-        for split in splits:
-            compare(self.dataset[split], written[split], advance)
-        documents = {split: self.count_documents(split, written[split]) for split in splits}
+            job.write(path, watcher.advance)
+        written = self.read_back(folder)
+        for split, tokens in self.splits.items():
+            compare(tokens, written[split], watcher.advance)
+        documents = {split: self.count_documents(split, written[split]) for split in self.splits}
         return Exported(
-            path=self.folder,
-            format=self.to,
-            tokens={split: len(tokens) for split, tokens in self.dataset.items()},
+            path=folder,
+            format=self.format.name,
+            tokens={split: len(tokens) for split, tokens in self.splits.items()},
             files=tuple(names),
             files_done_before=before,
             documents=documents,
-            notes=tuple(describe_documents(self.source, self.to, self.moved, documents)),
+            notes=tuple(self.describe_changes(documents)),
         )
+
+    def read_back(self, folder: Path) -> dict[str, Tokens]:
+        """The written splits, as the format's reader finds them."""
+        name, splits = self.format.name, list(self.splits)
+        try:
+            contents = self.format.read_written(folder, splits)
+        except NotThisFormat as reason:
+            raise DatasetError(
+                f"{folder} is not {name} as written: {reason}. Delete it and export again."
+            ) from None
+        if lost := [split for split in splits if split not in contents.splits]:
+            raise DatasetError(
+                f"readers of {name} do not find the split {lost[0]!r} in {folder}: the format has no "
+                "split of that name. Export to another format."
+            )
+        eot_id = None if self.format.keeps_documents else self.source.eot_id
+        return {
+            split: Tokens(
+                contents.splits[split],
+                split,
+                documents=contents.documents.get(split),
+                eot_id=eot_id,
+                eot=contents.eot,
+            )
+            for split in splits
+        }
 
     def count_documents(self, split: str, written: Tokens) -> int | None:
         """How many documents readers find, if they are those of the source."""
-        if not self.target.keeps_documents and not has_eot(self.source):
+        if not self.format.keeps_documents and not self.has_eot:
             return None
-        count = count_same(self.find_starts(split), find_starts(written, 0, len(written)))
-        if count is None and self.target.keeps_documents:
-            raise _differ(written, "has other documents")
+        starts = find_document_starts(written, 0, len(written))
+        count = count_if_same(self.find_expected_starts(split), starts)
+        if count is None and self.format.keeps_documents:
+            raise _differ(split, "has different documents")
         return count
 
-    def find_starts(self, split: str) -> Iterator[Integers]:
-        """Where documents of the source begin for readers of the target."""
+    def find_expected_starts(self, split: str) -> Iterator[Integers]:
+        """Where documents of the source start for readers of the format."""
         is_moved = split in self.moved
-        tokens = (self.dataset if is_moved else self.source)[split]
-        starts = find_starts(tokens, 0, len(tokens))
-        if not self.target.keeps_empty:
+        tokens = self.splits[split] if is_moved else self.source[split]
+        starts = find_document_starts(tokens, 0, len(tokens))
+        if not self.format.keeps_empty:
             starts = skip_empty(starts, len(tokens))
-        if self.target.keeps_documents or is_moved:
+        if self.format.keeps_documents or is_moved:
             return starts
-        # A split that was cut within a document lacks the id at that end, so no id was moved. If
-        # ids are not on the side that readers expect, each belongs to the neighbouring document.
+        # A split that ends within a document lacks the id at that end, so no id was moved. If ids
+        # are not on the side that readers expect, each belongs to the neighbouring document.
         sides = {"before": 0, "after": 1}
-        shift = sides[self.target.eot or ""] - sides[self.source.contents.eot]
+        shift = sides[self.format.eot or ""] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
-
-def has_eot(source: Dataset) -> bool:
-    """Whether a known end-of-text id separates documents."""
-    return source.eot_id is not None and source.contents.eot != "none"
-
-
-def describe_documents(
-    source: Dataset, to: str, moved: Sequence[str], documents: Mapping[str, int | None]
-) -> Iterator[str]:
-    """Notes on how documents differ from those of the source."""
-    target = TARGETS[to]
-    if moved:
-        yield (
-            f"the end-of-text id {source.eot_id} was moved from {source.contents.eot} each document "
-            f"to {target.eot} it, where readers of {to} look for it (split {' and '.join(moved)})."
-        )
-    kind = llmc.find_kind(choose_dtype(source)) if to == llmc.NAME else None
-    if kind is not None and has_eot(source) and source.eot_id != kind.eot_id:
-        yield (
-            f"readers of {to} take {kind.eot_id} for the end-of-text id unless they are given "
-            f"another, and here it is {source.eot_id}."
-        )
-    for split, tokens in source.items():
-        if empty := 0 if target.keeps_empty else count_empty(tokens):
-            number = f"{empty:,} empty document{'s' if empty > 1 else ''}"
-            yield f"{number} of split {split!r} cannot be stored in {to} and were left out."
-        if documents[split] is not None or (tokens.documents is None and not has_eot(source)):
-            continue
-        if has_eot(source):
+    def describe_changes(self, documents: Mapping[str, int | None]) -> Iterator[str]:
+        """Notes on how documents differ from those of the source."""
+        eot_id, side, to = self.source.eot_id, self.source.contents.eot, self.format.name
+        if self.moved:
             yield (
-                f"the documents of split {split!r} cannot be told apart in {to}: it has no table of "
-                f"them, and the end-of-text id {source.eot_id} does not stand "
-                f"{source.contents.eot} each."
+                f"the end-of-text id {eot_id} was moved from {side} each document to "
+                f"{self.format.eot} it, where readers of {to} look for it (split "
+                f"{' and '.join(self.moved)})."
             )
-        else:
+        assumed = self.format.find_assumed_eot(self.request)
+        if self.has_eot and assumed not in (None, eot_id):
             yield (
-                f"the documents of split {split!r} cannot be told apart in {to}: it has no table of "
-                "them, and the source has no end-of-text id between them. To keep them, export to "
-                f"{', '.join(name for name, one in TARGETS.items() if one.keeps_documents)}."
+                f"readers of {to} assume the end-of-text id {assumed} unless they are given another; "
+                f"here it is {eot_id}."
             )
+        for split, tokens in self.source.items():
+            if empty := 0 if self.format.keeps_empty else count_empty(tokens):
+                number = f"{empty:,} empty document{'s' if empty > 1 else ''}"
+                yield f"{number} of split {split!r} cannot be stored in {to} and were omitted."
+            if documents[split] is not None or (tokens.documents is None and not self.has_eot):
+                continue
+            lost = (
+                f"the documents of split {split!r} cannot be separated in {to}: it has no table of"
+            )
+            if self.has_eot:
+                yield f"{lost} them, and the end-of-text id {eot_id} is not {side} each of them."
+            else:
+                names = ", ".join(name for name, one in WRITABLE.items() if one.keeps_documents)
+                yield (
+                    f"{lost} them, and the source has no end-of-text id between them. To keep them, "
+                    f"export to {names}."
+                )
 
 
-def compare(one: Tokens, other: Tokens, advance: Callable[[int], None]) -> None:
-    """Refuse two splits whose tokens differ, and say where."""
-    if len(one) != len(other):
-        raise _differ(other, f"has {len(other):,} tokens, not {len(one):,}")
-    for low in range(0, len(one), BLOCK):
-        stop = min(low + BLOCK, len(one))
-        mine, theirs = one.read(low, stop), other.read(low, stop)
+def _find_tokenizer_name(source: Dataset) -> str | None:
+    if source.manifest is not None:
+        return source.manifest.tokenizer
+    try:
+        return source.tokenizer.name
+    except TokenizerError:
+        return None
+
+
+def compare(
+    tokens: Tokens, written: Tokens, advance: Callable[[int], None], *, block: int = BLOCK
+) -> None:
+    """Refuse a written split whose tokens differ from the source's, and say where."""
+    if len(tokens) != len(written):
+        what = f"has {len(written):,} tokens, expected {len(tokens):,}"
+        raise _differ(written.split, what)
+    for low in range(0, len(tokens), block):
+        stop = min(low + block, len(tokens))
+        mine, theirs = tokens.read(low, stop), written.read(low, stop)
         if not np.array_equal(mine, theirs):
             place = int((mine != theirs).argmax())
-            raise _differ(other, f"holds the id {theirs[place]} at token {low + place:,}")
+            what = f"has the id {theirs[place]} at token {low + place:,}, expected {mine[place]}"
+            raise _differ(written.split, what)
         advance(len(mine))
 
 
-def _differ(other: Tokens, what: str) -> DatasetError:
+def _differ(split: str, what: str) -> DatasetError:
     return DatasetError(
-        f"what was written of split {other.split!r} {what}, unlike its source. Delete it and export "
-        "again; if it happens again, the disk or tokenmill is at fault."
+        f"the written split {split!r} differs from its source: it {what}. Delete it and export again; "
+        "if this repeats, the disk is faulty or this is a bug in tokenmill."
     )

@@ -24,20 +24,25 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from tokenmill.convert.borders import count_empty, find_starts, next_start, skip_empty
-from tokenmill.convert.prepared import (
+from tokenmill.convert.shard_writer import (
     RECORD,
-    Records,
-    another_dataset,
+    DocumentRecords,
     read_finished,
+    refuse_other_dataset,
     write_manifest,
     write_splits,
 )
-from tokenmill.convert.targets.protocol import BLOCK
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import DatasetError, TokenizerError, UsageError
-from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.formats.document_starts import (
+    count_empty,
+    find_document_starts,
+    find_next_start,
+    skip_empty,
+)
+from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.output import OutputFolder
@@ -61,7 +66,7 @@ def import_dataset(
     watcher: Watcher | None = None,
     **options: Any,
 ) -> Manifest:
-    """Make a prepared dataset of tokens that `tokenmill.open` opens, or resume making it.
+    """Make a prepared dataset from tokens that `tokenmill.open` opens, or resume making it.
 
     `options` are those of `tokenmill.open`. If the format does not say which tokenizer made the ids,
     give `tokenizer`, or only `vocab_size` to import them without one. If nothing separates documents,
@@ -79,8 +84,8 @@ def import_dataset(
     dataset = open(source, **options)
     if dataset.manifest is not None:
         raise UsageError(
-            f"{source} is a prepared dataset already. To cut it anew: tokenmill reshard {source} "
-            f"--out FOLDER --tokens-per-shard {tokens_per_shard}"
+            f"{source} is already a prepared dataset. To change its shards: tokenmill reshard "
+            f"{source} --out FOLDER --tokens-per-shard {tokens_per_shard}"
         )
     tokenizer = _choose_tokenizer(dataset, options.get("tokenizer"), options.get("vocab_size"))
     settings = {
@@ -93,7 +98,7 @@ def import_dataset(
     target = Path(out)
     if there := read_finished(target):
         if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
-            raise another_dataset(target)
+            refuse_other_dataset(target)
         return there
     with (
         explain_disk_errors(),
@@ -111,7 +116,7 @@ def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> T
     except TokenizerError as error:
         if vocab_size is None and given is None:
             raise TokenizerError(
-                f"{error} Or give `vocab_size=N` to import the ids without a tokenizer."
+                f"{error} Or pass `vocab_size=N` to import the ids without a tokenizer."
             ) from None
         if vocab_size is None:
             raise
@@ -132,14 +137,14 @@ def _import(
 ) -> Manifest:
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     sources: list[Source] = []
-    splits: dict[str, tuple[Tokens, Records]] = {}
+    splits: dict[str, tuple[Tokens, DocumentRecords]] = {}
     for name in dataset.splits:
         tokens, shards = dataset[name], dataset.contents.splits[name]
         counts = shards.counts
         if tokens.documents is None and tokens.eot_id is None:
             table = FileDocuments(_OnePerFile(shards), counts, name)
             tokens = Tokens(shards, name, documents=table)
-        splits[name] = tokens, _Found(tokens, counts, len(sources), tokenizer.eot_id)
+        splits[name] = tokens, HashedDocuments(tokens, counts, len(sources), tokenizer.eot_id)
         sources += _list_sources(dataset, name)
     made, facts = write_splits(
         folder,
@@ -160,7 +165,7 @@ def _import(
         splits=made,
         sources=tuple(sources),
         settings=settings,
-        ledger=_ledger(
+        ledger=_make_ledger(
             made,
             sum(source.bytes for source in sources),
             sum(count_empty(tokens) for tokens, _ in splits.values()),
@@ -172,7 +177,7 @@ def _import(
 
 
 def _list_sources(dataset: Dataset, split: str) -> list[Source]:
-    """The files of a split, as far as their ids go; an offset in them counts tokens."""
+    """The files of a split with the size of their ids; offsets in them count tokens."""
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
     return [
@@ -181,8 +186,8 @@ def _list_sources(dataset: Dataset, split: str) -> list[Source]:
     ]
 
 
-def _ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
-    """Only empty documents are dropped. Nothing is known about the text."""
+def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
+    """The ledger: only empty documents are dropped, and the text is unknown."""
     documents = sum(split.documents for split in splits.values())
     return {
         "documents_in": documents + empty,
@@ -212,13 +217,17 @@ class _OnePerFile:
     def name(self, number: int) -> str:
         return self.shards.name(number)
 
-    def read(self, number: int) -> Starts:
+    def read(self, number: int) -> DocumentStarts:
         tokens = int(self.shards.counts[number])
-        return Starts(int(tokens > 0), lambda numbers: numbers * tokens)
+        return DocumentStarts(int(tokens > 0), lambda numbers: numbers * tokens)
 
 
-class _Found:
-    """The documents of tokens, with keys made of their ids."""
+class HashedDocuments:
+    """Records of the documents of tokens, with hashes of their ids as keys.
+
+    The facts say whether the end-of-text id is after, or before, every document. `block` tokens are
+    read at once.
+    """
 
     def __init__(
         self,
@@ -226,50 +235,54 @@ class _Found:
         counts: npt.NDArray[np.int64],
         first_source: int,
         eot_id: int | None,
+        block: int = BLOCK,
     ) -> None:
         self.tokens, self.first_source, self.eot_id = tokens, first_source, eot_id
+        self.block = block
         self.file_starts = sums(counts)
         self.after = self.before = eot_id is not None
 
     def facts(self) -> dict[str, Any]:
-        told = {"after": self.after, "before": self.before}
+        facts = {"after": self.after, "before": self.before}
         self.after = self.before = self.eot_id is not None
-        return told
+        return facts
 
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
-        for starts in skip_empty(find_starts(self.tokens, start, stop), len(self.tokens)):
+        found = find_document_starts(self.tokens, start, stop, window=self.block)
+        for starts in skip_empty(found, len(self.tokens)):
             if len(starts):
-                end = next_start(self.tokens, int(starts[-1]) + 1)
-                yield self._records(np.append(starts, end), start)
+                end = find_next_start(self.tokens, int(starts[-1]) + 1, window=self.block)
+                yield self._make_records(np.append(starts, end), start)
 
-    def _records(self, borders: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
-        table = np.empty(len(borders) - 1, DOCUMENT_DTYPE)
-        keys = b"".join(self._hash(borders))
+    def _make_records(self, starts: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
+        """The records of documents by their starts, and the end of the last."""
+        table = np.empty(len(starts) - 1, DOCUMENT_DTYPE)
+        keys = b"".join(self._hash(starts))
         table["key"] = np.frombuffer(keys, ">u8").reshape(-1, 2)
-        table["first"] = borders[:-1] - start
-        table["length"] = np.diff(borders)
-        files = self.file_starts.searchsorted(borders[:-1], "right") - 1
+        table["first"] = starts[:-1] - start
+        table["length"] = np.diff(starts)
+        files = self.file_starts.searchsorted(starts[:-1], "right") - 1
         table["source"] = self.first_source + files
-        table["offset"] = borders[:-1] - self.file_starts[files]
+        table["offset"] = starts[:-1] - self.file_starts[files]
         return table
 
-    def _hash(self, borders: npt.NDArray[np.int64]) -> Iterator[bytes]:
-        """The key of each document; what is read at once is bounded, whatever their lengths."""
-        ids, low = np.empty(0, np.int64), 0
-        for start, end in pairwise(borders.tolist()):
+    def _hash(self, starts: npt.NDArray[np.int64]) -> Iterator[bytes]:
+        """The key of each document; at most a block is read at once, whatever their lengths."""
+        ids, low, stop = np.empty(0, np.int64), 0, int(starts[-1])
+        for start, end in pairwise(starts.tolist()):
             if end > low + len(ids):
                 low = start
-                ids = self._read(start, min(start + BLOCK, int(borders[-1])))
+                ids = self._read_ids(start, min(start + self.block, stop))
             self.before &= int(ids[start - low]) == self.eot_id
             digest = xxhash.xxh3_128(ids[start - low : end - low].data)
-            for more in range(low + len(ids), end, BLOCK):  # of a document longer than a block
-                ids, low = self._read(more, min(more + BLOCK, int(borders[-1]))), more
+            for more in range(low + len(ids), end, self.block):  # a document longer than a block
+                ids, low = self._read_ids(more, min(more + self.block, stop)), more
                 digest.update(ids[: end - low].data)
             self.after &= int(ids[end - low - 1]) == self.eot_id
             yield digest.digest()
 
-    def _read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def _read_ids(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         ids = self.tokens.read(start, stop)
         if ids.dtype.kind == "u" and ids.itemsize == 8 and ids.max(initial=0) >> 63:
-            raise DatasetError(f"split {self.tokens.split!r} holds an id of over 63 bits.")
+            raise DatasetError(f"split {self.tokens.split!r} has an id of over 63 bits.")
         return np.ascontiguousarray(ids, "<i8")

@@ -1,7 +1,7 @@
-"""`tokenmill.reshard`: a prepared dataset with shards of another length.
+"""`tokenmill.reshard`: write a prepared dataset with shards of another size.
 
-The result is, byte for byte, what `prepare` would have made with that length: the same tokens,
-documents, keys and origins. No batch changes by it. Checksums of the source are compared first.
+The result is, byte for byte, what `prepare` would have made with that size: the same tokens,
+documents, keys and origins. Batches do not change. The checksums of the source are verified first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.convert.checksums import check_checksums
-from tokenmill.convert.prepared import (
+from tokenmill.convert.shard_writer import (
     RECORD,
-    another_dataset,
+    check_checksums,
     read_finished,
+    refuse_other_dataset,
     write_manifest,
     write_splits,
 )
@@ -63,17 +63,17 @@ def reshard(
     manifest = dataset.manifest
     if manifest is None:
         raise UsageError(
-            f"{source} is not a prepared dataset but {dataset.format}. Make one of it first: "
+            f"{source} is in the format {dataset.format}, not a prepared dataset. Import it: "
             f"tokenmill import {source} --out FOLDER --tokens-per-shard {tokens_per_shard}"
         )
     wanted = replace(manifest, settings={**manifest.settings, "tokens_per_shard": tokens_per_shard})
     target = Path(out)
     if there := read_finished(target):
-        bare = replace(there, splits={}), replace(wanted, splits={})
-        if bare[0] != bare[1] or _counts(there) != _counts(wanted):
-            raise another_dataset(target)
+        same = replace(there, splits={}) == replace(wanted, splits={})
+        if not same or _count_contents(there) != _count_contents(wanted):
+            refuse_other_dataset(target)
         return there
-    about = {
+    settings = {
         "reshard": [split.table.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
     }
@@ -82,13 +82,13 @@ def reshard(
         OutputFolder(target, marks=[RECORD]) as folder,
         watching(watcher, progress) as shown,
     ):
-        folder.remember(RECORD, about)
+        folder.remember(RECORD, settings)
         nothing = Tokens.of(np.empty(0, dataset.dtype))  # for empty splits
         check_checksums(dataset.path, manifest)
         splits, _ = write_splits(
             folder.path,
             {
-                name: (dataset.get(name, nothing), _Tables(dataset.path, split))
+                name: (dataset.get(name, nothing), _TableRecords(dataset.path, split))
                 for name, split in manifest.splits.items()
             },
             dtype=dataset.dtype,
@@ -112,11 +112,11 @@ def _copy(source: Path, target: Path, name: str) -> None:
         copy.finish()
 
 
-def _counts(manifest: Manifest) -> list[tuple[str, int, int]]:
+def _count_contents(manifest: Manifest) -> list[tuple[str, int, int]]:
     return [(name, split.tokens, split.documents) for name, split in manifest.splits.items()]
 
 
-class _Tables:
+class _TableRecords:
     """The records of a prepared split, by ranges of its tokens."""
 
     def __init__(self, folder: Path, split: Split) -> None:

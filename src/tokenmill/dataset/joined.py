@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.protocol import Contents
+from tokenmill.formats.base import Contents
 from tokenmill.store.documents import (
     Document,
     DocumentList,

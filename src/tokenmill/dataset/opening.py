@@ -29,8 +29,8 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.formats import recognize
-from tokenmill.formats.protocol import Asked, Contents, parse_dtype
-from tokenmill.formats.starts import PartOfDocuments
+from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
+from tokenmill.formats.file_documents import PartOfDocuments
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import CURE, read_inside
 from tokenmill.store.manifest import MOST_BYTES, Manifest
@@ -193,7 +193,7 @@ tokenmill prepare TEXTS --out no/such/folder
     """
     paths = find_all(path)
     _check_numbers(val_fraction, eot_id, vocab_size)
-    asked = Asked(
+    request = OpenRequest(
         path=paths[0],
         dtype=None if dtype is None else parse_dtype(dtype),
         format=format,
@@ -202,7 +202,7 @@ tokenmill prepare TEXTS --out no/such/folder
         vocab_size=vocab_size,
         column=column,
     )
-    name, contents, found = _read(asked, paths)
+    name, contents, found = _read(request, paths)
     contents = _drop_empty(found, contents)
     if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
@@ -278,17 +278,17 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
         raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
 
 
-def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
+def _read(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, Path]:
     """The format and contents of everything at a path, and the folder that it is in."""
     if len(paths) == 1:
-        return *recognize(asked), paths[0]
+        return *recognize(request), paths[0]
     common = Path(os.path.commonpath([path.absolute() for path in paths]))
     parts = {}
     for folder, names in group_by_folder(paths):
         label = os.path.relpath(folder.absolute(), common)
         while label in parts:  # this folder came before, with other folders in between
             label = f"{label}/."
-        parts[label] = recognize(replace(asked, path=folder, chosen=names))
+        parts[label] = recognize(replace(request, path=folder, chosen=names))
         _check_all_used(folder, names or (), *parts[label])
     if len(parts) == 1:
         return *next(iter(parts.values())), folder

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.folder import sort_names
+from tokenmill.formats.shard_names import sort_names
 from tokenmill.hub.address import is_address
 from tokenmill.storage.reading import find_cure, find_near
 

@@ -30,7 +30,7 @@ from tokenmill.dataset.problems import Findings, Problem, Problems
 from tokenmill.dataset.verify_foreign import examine_foreign
 from tokenmill.dataset.verify_split import check_split
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.formats import prepared
+from tokenmill.formats.prepared import Prepared
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import CURE, DamagedFileError, open_inside
@@ -87,7 +87,7 @@ def examine(
     has_manifest = False
     with suppress(OSError):  # of a folder that may not be looked into, opening tells
         has_manifest = not others and (first / MANIFEST_NAME).exists()
-    if has_manifest and format in (None, prepared.NAME):
+    if has_manifest and format in (None, Prepared.name):
         with watching(watcher, progress) as shown:
             return _examine_prepared(first, shown)
     dataset = open(

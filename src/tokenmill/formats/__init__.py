@@ -1,8 +1,8 @@
-"""The formats that `tokenmill.open` reads in place, one module each.
+"""The formats that `tokenmill.open` reads in place and `tokenmill.export` writes, one module each.
 
-Recognition is certain or an error: the formats are asked in turn, those with a magic number or a
-manifest first, and each says what is there or why it is not its own. To add one, write a module
-with `NAME` and `read` (see `protocol`) and put it in `FORMATS`.
+`FORMATS` lists them in order of recognition: those with a magic number or a manifest come first. Data
+is opened as the first format whose reader accepts it; if none does, the error gives every reason. To
+add a format, write a module with a subclass of `base.Format` and add it to `FORMATS`.
 """
 
 from __future__ import annotations
@@ -10,73 +10,87 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats import (
-    array_record,
-    datatrove,
-    litdata,
-    llmc,
-    mds,
-    megatron,
-    nanogpt,
-    npy,
-    olmo,
-    prepared,
-    raw,
-)
-from tokenmill.formats.protocol import Asked, Contents, Format, NotThisFormat
+from tokenmill.formats.array_record import ArrayRecord
+from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
+from tokenmill.formats.datatrove import Datatrove
+from tokenmill.formats.litdata import LitData
+from tokenmill.formats.llmc import Llmc
+from tokenmill.formats.mds import Mds
+from tokenmill.formats.megatron import Megatron
+from tokenmill.formats.nanogpt import NanoGPT
+from tokenmill.formats.npy import Npy
+from tokenmill.formats.olmo import Olmo
+from tokenmill.formats.prepared import Prepared
+from tokenmill.formats.raw import Raw
 from tokenmill.sources.looks import find_text
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_cure
 
 FORMATS: tuple[Format, ...] = (
-    prepared,
-    megatron,
-    npy,
-    llmc,
-    datatrove,
-    olmo,
-    litdata,
-    mds,
-    array_record,
-    nanogpt,
-    raw,
+    Prepared(),
+    Megatron(),
+    Npy(),
+    Llmc(),
+    Datatrove(),
+    Olmo(),
+    LitData(),
+    Mds(),
+    ArrayRecord(),
+    NanoGPT(),
+    Raw(),
 )
 
-OTHER_NAMES = {"llm.c": llmc.NAME}  # other spellings that are accepted
+WRITABLE = {one.name: one for one in FORMATS if one.is_writable}
 
 
-def recognize(asked: Asked) -> tuple[str, Contents]:
-    """The name of the format of a file or folder, and what is in it."""
-    name = OTHER_NAMES.get(asked.format or "", asked.format)
-    chosen = [one for one in FORMATS if name in (None, one.NAME)]
-    if not chosen:
-        known = ", ".join(one.NAME for one in FORMATS)
-        raise UsageError(f"`format` is {asked.format!r}; it must be one of {known}.")
+def find_writable(name: str) -> Format:
+    """The format to write, by its name or an alias."""
+    for one in WRITABLE.values():
+        if name in (one.name, *one.aliases):
+            return one
+    raise UsageError(f"`to` is {name!r}; it must be one of {', '.join(WRITABLE)}.")
+
+
+def recognize(request: OpenRequest) -> tuple[str, Contents]:
+    """The name of the format of a file or folder, and its contents."""
+    candidates = [
+        one
+        for one in FORMATS
+        if request.format is None or request.format in (one.name, *one.aliases)
+    ]
+    if not candidates:
+        known = ", ".join(one.name for one in FORMATS)
+        raise UsageError(f"`format` is {request.format!r}; it must be one of {known}.")
     reasons = []
-    for one in chosen:
+    for one in candidates:
         try:
-            return one.NAME, one.read(asked)
+            return one.name, one.read(request)
         except NotThisFormat as reason:
-            reasons.append(f"  {one.NAME + ':':14}{reason}")
+            reasons.append(f"  {one.name + ':':14}{reason}")
         except OSError as error:
             cure = find_cure(error, "")
             raise DatasetError(
-                f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
+                f"{request.path} cannot be read: {error.strerror}. {cure}".rstrip()
             ) from error
-    what = asked.path / asked.chosen[0] if asked.chosen else asked.path
-    if text := find_text(what):
-        raise DatasetError(text)
-    if inside := _find_datasets(what):
-        raise DatasetError(
-            f"{what} is not a dataset, but has datasets in it. Name one of them: {', '.join(inside)}"
+    raise _explain_failure(request, reasons)
+
+
+def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
+    """The error for a path in no known format."""
+    path = request.path / request.chosen[0] if request.chosen else request.path
+    if text := find_text(path):
+        return DatasetError(text)
+    if inside := _find_datasets(path):
+        return DatasetError(
+            f"{path} is a folder of datasets. Open one of them: {', '.join(inside)}"
         )
-    cure = "Give its `format`, or, if it contains only ids, their `dtype`."
-    if asked.format is not None:
-        cure = "Give what is missing, or omit `format` to have it recognised."
-    if asked.is_folder:
-        broken = {name: one for name, one in asked.others.items() if one != "is a folder"}
-        reasons += [f"  {name} {one}" for name, one in [*broken.items()][:3]]
-    raise DatasetError("\n".join([f"{what} is not token data in a known format.", *reasons, cure]))
+    cure = "Pass its `format` or, if it has only ids, their `dtype`."
+    if request.format is not None:
+        cure = "Pass what is missing, or omit `format` to detect the format."
+    if request.is_folder:
+        broken = {name: one for name, one in request.others.items() if one != "is a folder"}
+        reasons = reasons + [f"  {name} {one}" for name, one in [*broken.items()][:3]]
+    return DatasetError("\n".join([f"{path} is not token data in a known format.", *reasons, cure]))
 
 
 def _find_datasets(folder: Path) -> list[str]:

@@ -1,12 +1,12 @@
 """ArrayRecord files whose records are the bytes of tokens, as JAX's Grain and others read them.
 
-Needs the package `array_record`, which also checks every record's checksum. Nothing tells the
-dtype: the user does. Each record is a document; if all have one length, they are cuts through a
-stream, and documents are told by the end-of-text id alone.
+Needs the package `array_record`, which also checks every record's checksum. The files do not store
+the dtype; the user gives it. Each record is a document; if all have the same length, they are cuts
+through a stream, and only the end-of-text id separates documents.
 
-Records can only be read as a whole, so that opening reads everything once, to learn how long each
-is. Afterwards about `PIECE` bytes of records make a shard, which is read into memory when it is
-touched; a few of them stay there. For training, `tokenmill import` first.
+Records can only be read whole, so opening reads everything once to find the length of each. Then
+about `SHARD_BYTES` of records form a shard, which is read into memory when it is used; the last few
+stay there. For training, run `tokenmill import` first.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.folder import check_gaps, list_shards, split_by_name
-from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
-from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest, fix_byte_order
+from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
 
-NAME = "array_record"
-PIECE = 32 << 20
-_KEPT = 8
-_TOGETHER, _AT_ONCE = 64, 4 << 20  # records and about how many bytes are read at once
+SHARD_BYTES = 32 << 20
+_KEPT = 8  # shards that stay in memory
+_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # read at once, about
 _ENDINGS = (".array_record", ".arrayrecord")
 _MAGIC = bytes.fromhex("83af70d10d884a3f")
 
@@ -39,8 +38,8 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """The records `first` to `last` of a file, with this many tokens in all."""
+class _RecordRange:
+    """The records `first` to `last` of a file, with this many tokens in total."""
 
     name: str
     first: int
@@ -48,77 +47,77 @@ class _Piece:
     tokens: int
 
 
-def read(asked: Asked) -> Contents:
-    """What a file or a folder of them holds."""
-    if asked.is_folder:
-        names = [name for ending in _ENDINGS for name in list_shards(asked, ending)]
-        splits = {split: some for split, some in split_by_name(names).items() if some}
-        for some in splits.values():
-            check_gaps(asked, some)
-    else:
-        names = [asked.path.name] if asked.path.suffix in _ENDINGS else []
-        splits = {"train": names}
-    if not names:
-        raise NotThisFormat("it is neither an .array_record file nor a folder of them")
-    if not asked.read_head(names[0]).startswith(_MAGIC):
-        what = "does not begin with the magic bytes of an ArrayRecord file"
-        raise DamagedFileError(names[0], what, FOREIGN_CURE)
-    if asked.dtype is None:
-        raise NotThisFormat("nothing in it says the dtype of its tokens; give it as `dtype`")
-    dtype = asked.dtype if asked.dtype.byteorder == ">" else asked.dtype.newbyteorder("<")
-    shards, documents = {}, {}
-    for split, some in splits.items():
-        pieces, varied = _list_pieces(asked.folder.absolute(), some, dtype)
-        shards[split] = RecordShards(folder=asked.folder.absolute(), pieces=pieces, dtype=dtype)
-        if varied:
-            documents[split] = FileDocuments(
-                _Indexes(shards[split]), shards[split].counts, split, _KEPT
-            )
-    return Contents(splits=shards, documents=documents)
+class ArrayRecord(Format):
+    """One file, or a folder of files."""
+
+    name = "array_record"
+
+    def __init__(self, shard_bytes: int = SHARD_BYTES) -> None:
+        self.shard_bytes = shard_bytes
+
+    def read(self, request: OpenRequest) -> Contents:
+        names = [name for ending in _ENDINGS for name in list_shards(request, ending)]
+        if not names:
+            raise NotThisFormat("it is neither an .array_record file nor a folder of them")
+        splits = split_shards(request, names)
+        if not request.read_head(names[0]).startswith(_MAGIC):
+            what = "does not start with the magic bytes of an ArrayRecord file"
+            raise DamagedFileError(names[0], what, FOREIGN_CURE)
+        if request.dtype is None:
+            raise NotThisFormat("nothing in it gives the dtype of its tokens; pass it as `dtype`")
+        folder, dtype = request.folder.absolute(), fix_byte_order(request.dtype)
+        shards, documents = {}, {}
+        for split, some in splits.items():
+            ranges, varied = self._find_ranges(folder, some, dtype)
+            shards[split] = RecordShards(folder=folder, ranges=ranges, dtype=dtype)
+            if varied:
+                indexes = _Indexes(shards[split])
+                documents[split] = FileDocuments(indexes, shards[split].counts, split, _KEPT)
+        return Contents(splits=shards, documents=documents)
+
+    def _find_ranges(
+        self, folder: Path, names: list[str], dtype: np.dtype[Any]
+    ) -> tuple[tuple[_RecordRange, ...], bool]:
+        """All record ranges of some files, and whether records have different lengths."""
+        ranges: list[_RecordRange] = []
+        lengths: set[int] = set()
+        for name in names:
+            first = number = tokens = 0
+            for record in _read_records(folder, name, 0, None):
+                length = _count_tokens(name, number, record, dtype)
+                if len(lengths) < 2:
+                    lengths.add(length)
+                number, tokens = number + 1, tokens + length
+                if tokens * dtype.itemsize >= self.shard_bytes:
+                    ranges.append(_RecordRange(name=name, first=first, last=number, tokens=tokens))
+                    first, tokens = number, 0
+            if number > first:
+                ranges.append(_RecordRange(name=name, first=first, last=number, tokens=tokens))
+        return tuple(ranges), len(lengths) > 1
 
 
-def _list_pieces(
-    folder: Path, names: list[str], dtype: np.dtype[Any]
-) -> tuple[tuple[_Piece, ...], bool]:
-    """All pieces of some files, and whether their records have different lengths."""
-    pieces: list[_Piece] = []
-    lengths: set[int] = set()
-    for name in names:
-        first = number = tokens = 0
-        for record in _records(folder, name, 0, None):
-            length = _length(name, number, record, dtype)
-            if len(lengths) < 2:
-                lengths.add(length)
-            number, tokens = number + 1, tokens + length
-            if tokens * dtype.itemsize >= PIECE:
-                pieces.append(_Piece(name=name, first=first, last=number, tokens=tokens))
-                first, tokens = number, 0
-        if number > first:
-            pieces.append(_Piece(name=name, first=first, last=number, tokens=tokens))
-    return tuple(pieces), len(lengths) > 1
-
-
-def _length(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -> int:
+def _count_tokens(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -> int:
     length, rest = divmod(len(record), dtype.itemsize)
     if rest:
         raise DamagedFileError(
             name,
-            f"has {len(record):,} bytes in record {number:,}, which is not a whole number of {dtype.name}",
-            "Give its `dtype`; records that are messages, not tokens, cannot be read.",
+            f"has {len(record):,} bytes in record {number:,}, which is not a whole number of "
+            f"{dtype.name}",
+            "Pass its `dtype`; records that are messages instead of tokens cannot be read.",
         )
     return length
 
 
-def _records(folder: Path, name: str, first: int, last: int | None) -> Iterator[bytes]:
-    """The records of a file, or some of them, in order."""
+def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iterator[bytes]:
+    """The records `first` to `last` of a file, or to its end, in order."""
     try:
         module = import_module("array_record.python.array_record_module")
     except ImportError:
         raise DatasetError(
-            f"{name} is an ArrayRecord file; to read it, install its package: "
+            f"{name} is an ArrayRecord file. To read it, install its package: "
             "pip install array_record"
         ) from None
-    options = "readahead_buffer_size:0,max_parallelism:0"  # no threads, no memory of their own
+    options = "readahead_buffer_size:0,max_parallelism:0"  # without threads and buffers of its own
     try:
         reader = module.ArrayRecordReader(str(folder / name), options)
         try:
@@ -128,9 +127,9 @@ def _records(folder: Path, name: str, first: int, last: int | None) -> Iterator[
                 some = reader.read(first, min(first + many, stop))
                 yield from some
                 first += many
-                # As many at once as are not long, by those that were just read.
+                # The more at once, the shorter the records that were just read.
                 longest = max(map(len, some), default=0)
-                many = max(1, min(2 * many, _TOGETHER, _AT_ONCE // (longest + 1)))
+                many = max(1, min(2 * many, _MOST_RECORDS, _MOST_BYTES // (longest + 1)))
         finally:
             reader.close()
     except (RuntimeError, ValueError, IndexError, OSError) as error:
@@ -140,57 +139,57 @@ def _records(folder: Path, name: str, first: int, last: int | None) -> Iterator[
 
 @dataclass(frozen=True, kw_only=True)
 class RecordShards:
-    """Pieces of ArrayRecord files as shards, read into memory when they are touched."""
+    """Record ranges as shards, read into memory when they are used."""
 
     folder: Path
-    pieces: tuple[_Piece, ...]
+    ranges: tuple[_RecordRange, ...]
     dtype: np.dtype[Any]
 
     @property
     def counts(self) -> Integers:
-        return np.array([piece.tokens for piece in self.pieces], np.int64)
+        return np.array([one.tokens for one in self.ranges], np.int64)
 
     @property
     def kept(self) -> int:
         return _KEPT
 
     def name(self, number: int) -> str:
-        return self.pieces[number].name
+        return self.ranges[number].name
 
     def map(self, number: int) -> npt.NDArray[Any]:
-        return _load(self.folder, self.pieces[number], self.dtype)
+        return _load(self.folder, self.ranges[number], self.dtype)
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """Some ids of a piece, for which all of it is read, unless it is the last that was."""
-        piece = self.pieces[number]
+        """Some ids of a shard. Reads all of it, unless it is the one that was read last."""
+        records = self.ranges[number]
         try:
-            changed = (self.folder / piece.name).stat().st_mtime_ns
+            changed = (self.folder / records.name).stat().st_mtime_ns
         except OSError:
-            changed = 0  # opening it will say what is wrong
-        return _keep(self.folder, piece, self.dtype, changed)[first:last].copy()
+            changed = 0  # opening it reports the error
+        return _load_cached(self.folder, records, self.dtype, changed)[first:last].copy()
 
-    def lengths(self, number: int) -> Integers:
-        """The number of tokens in each record of a piece."""
-        piece = self.pieces[number]
-        records = _records(self.folder, piece.name, piece.first, piece.last)
+    def count_tokens(self, number: int) -> Integers:
+        """The number of tokens in each record of a shard."""
+        some = self.ranges[number]
+        records = _read_records(self.folder, some.name, some.first, some.last)
         return np.array([len(record) // self.dtype.itemsize for record in records], np.int64)
 
 
-def _load(folder: Path, piece: _Piece, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    data = b"".join(_records(folder, piece.name, piece.first, piece.last))
-    if len(data) != piece.tokens * dtype.itemsize:
-        raise DamagedFileError(piece.name, "changed since it was opened", FOREIGN_CURE)
+def _load(folder: Path, records: _RecordRange, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    data = b"".join(_read_records(folder, records.name, records.first, records.last))
+    if len(data) != records.tokens * dtype.itemsize:
+        raise DamagedFileError(records.name, "changed since it was opened", FOREIGN_CURE)
     return np.frombuffer(data, dtype)
 
 
 @lru_cache(maxsize=1)
-def _keep(
+def _load_cached(
     folder: Path,
-    piece: _Piece,
+    records: _RecordRange,
     dtype: np.dtype[Any],
-    changed: int,  # noqa: ARG001  (a file that changed is read anew)
+    changed: int,  # noqa: ARG001  (part of the cache key)
 ) -> npt.NDArray[Any]:
-    return _load(folder, piece, dtype)
+    return _load(folder, records, dtype)
 
 
 @dataclass(frozen=True)
@@ -199,11 +198,11 @@ class _Indexes:
 
     @property
     def counts(self) -> list[int]:
-        return [piece.last - piece.first for piece in self.shards.pieces]
+        return [one.last - one.first for one in self.shards.ranges]
 
     def name(self, number: int) -> str:
         return self.shards.name(number)
 
-    def read(self, number: int) -> Starts:
-        borders = sums(self.shards.lengths(number))
-        return Starts(len(borders) - 1, borders.__getitem__)
+    def read(self, number: int) -> DocumentStarts:
+        starts = sums(self.shards.count_tokens(number))
+        return DocumentStarts(len(starts) - 1, starts.__getitem__)

@@ -2,11 +2,11 @@
 
 The files of a folder are assigned to splits by their names (`val`), and ordered by name. The width of
 an id comes from the metadata, or from the index and the size; if both are missing, the user gives it.
-`x.ds.loss` is ignored.
+`x.ds.loss` is ignored. No document crosses files.
 
 A task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even if the other
-files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and documents are left
-out.
+files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and documents are
+omitted.
 
 Checked at opening: every file's size against its index's last entry and the metadata's width and
 count. Checked when a file's documents are first used: that the index is in order.
@@ -15,8 +15,9 @@ count. Checked when a file's documents are first used: that the index is in orde
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.folder import check_gaps, list_shards, sort_names, split_by_name
-from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
+from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
+from tokenmill.formats.document_starts import find_document_starts
+from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
 from tokenmill.formats.raw import make_shards
-from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.formats.shard_names import check_gaps, list_shards, sort_names, split_by_name
+from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
+from tokenmill.storage.files import AtomicFile, write_file
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 
-NAME = "datatrove"
-ENDING = ".ds"
-WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 # A name in a stranger's file is not looked up: it might be a path, or lead to the network.
 _TOKENIZERS = {"gpt2": "gpt2", "openai-community/gpt2": "gpt2"}
 _LONGEST = 1 << 16  # bytes of metadata that are read
@@ -43,65 +45,102 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What lies beside a file: its tokenizer, the width of an id, and the number of tokens."""
+class _Facts:
+    """What the index and metadata of a file say, as far as they exist."""
 
-    tokenizer: str | None
-    width: int | None
-    tokens: int | None
-    documents: int | None
+    tokenizer: str | None = None
+    width: int | None = None
+    tokens: int | None = None
+    documents: int | None = None
 
 
-def read(asked: Asked) -> Contents:
-    """What one file or a folder of them holds."""
-    if asked.is_folder:
-        files, names = asked.files, list_shards(asked, ENDING)
+class Datatrove(Format):
+    """One file, or a folder of files."""
+
+    name = "datatrove"
+    is_writable = True
+    keeps_documents = True
+    keeps_empty = True
+    names_tokenizer = True
+
+    def read(self, request: OpenRequest) -> Contents:
+        names = list_shards(request, ".ds")
         if not names:
-            raise NotThisFormat("it has no .ds files")
-    else:
-        if asked.path.suffix != ENDING:
-            raise NotThisFormat("its name does not end with .ds")
-        names = [asked.path.name]
-        files = _sizes(asked.path)
-    splits = {"train": names}
-    if asked.is_folder:
-        splits = split_by_name(names)
-        for some in splits.values():
-            check_gaps(asked, sort_names([*some, *_stand_ins(some, files)]))
-    told = {name: _look_beside(asked.folder, name, files) for name in names}
-    splits = {
-        split: [name for name in some if files[name] or told[name].documents]
-        for split, some in splits.items()
-    }
-    splits = {split: some for split, some in splits.items() if some}
-    if not splits:
-        raise DatasetError(f"{asked.path} holds no tokens.")
-    dtype = _choose_dtype(asked, told)
-    shards = {
-        split: make_shards(asked.folder, some, files, dtype) for split, some in splits.items()
-    }
-    documents = {
-        split: FileDocuments(
-            _Indexes(
-                folder=asked.folder.absolute(),
-                names=some,
-                counts=[told[name].documents or 0 for name in some],
-            ),
-            shards[split].counts,
-            split,
+            raise NotThisFormat("it is neither a .ds file nor a folder of them")
+        files, splits = _find_sizes(request.path), {"train": names}
+        if request.is_folder:
+            files, splits = request.files, split_by_name(names)
+            for some in splits.values():
+                check_gaps(request, sort_names([*some, *_find_stand_ins(some, files)]))
+        facts = {name: _read_beside(request.folder, name, files) for name in names}
+        splits = {
+            split: [name for name in some if files[name] or facts[name].documents]
+            for split, some in splits.items()
+        }
+        splits = {split: some for split, some in splits.items() if some}
+        if not splits:
+            raise DatasetError(f"{request.path} has no tokens.")
+        dtype = _choose_dtype(request, facts)
+        shards, documents = {}, {}
+        for split, some in splits.items():
+            shards[split] = make_shards(request.folder, some, files, dtype)
+            counts = [facts[name].documents for name in some]
+            if None not in counts:
+                indexes = _Indexes(
+                    folder=request.folder.absolute(),
+                    names=some,
+                    counts=[count or 0 for count in counts],
+                )
+                documents[split] = FileDocuments(indexes, shards[split].counts, split)
+        tokenizers = {one.tokenizer for one in facts.values()}
+        tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
+        return Contents(
+            splits=shards, documents=documents, tokenizer=_TOKENIZERS.get(tokenizer or "")
         )
-        for split, some in splits.items()
-        if all(told[name].documents is not None for name in some)
-    }
-    tokenizers = {one.tokenizer for one in told.values()}
-    tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
-    return Contents(splits=shards, documents=documents, tokenizer=_TOKENIZERS.get(tokenizer or ""))
+
+    def plan(self, request: WriteRequest) -> Iterator[FileJob]:
+        dtype, tokenizer = request.choose_dtype(), request.tokenizer or "Unknown Tokenizer"
+        for split in request.splits:
+            for number, part in enumerate(request.cut_between_documents(split, dtype)):
+                name = f"{number:05}_{split}.ds"
+                metadata = f"{tokenizer}|{dtype.itemsize}\n{len(part)}\n{_humanize(len(part))}"
+                write = partial(_write_text, metadata)
+                # The ids last: if a `.ds` file exists, so do its index and metadata.
+                yield FileJob(name=f"{name}.metadata", tokens=0, write=write)
+                yield FileJob(name=f"{name}.index", tokens=0, write=partial(_write_index, part))
+                yield FileJob(name=name, tokens=len(part), write=part.write)
 
 
-def _stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
+def _humanize(count: int) -> str:
+    """A number of tokens as datatrove writes it for people, with its package humanize.
+
+    >>> [_humanize(count) for count in (950, 90048, 999_999, 1_234_567)]
+    ['950 T', '90.0 kT', '1.00 MT', '1.23 MT']
+    """
+    thousands, digits = divmod(len(str(count)) - 1, 3)
+    amount = f"{count / 1000**thousands:.{2 - digits}f}"
+    if amount == "1000":
+        amount, thousands = "1.00", thousands + 1
+    return f"{amount} {('', *'kMGTPE')[thousands]}T"
+
+
+def _write_text(text: str, path: Path, _: Advance) -> None:
+    write_file(path, text.encode())
+
+
+def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
+    """Where each document ends: all starts except the first, and the end."""
+    with AtomicFile(path) as file:
+        for number, starts in enumerate(find_document_starts(part.tokens, part.start, part.stop)):
+            file.write((starts[not number :] - part.start).astype("<u8"))
+        file.write(len(part).to_bytes(8, "little"))
+        file.finish()
+
+
+def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
     """The names that the files of tasks without documents would have had.
 
-    >>> _stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
+    >>> _find_stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
     ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})
     ['00001_00000_doc_shuffled.ds']
     """
@@ -115,97 +154,96 @@ def _stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
     return sorted(stand_ins.difference(names))
 
 
-def _sizes(path: Path) -> Mapping[str, int]:
+def _find_sizes(path: Path) -> Mapping[str, int]:
+    """The sizes of a file and of the files that belong to it."""
     beside = [path, *(path.with_name(path.name + end) for end in (".index", ".metadata"))]
     return {one.name: one.stat().st_size for one in beside if one.is_file()}
 
 
-def _look_beside(folder: Path, name: str, files: Mapping[str, int]) -> _Told:
-    told = _read_metadata(folder, name, files)
+def _read_beside(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
+    facts = _read_metadata(folder, name, files)
     index = f"{name}.index"
     if index not in files:
-        return told
+        return facts
     size = files[index]
     if size % 8:
-        what = f"has {size:,} bytes, and an index has 8 for each document"
+        what = f"has {size:,} bytes; an index has 8 for each document"
         raise DamagedFileError(index, what, FOREIGN_CURE)
     tokens = 0
     if size:
         with open_foreign(folder, index) as file:
             file.seek(size - 8)
             tokens = int.from_bytes(file.read(8), "little")
-    width = next((width for width in WIDTHS if tokens * width == files[name]), None)
+    width = next((width for width in _WIDTHS if tokens * width == files[name]), None)
     if width is None:
         raise DamagedFileError(
             name,
-            f"has {files[name]:,} bytes, and its index says {tokens:,} tokens, of 2 or 4 bytes",
+            f"has {files[name]:,} bytes, expected {tokens:,} tokens of 2 or 4 bytes by its index",
             FOREIGN_CURE,
         )
-    for what, one, other in (("width", width, told.width), ("tokens", tokens, told.tokens)):
+    for what, one, other in (("width", width, facts.width), ("tokens", tokens, facts.tokens)):
         if other not in (None, one) and files[name]:
             raise DamagedFileError(
                 f"{name}.metadata",
-                f"says {other:,} as the {what}, and {index} says {one:,}",
+                f"gives {other:,} as the {what}, but {index} gives {one:,}",
                 FOREIGN_CURE,
             )
-    return _Told(
-        tokenizer=told.tokenizer,
-        width=width if tokens else None,
-        tokens=tokens,
-        documents=size // 8,
-    )
+    width_known = width if tokens else None
+    return replace(facts, width=width_known, tokens=tokens, documents=size // 8)
 
 
-def _read_metadata(folder: Path, name: str, files: Mapping[str, int]) -> _Told:
+def _read_metadata(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
     metadata = f"{name}.metadata"
     if metadata not in files:
-        return _Told(tokenizer=None, width=None, tokens=None, documents=None)
+        return _Facts()
     with open_foreign(folder, metadata) as file:
         lines = file.read(_LONGEST).decode(errors="replace").split("\n")
     tokenizer, _, width = lines[0].rpartition("|")
-    tokens = lines[1] if len(lines) > 1 else ""
     try:
-        told = _Told(
-            tokenizer=tokenizer or None, width=int(width), tokens=_count(tokens), documents=None
+        facts = _Facts(
+            tokenizer=tokenizer or None,
+            width=int(width),
+            tokens=_parse_count(lines[1] if len(lines) > 1 else ""),
         )
     except ValueError:
-        told = None
-    if told is None or told.width not in WIDTHS:
+        facts = _Facts()
+    if facts.width not in _WIDTHS:
         raise DamagedFileError(
             metadata,
-            f"does not begin with a tokenizer, a bar and 2 or 4 ({lines[0][:80]!r})",
+            f"does not start with a tokenizer, a bar and 2 or 4 ({lines[0][:80]!r})",
             FOREIGN_CURE,
         )
-    if told.tokens is not None and told.tokens * told.width != files[name]:
+    if facts.tokens is not None and facts.tokens * (facts.width or 0) != files[name]:
         raise DamagedFileError(
             name,
-            f"has {files[name]:,} bytes, and its metadata says {told.tokens:,} tokens of "
-            f"{told.width} bytes",
+            f"has {files[name]:,} bytes, expected {facts.tokens:,} tokens of {facts.width} bytes by "
+            "its metadata",
             FOREIGN_CURE,
         )
-    return told
+    return facts
 
 
-def _count(text: str) -> int | None:
-    """A number of tokens; datatrove writes a negative one where it did not count."""
+def _parse_count(text: str) -> int | None:
+    """A number of tokens; datatrove writes a negative one if it did not count."""
     number = int(text) if text.strip() else -1
     return number if number >= 0 else None
 
 
-def _choose_dtype(asked: Asked, told: Mapping[str, _Told]) -> np.dtype[Any]:
+def _choose_dtype(request: OpenRequest, facts: Mapping[str, _Facts]) -> np.dtype[Any]:
     """The dtype of all ids."""
-    widths = {one.width: name for name, one in told.items() if one.width is not None}
+    widths = {one.width: name for name, one in facts.items() if one.width is not None}
     if len(widths) > 1:
-        names = " and ".join(f"{name} of {width} bytes" for width, name in widths.items())
-        raise DatasetError(f"{asked.path} holds ids of several widths: {names}. Open them singly.")
+        names = " and ".join(f"{name} with {width} bytes" for width, name in widths.items())
+        raise DatasetError(
+            f"{request.path} has ids of different widths: {names}. Open them separately."
+        )
     if not widths:
-        if asked.dtype is None:
-            raise NotThisFormat("no .ds.index or .ds.metadata says its dtype; give it as `dtype`")
-        return asked.dtype
-    width, name = widths.popitem()
-    assert width is not None
-    asked.agree(WIDTHS[width], name)
-    return WIDTHS[width]
+        if request.dtype is None:
+            raise NotThisFormat("no .ds.index or .ds.metadata gives its dtype; pass it as `dtype`")
+        return request.dtype
+    [(width, name)] = widths.items()
+    request.check_dtype(_WIDTHS[width], name)
+    return _WIDTHS[width]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,17 +255,17 @@ class _Indexes:
     def name(self, number: int) -> str:
         return f"{self.names[number]}.index"
 
-    def read(self, number: int) -> Starts:
+    def read(self, number: int) -> DocumentStarts:
         name, count = self.name(number), self.counts[number]
         with open_foreign(self.folder, name) as file:
             check_size(file, name, 8 * count, foreign=True)
             ends = map_file(file, name, np.dtype("<i8"), count, 0)
-        return Starts(count, _Ends(ends).look)
+        return DocumentStarts(count, _Ends(ends).find)
 
 
 @dataclass(frozen=True)
 class _Ends:
     ends: npt.NDArray[np.int64]
 
-    def look(self, numbers: Integers) -> Integers:
+    def find(self, numbers: Integers) -> Integers:
         return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0)

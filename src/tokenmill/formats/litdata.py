@@ -1,83 +1,141 @@
 """LitData's chunks of tokens, as its `TokensLoader` reads them: a folder with `index.json`.
 
-A chunk is the number of its items, where each begins, and then their ids in a row, which are mapped
-as they are. Each item is a document. Other items than tokens, compressed and encrypted chunks are
-refused.
+A chunk is the number of its items, where each starts, and then their ids, which are mapped in place.
+Each item is a document. Items other than tokens, and compressed or encrypted chunks, are refused.
+Written ids are tensors of uint16 or int32.
 
-Checked at opening: the index. Checked when a chunk is first touched: its size, and that its header
-is the one that the index tells. Checked when its documents are first looked at: all of its header.
+Checked at opening: the index. Checked when a chunk is first used: its size, and that its header agrees
+with the index. Checked when its documents are first used: all of its header.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.json_index import Entry, read_indexes
-from tokenmill.formats.protocol import Asked, Contents
-from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.formats.base import Contents, OpenRequest, check_same_dtype
+from tokenmill.formats.document_starts import SpilledStarts
+from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.indexed_folder import (
+    Entry,
+    IndexedFolder,
+    WrittenFile,
+    check_offsets,
+    read_indexes,
+)
+from tokenmill.formats.writing import Advance, TokenRange
+from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 from tokenmill.store.shards import FileShards
 
-NAME = "litdata"
 TENSORS = {11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8", 18: "i8", 20: "u2"}
 _ARRAYS = {0: "i1", 1: "i2", 2: "i4", 3: "i8", 4: "u1", 5: "u2", 6: "u4", 7: "u8"}
 _KINDS = {"no_header_tensor": TENSORS, "no_header_numpy": _ARRAYS}
 _WORD = np.dtype("<u4")
+# LitData's description of an item that is one value, not a tree of values.
+_LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
 Integers = npt.NDArray[np.int64]
 
 
-def read(asked: Asked) -> Contents:
-    """What a folder of chunks, or of splits, holds."""
-    shards, documents = {}, {}
-    for split, (inner, index) in read_indexes(asked, "chunks").items():
-        dtype = _find_dtype(index.entry("config"))
-        asked.agree(dtype, index.where)
-        shards[split], items = _read_chunks(inner, index, dtype)
-        chunks = _Indexes(shards=shards[split], counts=items)
-        documents[split] = FileDocuments(chunks, shards[split].counts, split)
-    if len({one.dtype for one in shards.values()}) > 1:
-        raise DatasetError(f"the splits of {asked.path} have ids of different dtypes. Open one.")
-    return Contents(splits=shards, documents=documents)
+class LitData(IndexedFolder):
+    """A folder of chunks, or of a subfolder per split."""
+
+    name = "litdata"
+    keeps_empty = True
+    file_name = "chunk-0-{}.bin"
+    wide_dtype = "<i4"
+
+    def read(self, request: OpenRequest) -> Contents:
+        shards, documents = {}, {}
+        for split, (inner, index) in read_indexes(request, "chunks").items():
+            dtype = _find_dtype(index.entry("config"))
+            request.check_dtype(dtype, index.where)
+            shards[split], items = _read_chunks(inner, index, dtype)
+            indexes = _Indexes(shards=shards[split], counts=items)
+            documents[split] = FileDocuments(indexes, shards[split].counts, split)
+        check_same_dtype(request.path, shards)
+        return Contents(splits=shards, documents=documents)
+
+    def write_shard(self, part: TokenRange, path: Path, advance: Advance) -> None:
+        with (
+            SpilledStarts(part.tokens, part.start, part.stop, path.parent) as spilled,
+            AtomicFile(path) as file,
+        ):
+            header = 4 * (spilled.count + 2)
+            width = part.dtype.itemsize
+            check_offsets(part.tokens, header + len(part) * width)
+            file.write(spilled.count.to_bytes(4, "little"))
+            for starts in spilled.blocks():
+                file.write((header + starts[:-1] * width).astype("<u4"))
+            file.write((header + len(part) * width).to_bytes(4, "little"))
+            part.copy(file, advance)
+            file.finish()
+
+    def make_index(
+        self, files: list[WrittenFile], dtype: np.dtype[Any], tokens_per_shard: int
+    ) -> bytes:
+        code = next(code for code, one in TENSORS.items() if np.dtype(f"<{one}") == dtype)
+        config = {
+            "chunk_bytes": None,
+            "chunk_size": tokens_per_shard,
+            "compression": None,
+            "data_format": [f"no_header_tensor:{code}"],
+            "data_spec": _LEAF,
+            "encryption": None,
+            "item_loader": "TokensLoader",
+        }
+        chunks = [
+            {
+                "chunk_bytes": file.size,
+                "chunk_size": file.documents,
+                "dim": (file.size - 4 * (file.documents + 2)) // dtype.itemsize,
+                "filename": file.name,
+            }
+            for file in files
+        ]
+        # A real time would make two equal exports differ.
+        index = {"chunks": chunks, "config": config, "updated_at": "0.0"}
+        return orjson.dumps(index, option=orjson.OPT_SORT_KEYS)
 
 
 def _find_dtype(config: Entry) -> np.dtype[Any]:
     for key in ("compression", "encryption"):
         if config.value.get(key):
             raise DatasetError(
-                f"{config.where} has {key}, and such chunks cannot be read. Make them without, or "
-                "read them with litdata."
+                f"{config.where} uses {key}, and such chunks cannot be read. Write them without it, "
+                "or read them with litdata."
             )
     formats = config.get("data_format", list)
     kind, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
     known = _KINDS.get(kind, {})
     if not code.isdigit() or len(code) > 3 or int(code) not in known:
         raise DatasetError(
-            f"{config.where} has items of the format {str(formats)[:80]}, which are not tokens: "
-            "those are no_header_tensor or no_header_numpy of integers, as for TokensLoader."
+            f"{config.where} has items of the format {str(formats)[:80]}, which are not tokens. "
+            "Tokens are no_header_tensor or no_header_numpy of integers, as for TokensLoader."
         )
     return np.dtype("<" + known[int(code)])
 
 
-def _read_chunks(asked: Asked, index: Entry, dtype: np.dtype[Any]) -> tuple[FileShards, list[int]]:
+def _read_chunks(
+    request: OpenRequest, index: Entry, dtype: np.dtype[Any]
+) -> tuple[FileShards, list[int]]:
     """The chunks of an index, and the number of items in each."""
     names, items, places = [], [], []
     for chunk in index.entries("chunks"):
-        name, count, tokens = (
-            chunk.name("filename"),
-            chunk.get("chunk_size", int),
-            chunk.get("dim", int),
-        )
+        name, count = chunk.name("filename"), chunk.get("chunk_size", int)
+        tokens = chunk.get("dim", int)
         offset = _WORD.itemsize * (count + 2)
         size = offset + tokens * dtype.itemsize
         if size != chunk.get("chunk_bytes", int):
-            raise chunk.fail(
+            raise chunk.damaged(
                 f"{name} with {count:,} items and {tokens:,} tokens of {dtype.name} has {size:,} "
                 f"bytes, not {chunk.value['chunk_bytes']:,}"
             )
@@ -86,7 +144,7 @@ def _read_chunks(asked: Asked, index: Entry, dtype: np.dtype[Any]) -> tuple[File
         places.append((tokens, offset, size))
     counts, offsets, sizes = np.array(places, np.int64).reshape(-1, 3).T.copy()
     shards = FileShards(
-        folder=asked.path.absolute(),
+        folder=request.path.absolute(),
         names=names,
         dtype=dtype,
         counts=counts,
@@ -123,16 +181,16 @@ class _Indexes:
     def name(self, number: int) -> str:
         return self.shards.name(number)
 
-    def read(self, number: int) -> Starts:
+    def read(self, number: int) -> DocumentStarts:
         name, count = self.name(number), self.counts[number]
         with open_foreign(self.shards.folder, name) as file:
             check_size(file, name, int(self.shards.sizes[number]), foreign=True)
             found = int.from_bytes(file.read(4), "little")
             if found != count:
-                what = f"holds {found:,} items, and the index says {count:,}"
+                what = f"has {found:,} items, expected {count:,} by the index"
                 raise DamagedFileError(name, what, FOREIGN_CURE)
             offsets = map_file(file, name, _WORD, count + 1, _WORD.itemsize)
-        return Starts(count, _Offsets(name, offsets, self.shards.dtype.itemsize).look)
+        return DocumentStarts(count, _Offsets(name, offsets, self.shards.dtype.itemsize).find)
 
 
 @dataclass(frozen=True)
@@ -141,9 +199,9 @@ class _Offsets:
     offsets: npt.NDArray[np.uint32]
     width: int
 
-    def look(self, numbers: Integers) -> Integers:
+    def find(self, numbers: Integers) -> Integers:
         places = self.offsets[numbers].astype(np.int64) - _WORD.itemsize * (len(self.offsets) + 1)
         if (places % self.width).any():
-            what = "has an item that begins within an id"
+            what = "has an item that starts within an id"
             raise DamagedFileError(self.name, what, FOREIGN_CURE)
         return places // self.width

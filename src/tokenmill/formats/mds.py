@@ -1,22 +1,25 @@
-"""MosaicML streaming's MDS shards of tokens: a folder with `index.json`, raw or compressed.
+"""MosaicML Streaming's MDS shards of tokens: a folder with `index.json`, raw or compressed.
 
 Tokens are a column of `ndarray:uint16` or the like, with or without a fixed shape, or of `bytes`,
-whose dtype the user names. The column is the one that the user names, or `tokens`, `input_ids`, or
-the only one. Where samples have shapes of their own, each is a document; samples of a fixed shape,
-or bytes of one length throughout, are cuts through a stream, and documents are told by the
-end-of-text id alone.
+whose dtype the user gives. The column is the one that the user names, or `tokens`, `input_ids`, or
+the only one. If samples have shapes of their own, each is a document. Samples of a fixed shape, or
+bytes of the same length, are cuts through a stream, and only the end-of-text id separates documents.
 
-Between samples stand sizes and other columns, so that a shard is gathered into memory when it is
-touched, and `KEPT_BYTES` of shards stay there: rows at random cost a shard each. For training,
-`tokenmill import` first. A raw shard of nothing but a fixed shape is mapped as it is.
+Sizes and other columns are stored between samples, so a shard is gathered into memory when it is used,
+and `KEPT_BYTES` of shards stay there: each random row costs a shard. For training, run `tokenmill
+import` first. A raw shard with only a fixed shape is mapped in place.
 
-Checked at opening: the index, and where samples vary, the header of every one of them, for which
-compressed shards are decompressed once. No more is decompressed than the index says, and nothing
-above `MOST` bytes.
+Checked at opening: the index and, if samples vary, the header of every sample, which decompresses
+compressed shards once. At most the size in the index is decompressed, and nothing above `MOST_BYTES`.
+
+Exports have one sample per document in the column `tokens`, of `ndarray:uint16` or `ndarray:uint32`,
+and are not compressed. They are byte for byte what `MDSWriter` writes without a size limit. The
+encoding cannot store empty arrays, so empty documents are omitted.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,25 +29,119 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.json_index import Entry, read_indexes
-from tokenmill.formats.mds_samples import ARRAY, BYTES, FIXED, Layout, find_samples, load
-from tokenmill.formats.protocol import DTYPES, Asked, Contents
-from tokenmill.formats.starts import FileDocuments, Starts
+from tokenmill.formats.base import (
+    DTYPES,
+    Contents,
+    OpenRequest,
+    check_same_dtype,
+    fix_byte_order,
+)
+from tokenmill.formats.document_starts import SpilledStarts
+from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.indexed_folder import (
+    Entry,
+    IndexedFolder,
+    WrittenFile,
+    check_offsets,
+    read_indexes,
+)
+from tokenmill.formats.mds_samples import (
+    ARRAY,
+    BYTES,
+    FIXED,
+    Layout,
+    find_samples,
+    load_shard,
+    measure_samples,
+    write_samples,
+)
+from tokenmill.formats.writing import Advance, TokenRange
+from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
 
-NAME = "mds"
 KEPT_BYTES = 256 << 20
-MOST = 1 << 30
+MOST_BYTES = 1 << 30
 _COLUMNS = ("tokens", "input_ids")
 _COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
 
 Integers = npt.NDArray[np.int64]
 
 
+class Mds(IndexedFolder):
+    """A folder of shards, or of a subfolder per split."""
+
+    name = "mds"
+    keeps_empty = False
+    file_name = "shard.{:05}.mds"
+    wide_dtype = "<u4"
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self.kept_bytes = kept_bytes
+
+    def read(self, request: OpenRequest) -> Contents:
+        splits, documents = {}, {}
+        for split, (inner, index) in read_indexes(request, "shards").items():
+            shards = _read_shards(inner, index, self.kept_bytes)
+            splits[split] = shards
+            if shards.layout.kind == ARRAY or (shards.layout.kind == BYTES and shards.vary()):
+                documents[split] = FileDocuments(
+                    _Indexes(shards), shards.counts, split, shards.kept
+                )
+        check_same_dtype(request.path, splits)
+        return Contents(splits=splits, documents=documents)
+
+    def write_shard(self, part: TokenRange, path: Path, advance: Advance) -> None:
+        config = json.dumps(_make_config(part.dtype), sort_keys=True).encode()
+        with (
+            SpilledStarts(part.tokens, part.start, part.stop, path.parent, empty=False) as spilled,
+            AtomicFile(path) as file,
+        ):
+            place = 4 * (spilled.count + 2) + len(config)
+            file.write(spilled.count.to_bytes(4, "little"))
+            for starts in spilled.blocks():
+                ends = place + np.cumsum(measure_samples(np.diff(starts), part.dtype.itemsize))
+                check_offsets(part.tokens, int(ends[-1]))
+                file.write(np.concatenate(([place], ends[:-1])).astype("<u4"))
+                place = int(ends[-1])
+            file.write(place.to_bytes(4, "little"))
+            file.write(config)
+            for starts in spilled.blocks():
+                write_samples(file, part, (starts + part.start).tolist(), advance)
+            file.finish()
+
+    def make_index(
+        self, files: list[WrittenFile], dtype: np.dtype[Any], _tokens_per_shard: int
+    ) -> bytes:
+        shards = [
+            {
+                **_make_config(dtype),
+                "raw_data": {"basename": file.name, "bytes": file.size, "hashes": {}},
+                "samples": file.documents,
+                "zip_data": None,
+            }
+            for file in files
+        ]
+        return json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
+
+
+def _make_config(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The entries that the index and every shard share."""
+    return {
+        "column_encodings": [f"ndarray:{dtype.name}"],
+        "column_names": ["tokens"],
+        "column_sizes": [None],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": None,
+        "version": 2,
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A shard: `size` bytes in `name`, or, if that is not there, `zipped` ones to decompress."""
+    """A shard: `size` bytes in `name` or, if that is missing, to decompress from `zipped`."""
 
     name: str
     size: int
@@ -53,44 +150,32 @@ class _File:
     compression: str | None
 
 
-def read(asked: Asked) -> Contents:
-    """What a folder of shards, or of splits, holds."""
-    splits, documents = {}, {}
-    for split, (inner, index) in read_indexes(asked, "shards").items():
-        shards = _read_shards(inner, index)
-        splits[split] = shards
-        if shards.layout.kind == ARRAY or (shards.layout.kind == BYTES and shards.vary()):
-            documents[split] = FileDocuments(_Indexes(shards), shards.counts, split, shards.kept)
-    if len({one.dtype for one in splits.values()}) > 1:
-        raise DatasetError(f"the splits of {asked.path} have ids of different dtypes. Open one.")
-    return Contents(splits=splits, documents=documents)
-
-
-def _read_shards(asked: Asked, index: Entry) -> MdsShards:
+def _read_shards(request: OpenRequest, index: Entry, kept_bytes: int) -> MdsShards:
     entries = index.entries("shards")
     if not entries:
         raise DatasetError(f"{index.where} lists no shards.")
-    layout = _find_layout(asked, entries[0])
+    layout = _find_layout(request, entries[0])
     files = []
     for entry in entries:
         for key in ("format", "column_names", "column_encodings", "column_sizes"):
             if entry.value.get(key) != entries[0].value.get(key):
-                raise entry.fail(f"its shards differ in {key!r}")
-        file = _read_file(asked.path, entry)
-        # Places in a shard have 32 bits, and a sample takes at least one of them.
+                raise entry.damaged(f"its shards differ in {key!r}")
+        file = _read_file(request.path, entry)
+        # Offsets in a shard have 32 bits.
         if not 4 * (file.samples + 2) + file.samples * layout.least <= file.size < 1 << 32:
-            raise entry.fail(f"{file.samples:,} samples are not in {file.size:,} bytes")
+            raise entry.damaged(f"{file.samples:,} samples cannot take {file.size:,} bytes")
         files.append(file)
     shards = MdsShards(
-        folder=asked.path.absolute(),
+        folder=request.path.absolute(),
         files=tuple(files),
         layout=layout,
+        kept_bytes=kept_bytes,
         counts=np.empty(0, np.int64),
     )
     if layout.kind == FIXED:
         counts = [file.samples * layout.count for file in files]
     else:
-        counts = [int(shards.look(number).borders[-1]) for number in range(len(files))]
+        counts = [int(shards.find_samples(number).starts[-1]) for number in range(len(files))]
     object.__setattr__(shards, "counts", np.array(counts, np.int64))
     return shards
 
@@ -101,17 +186,17 @@ def _read_file(folder: Path, entry: Entry) -> _File:
     zipped = compression = None
     if entry.value.get("zip_data") is not None and not (folder / name).is_file():
         zipped = entry.entry("zip_data").name("basename")
-        told = str(entry.get("compression", str)).partition(":")[0]
-        compression = _COMPRESSIONS.get(told)
+        method = str(entry.get("compression", str)).partition(":")[0]
+        compression = _COMPRESSIONS.get(method)
         if compression is None:
             raise DatasetError(
-                f"{zipped} is compressed with {told[:40]!r}, which is not read. Those that are: "
-                f"{', '.join(_COMPRESSIONS)}. Decompress it to {name}."
+                f"{zipped} is compressed with {method[:40]!r}, which is not supported (only "
+                f"{', '.join(_COMPRESSIONS)}). Decompress it to {name}."
             )
-        if size > MOST:
+        if size > MOST_BYTES:
             raise DatasetError(
-                f"{zipped} has {size:,} bytes when decompressed, and at most {MOST:,} are held in "
-                f"memory. Decompress it to {name}, which is then used in its place."
+                f"{zipped} has {size:,} bytes when decompressed; at most {MOST_BYTES:,} are held in "
+                f"memory. Decompress it to {name}, which is then used instead."
             )
     return _File(
         name=name,
@@ -122,12 +207,12 @@ def _read_file(folder: Path, entry: Entry) -> _File:
     )
 
 
-def _find_layout(asked: Asked, entry: Entry) -> Layout:
-    """Where the tokens are in a sample, by the first entry of an index."""
+def _find_layout(request: OpenRequest, entry: Entry) -> Layout:
+    """Where the tokens are in a sample, according to the first entry of an index."""
     if entry.value.get("format") != "mds" or entry.value.get("version") != 2:
         raise DatasetError(
             f"{entry.where} has shards of the format {str(entry.value.get('format'))[:20]!r}, "
-            f"version {str(entry.value.get('version'))[:20]}, and only mds, version 2, holds tokens."
+            f"version {str(entry.value.get('version'))[:20]}; only mds, version 2, is supported."
         )
     names, encodings, sizes = (
         entry.get(key, list) for key in ("column_names", "column_encodings", "column_sizes")
@@ -135,51 +220,50 @@ def _find_layout(asked: Asked, entry: Entry) -> Layout:
     if not len(names) == len(encodings) == len(sizes) or not all(
         size is None or (type(size) is int and 0 <= size < 1 << 32) for size in sizes
     ):
-        raise entry.fail("its columns have no sound names, encodings and sizes")
-    wanted = [asked.column] if asked.column else [one for one in _COLUMNS if one in names]
+        raise entry.damaged("the names, encodings and sizes of its columns do not match")
+    wanted = [request.column] if request.column else [one for one in _COLUMNS if one in names]
     column = wanted[0] if wanted else names[0] if len(names) == 1 else None
     if column not in names:
         there = ", ".join(map(str, names))[:200]
         raise DatasetError(
-            f"{asked.path} has the columns {there}. Name the one that holds the tokens: "
-            "`column=NAME`."
+            f"{request.path} has the columns {there}. Name the one with the tokens: `column=NAME`."
         )
     place = names.index(column)
-    return _parse_encoding(asked, entry, str(encodings[place]), tuple(sizes), place)
+    return _parse_encoding(request, entry, str(encodings[place]), tuple(sizes), place)
 
 
 def _parse_encoding(
-    asked: Asked, entry: Entry, encoding: str, sizes: tuple[int | None, ...], place: int
+    request: OpenRequest, entry: Entry, encoding: str, sizes: tuple[int | None, ...], place: int
 ) -> Layout:
     kind, _, rest = encoding.partition(":")
     name, _, shape = rest.partition(":")
     if kind == "bytes" and not rest and sizes[place] is None:
-        if asked.dtype is None:
+        if request.dtype is None:
             raise DatasetError(
-                f"{entry.where} says that tokens are bytes, but not their dtype. Give it: "
-                "`dtype='int64'` or another."
+                f"{entry.where} stores tokens as bytes without their dtype. Pass `dtype='int64'` or "
+                "another."
             )
-        dtype = asked.dtype if asked.dtype.byteorder == ">" else asked.dtype.newbyteorder("<")
+        dtype = fix_byte_order(request.dtype)
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)
     if kind != "ndarray" or name not in DTYPES:
         raise DatasetError(
-            f"{entry.where} stores tokens as {encoding[:40]!r}. Supported are arrays of "
-            "integers of a dtype, such as ndarray:uint16, and bytes."
+            f"{entry.where} stores tokens as {encoding[:40]!r}; only arrays of integers with a dtype, "
+            "such as ndarray:uint16, and bytes are supported."
         )
     dtype = np.dtype(name).newbyteorder("<")
-    asked.agree(dtype, entry.where)
+    request.check_dtype(dtype, entry.where)
     if not shape:
         if sizes[place] is not None:
-            raise entry.fail(f"{encoding!r} has a fixed size")
+            raise entry.damaged(f"{encoding!r} has a fixed size")
         return Layout(kind=ARRAY, dtype=dtype, count=0, sizes=sizes, place=place)
     dimensions = shape.split(",")
     if not all(one.isdecimal() and len(one) < 10 for one in dimensions) or len(dimensions) > 8:
-        raise entry.fail(f"{encoding[:40]!r} has no sound shape")
+        raise entry.damaged(f"{encoding[:40]!r} has an invalid shape")
     count = 1
     for one in dimensions:
         count *= int(one)
     if not count or sizes[place] != count * dtype.itemsize:
-        raise entry.fail(f"{encoding[:40]!r} takes {count * dtype.itemsize:,} bytes a sample")
+        raise entry.damaged(f"{encoding[:40]!r} takes {count * dtype.itemsize:,} bytes a sample")
     return Layout(kind=FIXED, dtype=dtype, count=count, sizes=sizes, place=place)
 
 
@@ -190,6 +274,7 @@ class MdsShards:
     folder: Path
     files: tuple[_File, ...]
     layout: Layout
+    kept_bytes: int
     counts: Integers
 
     @property
@@ -198,7 +283,7 @@ class MdsShards:
 
     @property
     def kept(self) -> int:
-        return max(1, KEPT_BYTES // max(file.size for file in self.files))
+        return max(1, self.kept_bytes // max(file.size for file in self.files))
 
     def name(self, number: int) -> str:
         file = self.files[number]
@@ -210,65 +295,68 @@ class MdsShards:
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
         return self._gather(number, first, last).copy()
 
-    def look(self, number: int) -> _Samples:
+    def find_samples(self, number: int) -> _Samples:
         """Where the ids of a shard are."""
         file, name = self.files[number], self.name(number)
         try:
             changed = (self.folder / name).stat().st_mtime_ns
         except (OSError, ValueError):
-            changed = 0  # opening it will say what is wrong
-        return _look(self.folder, name, changed, file, self.layout)
+            changed = 0  # opening it reports the error
+        return _find_samples(self.folder, name, changed, file, self.layout)
 
     def vary(self) -> bool:
         """Whether any two samples have different numbers of ids."""
         seen: set[int] = set()
         for number in range(len(self.files)):
-            seen.update(np.unique(np.diff(self.look(number).borders))[:2].tolist())
+            seen.update(np.unique(np.diff(self.find_samples(number).starts))[:2].tolist())
         return len(seen) > 1
 
     def _gather(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        found, width = self.look(number), self.dtype.itemsize
-        raw, begins, borders = found.raw, found.begins, found.borders
-        if int(borders[-1]) != self.counts[number]:
+        samples, width = self.find_samples(number), self.dtype.itemsize
+        raw, offsets, starts = samples.raw, samples.offsets, samples.starts
+        if int(starts[-1]) != self.counts[number]:
             what = "changed since it was opened"
             raise DamagedFileError(self.name(number), what, FOREIGN_CURE)
-        if found.in_a_row:
-            start = int(begins[0]) + first * width
-            return raw[start : start + (last - first) * width].view(self.dtype)
+        if samples.contiguous:
+            place = int(offsets[0]) + first * width
+            return raw[place : place + (last - first) * width].view(self.dtype)
         ids = np.empty(last - first, self.dtype)
-        low = int(np.searchsorted(borders, first, side="right")) - 1
-        high = int(np.searchsorted(borders, last, side="left"))
+        low = int(np.searchsorted(starts, first, side="right")) - 1
+        high = int(np.searchsorted(starts, last, side="left"))
         for sample in range(max(low, 0), high):
-            start, stop = max(int(borders[sample]), first), min(int(borders[sample + 1]), last)
-            place = int(begins[sample]) + (start - int(borders[sample])) * width
-            part = raw[place : place + (stop - start) * width].view(self.dtype)
-            ids[start - first : stop - first] = part
+            start, stop = max(int(starts[sample]), first), min(int(starts[sample + 1]), last)
+            place = int(offsets[sample]) + (start - int(starts[sample])) * width
+            some = raw[place : place + (stop - start) * width].view(self.dtype)
+            ids[start - first : stop - first] = some
         return ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Samples:
-    """A shard's bytes, where each sample's ids begin in them, and the sums of their numbers."""
+    """A shard's bytes, the offset of each sample's ids in them, and the first token of each sample.
+
+    `starts` ends with the number of tokens. `contiguous` means that nothing is between the ids.
+    """
 
     raw: npt.NDArray[np.uint8]
-    begins: Integers
-    borders: Integers
-    in_a_row: bool
+    offsets: Integers
+    starts: Integers
+    contiguous: bool
 
 
-@lru_cache(maxsize=1)  # the ids of one shard are often read some after others
-def _look(
+@lru_cache(maxsize=1)  # ids of one shard are often read one part after another
+def _find_samples(
     folder: Path,
     name: str,
-    changed: int,  # noqa: ARG001  (a file that changed is looked at anew)
+    changed: int,  # noqa: ARG001  (part of the cache key)
     file: _File,
     layout: Layout,
 ) -> _Samples:
-    raw = load(folder, name, file.size, file.compression)
-    begins, counts = find_samples(name, raw, file.samples, layout)
-    ends = begins + counts * layout.dtype.itemsize
-    in_a_row = len(begins) > 0 and bool((begins[1:] == ends[:-1]).all())
-    return _Samples(raw=raw, begins=begins, borders=sums(counts), in_a_row=in_a_row)
+    raw = load_shard(folder, name, file.size, file.compression)
+    offsets, counts = find_samples(name, raw, file.samples, layout)
+    ends = offsets + counts * layout.dtype.itemsize
+    contiguous = len(offsets) > 0 and bool((offsets[1:] == ends[:-1]).all())
+    return _Samples(raw=raw, offsets=offsets, starts=sums(counts), contiguous=contiguous)
 
 
 @dataclass(frozen=True)
@@ -282,6 +370,6 @@ class _Indexes:
     def name(self, number: int) -> str:
         return self.shards.name(number)
 
-    def read(self, number: int) -> Starts:
-        borders = self.shards.look(number).borders
-        return Starts(len(borders) - 1, borders.__getitem__)
+    def read(self, number: int) -> DocumentStarts:
+        starts = self.shards.find_samples(number).starts
+        return DocumentStarts(len(starts) - 1, starts.__getitem__)

@@ -1,24 +1,29 @@
-"""The bytes of one MDS shard: where the tokens of its samples are.
+"""The bytes of one MDS shard: find the tokens of its samples, and write samples of tokens.
 
-A shard is the number of its samples, where each begins and the last ends, JSON, and the samples. A
-sample is a size for each column whose size varies, and then the columns. An array of a shape of its
-own begins with a byte for the number and width of its dimensions, and these.
+A shard is the number of its samples, where each starts and the last ends, JSON, and the samples. A
+sample is a size for each column of varying size, then the columns. An array with a shape of its own
+starts with a byte for the number and width of its dimensions, then the dimensions.
 
-Everything is checked against the bytes that are there, for `_SAMPLES` samples at once. What is kept
-is 16 bytes a sample.
+Every offset and size is checked against the bytes of the shard, for `_SAMPLES` samples at once. Memory
+takes 16 bytes per sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.formats.writing import Advance, TokenRange
+from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
+from tokenmill.store.tokens import cast
 
 FIXED, ARRAY, BYTES = "fixed", "array", "bytes"
 _BLOCK = 4 << 20
@@ -43,12 +48,12 @@ class Layout:
 
     @property
     def least(self) -> int:
-        """The bytes that a sample takes at least."""
+        """The least number of bytes of a sample."""
         return sum(4 if size is None else size for size in self.sizes)
 
 
-def load(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
-    """A shard's `size` bytes: mapped, or decompressed into memory, and never more than that."""
+def load_shard(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
+    """The `size` bytes of a shard: mapped, or decompressed into memory, never more than that."""
     with open_foreign(folder, name) as file:
         if compression is None:
             check_size(file, name, size, foreign=True)
@@ -64,21 +69,21 @@ def load(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
             what = f"cannot be decompressed: {error}"
             raise DamagedFileError(name, what, FOREIGN_CURE) from error
     if len(data) != size:
-        kind = "more" if len(data) > size else f"{len(data):,}"
-        what = f"holds {kind} bytes when decompressed, and the index says {size:,}"
+        found = f"over {size:,}" if len(data) > size else f"{len(data):,}"
+        what = f"has {found} bytes when decompressed, expected {size:,} by the index"
         raise DamagedFileError(name, what, FOREIGN_CURE)
     return np.frombuffer(data, np.uint8)
 
 
 def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[Integers, Integers]:
-    """Where the ids of each sample begin in a shard's bytes, and how many there are."""
+    """The offset of each sample's ids in a shard's bytes, and how many ids there are."""
     found = int(raw[:4].view("<u4")[0]) if len(raw) >= 4 else -1
     header = 4 * (samples + 2)
     if found != samples or header > len(raw):
-        raise _damaged(name, f"holds {found:,} samples, and the index says {samples:,}")
+        raise _damaged(name, f"has {found:,} samples, expected {samples:,} by the index")
     offsets = raw[4:header].view("<u4")
     if offsets[0] < header or offsets[-1] != len(raw):
-        raise _damaged(name, "has samples that are not in order or not within it")
+        raise _damaged(name, "has samples out of order or beyond its end")
     blocks = [
         _find_some(name, raw, offsets[low : low + _SAMPLES + 1].astype(np.int64), layout)
         for low in range(0, samples, _SAMPLES)
@@ -91,13 +96,13 @@ def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[I
 def _find_some(
     name: str, raw: Bytes, offsets: Integers, layout: Layout
 ) -> tuple[Integers, Integers]:
-    """Where the ids of some samples begin, and how many there are, of those between offsets."""
+    """The offsets and numbers of ids of the samples between some offsets."""
     begins, ends = offsets[:-1], offsets[1:]
     if (ends < begins).any() or ends[-1] > len(raw):
-        raise _damaged(name, "has samples that are not in order or not within it")
+        raise _damaged(name, "has samples out of order or beyond its end")
     place = begins + 4 * sum(size is None for size in layout.sizes)
     if (place > ends).any():
-        raise _damaged(name, "has a sample with no room for the sizes of its columns")
+        raise _damaged(name, "has a sample that is too short for the sizes of its columns")
     starts, varying = [], 0
     for size in layout.sizes:
         starts.append(place)
@@ -116,17 +121,17 @@ def _find_some(
     if (rest != 0).any() or (counts < 0).any():
         raise _damaged(name, f"has a sample that is not a whole number of {layout.dtype.name}")
     if layout.kind == ARRAY and (counts != _array_lengths(raw, starts[layout.place])).any():
-        raise _damaged(name, "has a sample that is not as long as it says")
+        raise _damaged(name, "has a sample whose length is not the one in its header")
     return first, counts
 
 
 def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> Integers:
-    """The bytes before the values of arrays in one dimension."""
+    """The sizes of the headers of one-dimensional arrays."""
     if (first >= last).any():
         raise _damaged(name, "has an array without a shape")
     kinds = raw[first].astype(np.int64)
     if ((kinds >> 2) != 1).any():
-        raise _damaged(name, "has tokens that are not in one dimension")
+        raise _damaged(name, "has tokens in several dimensions")
     sizes = 1 + (np.int64(1) << (kinds & 3))
     if (first + sizes > last).any():
         raise _damaged(name, "has an array without a shape")
@@ -134,7 +139,7 @@ def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> In
 
 
 def _array_lengths(raw: Bytes, first: Integers) -> Integers:
-    """The lengths that arrays in one dimension tell; -1 for one that no file could hold."""
+    """The lengths in the headers of one-dimensional arrays; -1 if no file could hold it."""
     widths = np.int64(1) << (raw[first].astype(np.int64) & 3)
     lengths = np.zeros(len(first), np.int64)
     for byte in range(8):
@@ -148,7 +153,7 @@ def _array_lengths(raw: Bytes, first: Integers) -> Integers:
 
 
 def _words(raw: Bytes, places: Integers) -> Integers:
-    """The 32-bit numbers at some places."""
+    """The 32-bit numbers at some offsets."""
     if not len(places):
         return np.zeros(0, np.int64)
     words: npt.NDArray[np.uint32] = raw[places[:, None] + np.arange(4)].view("<u4")
@@ -157,3 +162,40 @@ def _words(raw: Bytes, places: Integers) -> Integers:
 
 def _damaged(name: str, what: str) -> DamagedFileError:
     return DamagedFileError(name, what, FOREIGN_CURE)
+
+
+def measure_samples(lengths: Integers, width: int) -> Integers:
+    """The bytes of samples that are one array each, of these lengths in ids of `width` bytes."""
+    shape_widths = np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
+    return 4 + 1 + shape_widths + lengths * width
+
+
+def write_samples(file: AtomicFile, part: TokenRange, starts: list[int], advance: Advance) -> None:
+    """Write one sample per document, as many at once as fit in a block of tokens."""
+    low, width = 0, part.dtype.itemsize
+    while low < len(starts) - 1:
+        high = bisect_right(starts, starts[low] + part.block) - 1
+        if high == low:  # a document that is longer than a block
+            sample = replace(part, start=starts[low], stop=starts[low + 1])
+            file.write(_make_header(len(sample), width))
+            sample.copy(file, advance)
+            low += 1
+            continue
+        ids = np.empty(starts[high] - starts[low], part.dtype)
+        cast(part.tokens.read(starts[low], starts[high]), ids)
+        data = ids.data.cast("B")
+        parts: list[bytes | memoryview] = []
+        for start, stop in pairwise(starts[low : high + 1]):
+            parts.append(_make_header(stop - start, width))
+            parts.append(data[(start - starts[low]) * width : (stop - starts[low]) * width])
+        file.write(b"".join(parts))
+        advance(len(ids))
+        low = high
+
+
+def _make_header(length: int, width: int) -> bytes:
+    """A size, a byte for one dimension and the width of its length, and the length."""
+    shape_width = 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4
+    size = 1 + shape_width + length * width
+    dimension = bytes([1 << 2 | shape_width.bit_length() - 1])
+    return size.to_bytes(4, "little") + dimension + length.to_bytes(shape_width, "little")

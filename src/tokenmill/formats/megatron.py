@@ -1,40 +1,46 @@
 """Megatron-LM's pairs of `prefix.bin` (ids) and `prefix.idx` (sequences and documents).
 
-Given by the prefix, by either file, or as a folder of several pairs with ids of one dtype. A split
-is what its files hold, in order; documents are Megatron's documents, of one sequence or several.
+Given by the prefix, by either file, or as a folder of several pairs with ids of one dtype. The tokens
+of a split are those of its files, in order; documents are Megatron's documents, of one sequence or
+several. Exports have one sequence per document, and ids of uint16 for vocabularies below 65,500, as
+Megatron chooses it, else int32.
 
-Checked at opening: every index's header and size. Checked when a pair is first touched, in one pass
-over its index: that the sequences follow each other in the `.bin` without a gap, from its first
-byte to its last. Megatron could read sequences in any order, but writes no others.
+Checked at opening: every index's header and size. Checked when a pair is first used, in one pass over
+its index: that the sequences cover the `.bin` in order and without a gap. Megatron could read sequences
+in any order, but writes no others.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.folder import check_gaps, list_shards, split_by_name
-from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
-from tokenmill.formats.starts import BLOCK, FileDocuments, Starts
+from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest, check_same_dtype
+from tokenmill.formats.document_starts import SpilledStarts
+from tokenmill.formats.file_documents import BLOCK, DocumentStarts, FileDocuments
+from tokenmill.formats.shard_names import list_shards, split_shards
+from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
+from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_foreign
 from tokenmill.store.shards import FileShards
 
-NAME = "megatron"
-MAGIC = b"MMIDIDX\0\0"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")
-CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_MAGIC = b"MMIDIDX\0\0"
+_VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
+_UINT16_VOCABULARY = 65_499  # the largest that Megatron itself stores as uint16
+_LONGEST = (1 << 31) - 1  # tokens of a sequence
 
 Integers = npt.NDArray[np.int64]
 
@@ -46,108 +52,141 @@ class _Header:
     indices: int
 
 
-def read(asked: Asked) -> Contents:
-    """What a pair of files or a folder of pairs holds."""
-    files, splits = _list(asked)
-    parts, documents = {}, {}
-    for split, names in splits.items():
-        headers = [_read_header(asked, name) for name in names]
-        shards = _shards(asked, names, headers, files)
-        parts[split] = shards
-        indexes = _Indexes(
-            folder=asked.folder.absolute(),
-            names=names,
-            counts=[header.indices - 1 for header in headers],
-            sizes=[files[name] for name in names],
-        )
-        documents[split] = FileDocuments(indexes, shards.counts, split)
-    dtypes = {shards.dtype for shards in parts.values()}
-    if len(dtypes) > 1:
-        told = " and ".join(sorted(dtype.name for dtype in dtypes))
-        raise DatasetError(f"the splits of {asked.path} hold {told}. Open one by its prefix.")
-    return Contents(splits=parts, documents=documents)
+class Megatron(Format):
+    """A pair of files, or a folder of pairs."""
+
+    name = "megatron"
+    is_writable = True
+    keeps_documents = True
+    keeps_empty = True
+
+    def read(self, request: OpenRequest) -> Contents:
+        files, splits = _list_splits(request)
+        shards, documents = {}, {}
+        for split, names in splits.items():
+            headers = [_read_header(request, name) for name in names]
+            shards[split] = _make_shards(request, names, headers, files)
+            indexes = _Indexes(
+                folder=request.folder.absolute(),
+                names=names,
+                counts=[header.indices - 1 for header in headers],
+                sizes=[files[name] for name in names],
+            )
+            documents[split] = FileDocuments(indexes, shards[split].counts, split)
+        check_same_dtype(request.path, shards)
+        return Contents(splits=shards, documents=documents)
+
+    def plan(self, request: WriteRequest) -> Iterator[FileJob]:
+        dtype = request.choose_dtype(_UINT16_VOCABULARY, wide="<i4")
+        for split in request.splits:
+            whole = request.take_all(split, dtype)
+            yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
+            yield FileJob(name=f"{split}.idx", tokens=0, write=partial(_write_index, whole))
+
+    def read_written(self, folder: Path, splits: list[str]) -> Contents:
+        return self.read_each({split: folder / f"{split}.idx" for split in splits})
 
 
-def _list(asked: Asked) -> tuple[Mapping[str, int], dict[str, list[str]]]:
+def _write_index(whole: TokenRange, path: Path, _: Advance) -> None:
+    tokens, dtype = whole.tokens, whole.dtype
+    code = next(code for code, name in _CODES.items() if np.dtype(name) == dtype)
+    with (
+        SpilledStarts(tokens, 0, len(tokens), path.parent) as spilled,
+        AtomicFile(path) as file,
+    ):
+        count = spilled.count
+        file.write(_HEADER.pack(_MAGIC, _VERSION, code, count, count + 1))
+        for starts in spilled.blocks():
+            lengths = np.diff(starts)
+            if lengths.max(initial=0) > _LONGEST:
+                raise DatasetError(
+                    f"a document of split {tokens.split!r} has {lengths.max():,} tokens; a sequence "
+                    f"in Megatron's index may have {_LONGEST:,} at most."
+                )
+            file.write(lengths.astype("<i4"))
+        for starts in spilled.blocks():
+            file.write((starts[:-1] * dtype.itemsize).astype("<i8"))
+        for low in range(0, count + 1, whole.block):
+            file.write(np.arange(low, min(low + whole.block, count + 1), dtype="<i8"))
+        file.finish()
+
+
+def _list_splits(request: OpenRequest) -> tuple[Mapping[str, int], dict[str, list[str]]]:
     """The sizes of the files, and the `.bin` files of each split."""
-    if not asked.is_folder:
-        prefix, ending = asked.path.with_suffix(""), asked.path.suffix
+    if not request.is_folder:
+        prefix, ending = request.path.with_suffix(""), request.path.suffix
         index, ids = (prefix.with_name(prefix.name + end) for end in (".idx", ".bin"))
         if ending not in (".bin", ".idx") or not index.is_file():
             raise NotThisFormat("it is not one of a pair of files, .bin and .idx")
-        if not asked.read_head(index.name).startswith(MAGIC):
-            raise NotThisFormat(f"{index.name} does not begin with its magic bytes")
+        if not request.read_head(index.name).startswith(_MAGIC):
+            raise NotThisFormat(f"{index.name} does not start with its magic bytes")
         if not ids.is_file():
-            raise DamagedFileError(ids.name, f"is missing from {asked.folder}", FOREIGN_CURE)
+            raise DamagedFileError(ids.name, f"is missing from {request.folder}", FOREIGN_CURE)
         return {ids.name: ids.stat().st_size}, {"train": [ids.name]}
-    indexes = list_shards(asked, ".idx")
-    if not indexes or not asked.read_head(indexes[0]).startswith(MAGIC):
+    indexes = list_shards(request, ".idx")
+    if not indexes or not request.read_head(indexes[0]).startswith(_MAGIC):
         raise NotThisFormat("it has no .idx file with Megatron's magic bytes")
-    names = list_shards(asked, ".bin")
+    names = list_shards(request, ".bin")
     alone = {name[:-4] for name in names} ^ {name[:-4] for name in indexes}
     if alone:
         raise DatasetError(
-            f"{min(alone)} in {asked.path} has a .bin or an .idx file, and not both. Fetch the "
+            f"{min(alone)} in {request.path} has a .bin or an .idx file, but not both. Download the "
             "other one, or open the pairs one by one, by prefix."
         )
-    splits = {split: some for split, some in split_by_name(names).items() if some}
-    for some in splits.values():
-        check_gaps(asked, some)
-    return asked.files, splits
+    return request.files, split_shards(request, names)
 
 
-def _read_header(asked: Asked, name: str) -> _Header:
+def _read_header(request: OpenRequest, name: str) -> _Header:
     index = _index_name(name)
-    with open_foreign(asked.folder, index) as file:
+    with open_foreign(request.folder, index) as file:
         header = _parse(file, index)
-    asked.agree(header.dtype, index)
+    request.check_dtype(header.dtype, index)
     return header
 
 
 def _parse(file: BinaryIO, name: str) -> _Header:
     """The header of an index whose size fits it."""
     size = os.fstat(file.fileno()).st_size
-    head = file.read(HEADER.size)
-    if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise DamagedFileError(name, "does not begin with Megatron's header", FOREIGN_CURE)
-    _, version, code, sequences, indices = HEADER.unpack(head)
-    if version != VERSION:
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        raise DamagedFileError(name, "does not start with Megatron's header", FOREIGN_CURE)
+    _, version, code, sequences, indices = _HEADER.unpack(head)
+    if version != _VERSION:
         raise DatasetError(
-            f"{name} has version {version} of Megatron's index, and only {VERSION} is known."
+            f"{name} has version {version} of Megatron's index; only {_VERSION} is supported."
         )
     if code in _FLOATS:
-        raise DatasetError(
-            f"{name} says that its file holds {_FLOATS[code]}, which are not tokens."
-        )
-    if code not in CODES:
-        raise DamagedFileError(name, f"has the dtype code {code}, which is none", FOREIGN_CURE)
-    expected = HEADER.size + 12 * sequences + 8 * indices
-    # One byte a sequence more where modes of sequences are stored.
+        raise DatasetError(f"{name} is an index of {_FLOATS[code]}, which are not tokens.")
+    if code not in _CODES:
+        raise DamagedFileError(name, f"has the unknown dtype code {code}", FOREIGN_CURE)
+    expected = _HEADER.size + 12 * sequences + 8 * indices
+    # With modes of sequences, there is one more byte per sequence.
     if size not in (expected, expected + sequences) or not indices:
         raise DamagedFileError(
             name,
-            f"has {size:,} bytes, and by its header ({sequences:,} sequences, {indices:,} borders "
-            f"of documents) it should have {expected:,}",
+            f"has {size:,} bytes, expected {expected:,} by its header of {sequences:,} sequences and "
+            f"{indices:,} document indices",
             FOREIGN_CURE,
         )
-    return _Header(dtype=np.dtype(CODES[code]), sequences=sequences, indices=indices)
+    return _Header(dtype=np.dtype(_CODES[code]), sequences=sequences, indices=indices)
 
 
-def _shards(
-    asked: Asked, names: list[str], headers: list[_Header], files: Mapping[str, int]
+def _make_shards(
+    request: OpenRequest, names: list[str], headers: list[_Header], files: Mapping[str, int]
 ) -> FileShards:
     dtype = headers[0].dtype
     for name, header in zip(names, headers, strict=True):
         if header.dtype != dtype:
             raise DatasetError(
-                f"{name} holds {header.dtype}, and those before it hold {dtype}. Open it by itself."
+                f"{name} has ids of {header.dtype}, expected {dtype} as in the files before it. "
+                "Open it separately."
             )
         if files[name] % dtype.itemsize:
             what = f"has {files[name]:,} bytes, which is not a whole number of {dtype.name}"
             raise DamagedFileError(name, what, FOREIGN_CURE)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     return FileShards(
-        folder=asked.folder.absolute(),
+        folder=request.folder.absolute(),
         names=names,
         dtype=dtype,
         counts=sizes // dtype.itemsize,
@@ -168,13 +207,14 @@ class _Indexes:
     def name(self, number: int) -> str:
         return _index_name(self.names[number])
 
-    def read(self, number: int) -> Starts:
-        name = self.name(number)
-        return _Index(self.folder, name).check(self.sizes[number]).starts
+    def read(self, number: int) -> DocumentStarts:
+        index = _Index(self.folder, self.name(number))
+        index.check(self.sizes[number])
+        return DocumentStarts(len(index.documents) - 1, index.find_starts)
 
 
 class _Index:
-    """An index, mapped. What it hands out keeps the map."""
+    """A mapped index. The arrays that it returns keep the map alive."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -183,20 +223,21 @@ class _Index:
             self.dtype, count = header.dtype, header.sequences
             size = 12 * count + 8 * header.indices
             # One map for all three, because each keeps a file open.
-            whole = map_file(file, name, np.dtype("u1"), size, HEADER.size)
+            whole = map_file(file, name, np.dtype("u1"), size, _HEADER.size)
         self.lengths = whole[: 4 * count].view("<i4")
         self.pointers = whole[4 * count : 12 * count].view("<i8")
-        self.borders = whole[12 * count :].view("<i8")
+        self.documents = whole[12 * count :].view("<i8")
 
-    def check(self, size: int) -> _Index:
-        """Refuse sequences that do not follow each other through the `.bin`, of `size` bytes."""
+    def check(self, size: int) -> None:
+        """Refuse sequences that do not cover the `.bin` of `size` bytes in order."""
         count, width = len(self.pointers), self.dtype.itemsize
         self._size = size
-        if int(self.borders[-1]) != count:
-            self._refuse(f"ends its documents at sequence {self.borders[-1]} of {count:,}")
+        if int(self.documents[-1]) != count:
+            last = self.documents[-1]
+            self._refuse(f"ends its last document at sequence {last}, expected {count:,}")
         ends = int(self.pointers[-1]) + int(self.lengths[-1]) * width if count else 0
         if ends != size:
-            self._refuse(f"ends its last sequence at byte {ends:,}, and the .bin has {size:,}")
+            self._refuse(f"ends its last sequence at byte {ends:,}, but the .bin has {size:,}")
         due = 0
         for low in range(0, count, BLOCK):
             pointers = self.pointers[low : low + BLOCK].astype(np.int64)
@@ -209,29 +250,24 @@ class _Index:
                     f"{pointers[number - low]}, not where the one before ends"
                 )
             due = int(pointers[-1] + lengths[-1] * width)
-        return self
 
-    @property
-    def starts(self) -> Starts:
-        """Where documents begin: two looks into the map for each."""
-        return Starts(len(self.borders) - 1, self._look)
-
-    def _look(self, numbers: Integers) -> Integers:
-        sequences = self.borders[numbers].astype(np.int64)
+    def find_starts(self, numbers: Integers) -> Integers:
+        """Where documents start: two lookups in the map for each."""
+        sequences = self.documents[numbers].astype(np.int64)
         count = len(self.pointers)
         if ((sequences < 0) | (sequences > count)).any():
-            self._refuse("has documents of sequences that there are not")
+            self._refuse("has documents of sequences that do not exist")
         if not count:
             return np.zeros_like(sequences)
         places = self.pointers[np.minimum(sequences, count - 1)].astype(np.int64)
         return np.where(sequences == count, self._size, places) // self.dtype.itemsize
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str) -> NoReturn:
         raise DamagedFileError(self.name, what, FOREIGN_CURE)
 
 
 def _check_pair(file: BinaryIO, name: str) -> None:
-    """Look at the index of a `.bin`, once as long as neither changes."""
+    """Check the index of a `.bin`, once as long as neither changes."""
     path = Path(file.name)
     index = path.with_name(_index_name(path.name))
     try:
@@ -244,7 +280,7 @@ def _check_pair(file: BinaryIO, name: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _check_index(index: Path, changed: int, size: int) -> None:  # noqa: ARG001  (what is cached)
+def _check_index(index: Path, changed: int, size: int) -> None:  # noqa: ARG001  (part of the cache key)
     _Index(index.parent, index.name).check(size)
 
 

@@ -1,7 +1,7 @@
-"""A dataset that `tokenmill prepare` made: a folder with a manifest, which tells everything.
+"""Datasets that `tokenmill prepare` made: a folder with a manifest, which describes everything.
 
-Checked at opening: the manifest. Checked when a shard is first touched: its size. The rest is for
-`tokenmill verify`.
+Checked at opening: the manifest. Checked when a shard is first used: its size. `tokenmill verify`
+checks the rest.
 """
 
 from __future__ import annotations
@@ -11,46 +11,47 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.protocol import Asked, Contents, NotThisFormat
+from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.storage.names import MANIFEST_NAME, WORK_NAME
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import Manifest, find_manifest
 from tokenmill.store.shards import FileShards
 
-NAME = "tokenmill"
+
+class Prepared(Format):
+    """A dataset folder."""
+
+    name = "tokenmill"
+
+    def read(self, request: OpenRequest) -> Contents:
+        folder = request.path
+        if not request.is_folder:
+            if folder.name == MANIFEST_NAME:
+                raise DatasetError(
+                    f"{folder} is a file; a dataset is a folder. Open the folder: {folder.parent}."
+                )
+            raise NotThisFormat("it is a file; a prepared dataset is a folder")
+        data = find_manifest(folder)
+        if data is None:
+            if (folder / WORK_NAME).exists():
+                raise DatasetError(
+                    f"{folder} is not finished: a run into it was interrupted or is still running. "
+                    "The same `tokenmill prepare` command resumes it."
+                )
+            raise NotThisFormat(f"it has no {MANIFEST_NAME}, so it is not a finished dataset")
+        manifest = Manifest.from_json(data, folder)
+        for name, given, known in (
+            ("dtype", request.dtype and str(request.dtype), manifest.dtype),
+            ("eot_id", request.eot_id, manifest.eot_id),
+            ("vocab_size", request.vocab_size, manifest.vocab_size),
+        ):
+            if given is not None and given != known:
+                raise UsageError(f"`{name}` is {given}, but {folder} has {known}. Omit it.")
+        return read_contents(folder.absolute(), manifest)
 
 
-def read(asked: Asked) -> Contents:
-    """What a prepared dataset holds."""
-    folder = asked.path
-    if not asked.is_folder:
-        if folder.name == MANIFEST_NAME:
-            raise DatasetError(
-                f"{folder} is a file, and a dataset is a folder; give the folder it is in: "
-                f"{folder.parent}."
-            )
-        raise NotThisFormat("it is a file, and a prepared dataset is a folder")
-    data = find_manifest(folder)
-    if data is None:
-        if (folder / WORK_NAME).exists():
-            raise DatasetError(
-                f"{folder} is not finished: a run into it was interrupted or is still running. "
-                "The same `tokenmill prepare` command resumes where it stopped."
-            )
-        raise NotThisFormat(f"it is not a finished dataset, it has no {MANIFEST_NAME}")
-    manifest = Manifest.from_json(data, folder)
-    for name, given, known in (
-        ("dtype", asked.dtype and str(asked.dtype), manifest.dtype),
-        ("eot_id", asked.eot_id, manifest.eot_id),
-        ("vocab_size", asked.vocab_size, manifest.vocab_size),
-    ):
-        if given is not None and given != known:
-            raise UsageError(f"`{name}` is {given}, and {folder} has {known}. Omit it.")
-    return contents(folder.absolute(), manifest)
-
-
-def contents(folder: Path, manifest: Manifest) -> Contents:
-    """What a manifest says."""
+def read_contents(folder: Path, manifest: Manifest) -> Contents:
+    """The contents that a manifest describes."""
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     splits, documents = {}, {}
     for name, split in manifest.splits.items():

@@ -1,9 +1,9 @@
 """Files of ids and nothing else: `x.bin`, folders of such, OLMo's headerless `.npy`.
 
-Nothing in such a file tells its dtype, so it is opened only where something else does: the user, a
-JSON file beside it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `vocab_size` and `eot_id`
-if known), or the manifest of the dataset that the file is a shard of. All that can be checked is
-that the size is a multiple of an id's.
+Nothing in such a file gives its dtype, so it is opened only if something else does: the user, a JSON
+file next to it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `vocab_size` and `eot_id` if
+known), or the manifest of the dataset that the file is a shard of. All that can be checked is that
+the size is a whole number of ids.
 
 A folder of raw files needs the dtype from the user or from its `meta.json`. It is split by its names
 (`val`, `test`), or by its subfolders `train`, `val` and `test`.
@@ -21,61 +21,64 @@ import orjson
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats import llmc, npy
-from tokenmill.formats.folder import check_gaps, list_shards, split_by_name
-from tokenmill.formats.protocol import Asked, Contents, NotThisFormat, parse_dtype
+from tokenmill.formats.base import (
+    Contents,
+    Format,
+    NotThisFormat,
+    OpenRequest,
+    fix_byte_order,
+    parse_dtype,
+)
+from tokenmill.formats.shard_names import check_gaps, list_shards, split_shards
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_foreign
 from tokenmill.store.manifest import Manifest, find_manifest, is_own
 from tokenmill.store.shards import FileShards
 
-NAME = "raw"
 LONGEST_JSON = 1 << 20
 
 
-def read(asked: Asked) -> Contents:
-    """What a raw file or a folder of them holds."""
-    if not asked.is_folder:
-        told: dict[str, Any] = (
-            {"dtype": asked.dtype} if asked.dtype is not None else read_beside(asked.path)
-        )
-        if not told:
-            raise NotThisFormat("nothing says its dtype; give it: `dtype='uint16'` or another")
-        name = asked.path.name
-        files = {name: asked.path.stat().st_size}
+class Raw(Format):
+    """A file of ids and nothing else, or a folder of such files."""
+
+    name = "raw"
+
+    def read(self, request: OpenRequest) -> Contents:
+        known: dict[str, Any] = {"dtype": request.dtype}
+        if request.dtype is None and request.is_folder:
+            known = read_metadata(request.path / "meta.json")
+        elif request.dtype is None:
+            known = _read_beside(request.path)
+        if not known:
+            missing = "no meta.json gives the" if request.is_folder else "nothing gives its"
+            raise NotThisFormat(f"{missing} dtype; pass `dtype='uint16'` or another")
+        dtype = known.pop("dtype")
+        if not request.is_folder:
+            # Named as one file, it is taken as it is, whatever it starts with.
+            shards = make_shards(request.folder, [request.path.name], request.files, dtype)
+            return Contents(splits={"train": shards}, **known)
+        splits = {split: files for split, files in _list_splits(request).items() if files}
+        if "train" not in splits:
+            raise NotThisFormat("neither it nor its subfolder train has .bin files for training")
+        check = choose_check(request)
         return Contents(
-            splits={"train": make_shards(asked.folder, [name], files, told.pop("dtype"))}, **told
+            splits={
+                split: make_shards(request.path, list(files), files, dtype, check)
+                for split, files in splits.items()
+            },
+            **known,
         )
-    told = (
-        {"dtype": asked.dtype}
-        if asked.dtype is not None
-        else read_metadata(asked.path / "meta.json")
-    )
-    if not told:
-        raise NotThisFormat(
-            "no meta.json says the dtype of its files; give it: `dtype='uint16'` or another"
-        )
-    dtype = told.pop("dtype")
-    names = {split: some for split, some in _list(asked).items() if some}
-    if "train" not in names:
-        raise NotThisFormat("it has no .bin files for training, nor has its subfolder train")
-    return Contents(
-        splits={
-            split: make_shards(asked.path, list(some), some, dtype, choose_check(asked))
-            for split, some in names.items()
-        },
-        **told,
-    )
 
 
-def _list(asked: Asked) -> dict[str, dict[str, int]]:
+def _list_splits(request: OpenRequest) -> dict[str, dict[str, int]]:
     """The files of each split with their sizes, in order."""
-    if names := list(asked.chosen or list_shards(asked, ".bin")):
-        parts = split_by_name(names)
-        for some in parts.values():
-            check_gaps(asked, some)
-        return {split: {name: asked.files[name] for name in parts[split]} for split in parts}
+    if names := list(request.chosen or list_shards(request, ".bin")):
+        return {
+            split: {name: request.files[name] for name in some}
+            for split, some in split_shards(request, names).items()
+        }
     splits = {}
     for split in ("train", "val", "test"):
-        inner = replace(asked, path=asked.path / split)
+        inner = replace(request, path=request.path / split)
         if inner.is_folder:
             names = list_shards(inner, ".bin")
             check_gaps(inner, names)
@@ -90,9 +93,11 @@ def make_shards(
     dtype: np.dtype[Any],
     check: Callable[[BinaryIO, str], None] | None = None,
 ) -> FileShards:
-    """Shards of files that are ids and nothing else. `check` is as in `FileShards`; the first and
-    the last are checked at once."""
-    dtype = dtype if dtype.byteorder == ">" else dtype.newbyteorder("<")
+    """Shards of files that are ids and nothing else.
+
+    `check` is that of `FileShards`; the first and the last file are checked at once.
+    """
+    dtype = fix_byte_order(dtype)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     wrong = sizes % dtype.itemsize != 0
     if wrong.any():
@@ -100,7 +105,7 @@ def make_shards(
         raise DamagedFileError(
             names[number],
             f"has {sizes[number]:,} bytes, which is not a whole number of {dtype.name}",
-            f"{FOREIGN_CURE} Or give its `dtype`.",
+            f"{FOREIGN_CURE} Or pass its `dtype`.",
         )
     if check is not None:
         for name in {names[0], names[-1]}:
@@ -118,31 +123,31 @@ def make_shards(
     )
 
 
-def choose_check(asked: Asked) -> Callable[[BinaryIO, str], None] | None:
-    """What looks for headers in files that were taken for raw, unless the user said that they are."""
-    return None if asked.format else refuse_header
+def choose_check(request: OpenRequest) -> Callable[[BinaryIO, str], None] | None:
+    """A check for headers in files that were taken for raw, unless the user says that they are."""
+    return None if request.format else _refuse_header
 
 
-def refuse_header(file: BinaryIO, name: str) -> None:
-    """Refuse a file that begins with a header, and so is not ids alone."""
+def _refuse_header(file: BinaryIO, name: str) -> None:
+    """Refuse a file that starts with a header."""
     file.seek(0)
     head = file.read(8)
-    whose = (
-        "NumPy" if head.startswith(npy.MAGIC) else "llm.c" if llmc.begins_like_shard(head) else None
+    owner = (
+        "NumPy's" if head.startswith(npy.MAGIC) else "llm.c's" if llmc.has_header(head) else None
     )
-    if whose:
+    if owner:
         raise DamagedFileError(
             name,
-            f"begins with a header of {whose}, and was taken for ids alone",
-            "Move it away from files without one; or, if it is ids alone, name the format.",
+            f"starts with {owner} header, but it was taken for ids without a header",
+            "Separate it from files without a header; or, if it has none, name the format.",
         )
 
 
-def read_beside(path: Path) -> dict[str, Any]:
-    """What is known of a raw file from what lies beside it; nothing if nothing does."""
+def _read_beside(path: Path) -> dict[str, Any]:
+    """What the files next to a raw file, or the dataset that it belongs to, say about it."""
     for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):
-        if told := read_metadata(path.with_name(name)):
-            return told
+        if known := read_metadata(path.with_name(name)):
+            return known
     for root in path.absolute().parents[:2]:
         data = find_manifest(root)
         if data is not None and is_own(data):
@@ -161,22 +166,22 @@ def read_beside(path: Path) -> dict[str, Any]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The `dtype`, `vocab_size` and `eot_id` in a JSON file; nothing without it or a dtype in it."""
+    """The `dtype`, `vocab_size` and `eot_id` in a JSON file; nothing if it or its dtype is missing."""
     try:
         if not path.is_file() or path.stat().st_size > LONGEST_JSON:
             return {}
-        told = orjson.loads(path.read_bytes())
+        metadata = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise DatasetError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(told, dict) or "dtype" not in told:
+    if not isinstance(metadata, dict) or "dtype" not in metadata:
         return {}
     known: dict[str, Any] = {}
     try:
-        known["dtype"] = parse_dtype(told["dtype"])
+        known["dtype"] = parse_dtype(metadata["dtype"])
     except UsageError as error:
         raise DatasetError(f"{path} cannot be used: {error}") from None
     for key in ("vocab_size", "eot_id"):
-        value = told.get(key)
+        value = metadata.get(key)
         if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
             raise DatasetError(f"{path} cannot be used: {key} is {str(value)[:40]!r}.")
         known[key] = value

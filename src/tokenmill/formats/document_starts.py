@@ -1,8 +1,8 @@
-"""Find where documents begin, block by block.
+"""Find where the documents of tokens start, block by block.
 
-The starts come from the table of documents if there is one, else from the end-of-text id. Memory
-holds `BLOCK` documents, or those that begin in a window of `WINDOW` tokens. Only a table can have
-empty documents: one begins where the next document does, or, if it is the last, where the tokens end.
+The starts come from the document table if there is one, otherwise from the end-of-text id. Memory
+holds `BLOCK` documents, or those that start in a window of `WINDOW` tokens. Only a table can have
+empty documents: one starts where the next document does or, if it is the last, where the tokens end.
 """
 
 from __future__ import annotations
@@ -23,23 +23,60 @@ BLOCK = 1 << 16
 Integers = npt.NDArray[np.int64]
 
 
-def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
-    """The starts of the documents that begin in [first, stop), in order.
+def find_document_starts(
+    tokens: Tokens, first: int, stop: int, *, window: int = WINDOW
+) -> Iterator[Integers]:
+    """The starts of the documents that start in [first, stop), in order.
 
     If `stop` is the end of the tokens, this includes empty documents at the end.
 
     >>> tokens = Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0)
-    >>> [starts.tolist() for starts in find_starts(tokens, 1, 6)]
+    >>> [starts.tolist() for starts in find_document_starts(tokens, 1, 6)]
     [[2, 5]]
     """
     documents = tokens.documents
     if documents is None:
-        for low in range(first, stop, WINDOW):
-            yield _find_by_eot(tokens, low, min(low + WINDOW, stop))
+        for low in range(first, stop, window):
+            yield _find_by_eot(tokens, low, min(low + window, stop))
         return
     last = len(documents) if stop == len(tokens) else documents.count_before(stop)
     for number in range(documents.count_before(first), last, BLOCK):
         yield documents.borders(number, min(number + BLOCK, last))[:-1]
+
+
+def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
+    """Like `Tokens.find_edges`, but from a copy of the tokens, so that no shard stays mapped."""
+    if tokens.eot_id is None:  # raises the error that says what is missing
+        return tokens.find_edges(np.array([low]), high - low) + low
+    after = tokens.eot != "before"
+    first = max(low - after, 0)
+    starts = np.flatnonzero(tokens.read(first, high - after) == tokens.eot_id) + (first + after)
+    # The first token always starts a document.
+    return starts if low or (len(starts) and not starts[0]) else np.append(0, starts)
+
+
+def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
+    """The first document start at `place` or after it; the end of the tokens if there is none."""
+    if tokens.documents is not None:
+        number = tokens.documents.count_before(place)
+        return int(tokens.documents.borders(number, number)[0])
+    for starts in find_document_starts(tokens, place, len(tokens), window=window):
+        if len(starts):
+            return int(starts[0])
+    return len(tokens)
+
+
+def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at least `least` tokens (except the last) that divide no document.
+
+    >>> list(split_between_documents(Tokens.of([5, 0, 6, 7, 0, 8, 0], eot_id=0), 3))
+    [(0, 5), (5, 7)]
+    """
+    start = 0
+    while start < len(tokens):
+        stop = find_next_start(tokens, min(start + least, len(tokens)))
+        yield start, stop
+        start = stop
 
 
 def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
@@ -56,17 +93,17 @@ def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
 
 
 def count_empty(tokens: Tokens) -> int:
-    """How many documents hold no tokens."""
+    """The number of documents without tokens."""
     if tokens.documents is None:
         return 0
-    blocks = skip_empty(find_starts(tokens, 0, len(tokens)), len(tokens))
+    blocks = skip_empty(find_document_starts(tokens, 0, len(tokens)), len(tokens))
     return len(tokens.documents) - sum(len(starts) for starts in blocks)
 
 
-def count_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
+def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
     """The number of starts if both iterators have the same ones, in blocks of any size; else None.
 
-    >>> count_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
+    >>> count_if_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
     3
     """
     blocks = one, other
@@ -84,47 +121,10 @@ def count_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None
         rest, count = [starts[some:] for starts in rest], count + some
 
 
-def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
-    """Like `Tokens.find_edges`, from a copy of the tokens: no shard stays mapped or in memory."""
-    if tokens.eot_id is None:
-        return (
-            tokens.find_edges(np.array([low]), high - low) + low
-        )  # raises the error that says what is missing
-    after = tokens.eot != "before"
-    first = max(low - after, 0)
-    starts = np.flatnonzero(tokens.read(first, high - after) == tokens.eot_id) + (first + after)
-    # The first token always begins a document.
-    return starts if low or (len(starts) and not starts[0]) else np.append(0, starts)
-
-
-def next_start(tokens: Tokens, place: int) -> int:
-    """The first token from `place` on that a document begins with; the end if there is none."""
-    if tokens.documents is not None:
-        number = tokens.documents.count_before(place)
-        return int(tokens.documents.borders(number, number)[0])
-    for starts in find_starts(tokens, place, len(tokens)):
-        if len(starts):
-            return int(starts[0])
-    return len(tokens)
-
-
-def cut_between(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at least `least` tokens (but for the last) that cut no document.
-
-    >>> list(cut_between(Tokens.of([5, 0, 6, 7, 0, 8, 0], eot_id=0), 3))
-    [(0, 5), (5, 7)]
-    """
-    start = 0
-    while start < len(tokens):
-        stop = next_start(tokens, min(start + least, len(tokens)))
-        yield start, stop
-        start = stop
-
-
 class SpilledStarts:
-    """The starts of the documents in a range, kept on disk, to iterate over several times.
+    """The document starts in a range, kept on disk to iterate over them several times.
 
-    They are relative to the start of the range, where a document must begin. Empty documents are
+    They are relative to the start of the range, where a document must start. Empty documents are
     skipped unless `empty`.
 
     >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:
@@ -142,7 +142,7 @@ class SpilledStarts:
     def __enter__(self) -> SpilledStarts:
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)
         try:
-            found = find_starts(self._tokens, self._first, self._stop)
+            found = find_document_starts(self._tokens, self._first, self._stop)
             for starts in found if self._empty else skip_empty(found, self._stop):
                 self._file.write((starts - self._first).astype("<i8").data)
                 self.count += len(starts)
@@ -156,7 +156,7 @@ class SpilledStarts:
         self._file.close()
 
     def blocks(self) -> Iterator[Integers]:
-        """The starts of some documents, and of what follows them; then those of the next."""
+        """Blocks of starts; each block ends with the first start of the next, or with the end."""
         for low in range(0, self.count, WINDOW):
             self._file.seek(low * 8)
             yield np.frombuffer(self._file.read(8 * (min(WINDOW, self.count - low) + 1)), "<i8")

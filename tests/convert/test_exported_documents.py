@@ -1,4 +1,4 @@
-"""What becomes of documents in every format: kept as they are, or a note says what is lost or moved."""
+"""Every format keeps documents as they are, or a note says what was lost or moved."""
 
 from __future__ import annotations
 
@@ -15,18 +15,31 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.convert.targets import TARGETS
+from tokenmill.errors import DatasetError
+from tokenmill.formats import WRITABLE
+from tokenmill.store.tokens import Tokens
 
-PLAIN = [name for name, target in TARGETS.items() if not target.keeps_documents]
-WITH_TABLE = [name for name in TARGETS if name not in PLAIN]
+PLAIN = [name for name, target in WRITABLE.items() if not target.keeps_documents]
+WITH_TABLE = [name for name in WRITABLE if name not in PLAIN]
 
 
 def read_back(folder, to, splits=("train",), eot_id=EOT):
-    return TARGETS[to].open(folder, list(splits), eot_id)
+    contents = WRITABLE[to].read_written(folder, list(splits))
+    tables = contents.documents
+    return {
+        split: Tokens(
+            contents.splits[split],
+            split,
+            documents=tables.get(split),
+            eot_id=eot_id,
+            eot=contents.eot,
+        )
+        for split in splits
+    }
 
 
 def texts_of(tokens):
-    """The documents as a reader finds them who splits at the end of text; without the id."""
+    """The documents of a reader that splits at the end-of-text id, without the id."""
     edges = [*tokens.find_edges(np.array([0]), len(tokens)).tolist(), len(tokens)]
     ids = tokens[:].tolist()
     return [
@@ -39,7 +52,7 @@ def texts_of(tokens):
 def test_readers_that_split_at_the_end_of_text_find_the_same_documents(tmp_path, to, eot):
     oracle = build(tmp_path / "data", eot=eot)
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=7)
-    moved = TARGETS[to].eot != eot
+    moved = WRITABLE[to].eot != eot
     assert any("moved from" in note for note in made.notes) == moved
     found = read_back(tmp_path / "out", to, TEXTS)
     for split, texts in TEXTS.items():
@@ -57,8 +70,8 @@ def test_readers_that_split_at_the_end_of_text_find_the_same_documents(tmp_path,
     to=st.sampled_from(PLAIN),
     side=st.sampled_from(["after", "before"]),
 )
-def test_a_cut_split_keeps_its_documents_too(ids, to, side):
-    """With any ids at both ends, and the end of text on either side."""
+def test_a_split_that_ends_within_a_document_keeps_its_documents(ids, to, side):
+    """With any ids at both ends, and the end-of-text id on either side."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if side == "after":
@@ -72,7 +85,7 @@ def test_a_cut_split_keeps_its_documents_too(ids, to, side):
         texts = texts_of(source["train"])
         if made.documents["train"] is None:  # an empty text at one end, and no id at the other
             assert b"" in (texts[0], texts[-1])
-            assert "cannot be told apart" in made.notes[-1]
+            assert "cannot be separated" in made.notes[-1]
         else:
             assert texts_of(written) == texts
             assert made.documents["train"] == len(texts)
@@ -89,29 +102,29 @@ def test_an_exported_and_imported_dataset_has_the_same_documents(tmp_path):
 
 
 @pytest.mark.parametrize("to", PLAIN)
-def test_documents_that_no_id_marks_are_said_to_be_lost(tmp_path, to):
+def test_documents_without_an_id_between_them_are_reported_as_lost(tmp_path, to):
     build(tmp_path / "data", eot="none")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to)
     assert made.documents == {"train": None, "val": None}
-    assert "documents of split 'train' cannot be told apart" in made.notes[0]
+    assert "documents of split 'train' cannot be separated" in made.notes[0]
     assert "export to megatron, datatrove" in made.notes[0]
     write_megatron(tmp_path / "x", [[1, 2, 0], [3, 4], [5, 0]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to=to, eot_id=0, vocab_size=9)
     assert made.documents == {"train": None}
-    assert "the end-of-text id 0 does not stand after each" in made.notes[-1]
+    assert "the end-of-text id 0 is not after each" in made.notes[-1]
 
 
-def test_another_end_of_text_than_the_header_stands_for_is_named(tmp_path):
+def test_an_unexpected_end_of_text_id_is_reported(tmp_path):
     build(tmp_path / "data")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to="llmc")
-    assert "take 50256 for the end-of-text id unless" in made.notes[1]
+    assert "assume the end-of-text id 50256 unless" in made.notes[1]
     write_llmc_folder(tmp_path / "x", [[50256, 1, 2], [50256, 3]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to="llmc")
     assert made.notes == ()
     assert made.documents == {"train": 1, "val": 1}
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", WRITABLE)
 @settings(max_examples=10, deadline=None)
 @given(
     documents=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=9),
@@ -135,8 +148,8 @@ def test_empty_documents_are_kept_or_counted(to, documents, tokens_per_shard):
             assert made.notes == ()
         else:
             assert made.documents == {"train": len(documents) - empty}
-            told = [note for note in made.notes if "empty" in note]
-            assert [note.split()[0] for note in told] == [str(empty)] * bool(empty)
+            notes = [note for note in made.notes if "empty" in note]
+            assert [note.split()[0] for note in notes] == [str(empty)] * bool(empty)
 
 
 def test_imported_empty_documents_are_in_the_ledger(tmp_path):
@@ -154,3 +167,17 @@ def test_the_command_shows_documents_and_notes(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "5 documents, compared with the source" in out
     assert "note: the end-of-text id 256 was moved from after each document to before it" in out
+
+
+@pytest.mark.parametrize("to", WRITABLE)
+@pytest.mark.parametrize("splits", [("train", "test"), ("val",), ("test",)])
+def test_any_splits_are_exported_and_compared(tmp_path, to, splits):
+    build(
+        tmp_path / "data", {split: [f"{split} {number}" for number in range(9)] for split in splits}
+    )
+    if to == "nanogpt" and "train" not in splits:
+        with pytest.raises(DatasetError, match="need a split named train"):
+            tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=20)
+        return
+    made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=20)
+    assert made.documents == dict.fromkeys(splits, 9)

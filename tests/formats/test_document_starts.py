@@ -1,13 +1,16 @@
-"""Where documents begin, window by window: as a look at all tokens at once tells it."""
+"""Document starts are the same in windows of any size as in all tokens at once."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.convert import borders
+from tokenmill.formats.document_starts import (
+    find_document_starts,
+    find_next_start,
+    split_between_documents,
+)
 from tokenmill.store.tokens import Tokens
 
 EOT = 0
@@ -30,13 +33,12 @@ def test_starts_are_the_same_in_windows_of_any_length(ids, eot, window, data):
     first = data.draw(st.integers(0, len(ids)))
     stop = data.draw(st.integers(first, len(ids)))
     expected = naive_starts(ids, eot)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(borders, "WINDOW", window)
-        found = [int(one) for some in borders.find_starts(tokens, first, stop) for one in some]
-        assert found == [start for start in expected if first <= start < stop]
-        following = [start for start in expected if start >= first]
-        assert borders.next_start(tokens, first) == (following or [len(ids)])[0]
-        ranges = list(borders.cut_between(tokens, window))
+    blocks = find_document_starts(tokens, first, stop, window=window)
+    found = [int(start) for starts in blocks for start in starts]
+    assert found == [start for start in expected if first <= start < stop]
+    following = [start for start in expected if start >= first]
+    assert find_next_start(tokens, first, window=window) == (following or [len(ids)])[0]
+    ranges = list(split_between_documents(tokens, window))
     assert [low for low, _ in ranges] == [0, *(high for _, high in ranges[:-1])]
     assert ranges[-1][1] == len(ids)
     assert {low for low, _ in ranges} <= set(expected)

@@ -1,4 +1,4 @@
-"""Tokens of other makes open in place, as what they are, or an error says why not."""
+"""Tokens in other formats open in place, or an error says why not."""
 
 from __future__ import annotations
 
@@ -130,15 +130,15 @@ def refused(path, match, **options):
         (np.array(3), r"shape \(\)"),
     ],
 )
-def test_npy_files_that_are_no_tokens_are_refused_with_a_cure(tmp_path, array, says):
+def test_npy_files_without_tokens_are_refused_with_a_cure(tmp_path, array, says):
     np.save(tmp_path / "x.npy", array, allow_pickle=True)
     refused(tmp_path / "x.npy", says)
 
 
-def test_a_npy_without_the_magic_is_told_to_be_headerless_and_opens_with_a_dtype(tmp_path):
+def test_an_npy_without_magic_bytes_is_reported_as_headerless_and_opens_with_a_dtype(tmp_path):
     write_raw(tmp_path / "part-0.npy", IDS)
-    told = refused(tmp_path / "part-0.npy", "OLMo")
-    assert "dtype=" in told
+    message = refused(tmp_path / "part-0.npy", "OLMo")
+    assert "dtype=" in message
     tokens = tokenmill.open(tmp_path / "part-0.npy", dtype="uint16")["train"]
     assert np.array_equal(tokens[:], IDS)
 
@@ -160,10 +160,10 @@ def test_a_dtype_that_the_header_contradicts_is_refused(tmp_path):
             tokenmill.open(tmp_path / name, dtype="uint32")
     assert tokenmill.open(tmp_path / "x.bin", dtype="uint16").format == "llmc"
     raw = tokenmill.open(tmp_path / "x.bin", dtype="uint16", format="raw")["train"]
-    assert len(raw) == 512 + len(IDS)  # whoever insists gets the header as well
+    assert len(raw) == 512 + len(IDS)  # a named format reads the header as ids
 
 
-def test_an_order_of_bytes_that_is_named_is_kept_to(tmp_path):
+def test_a_given_byte_order_is_used(tmp_path):
     write_raw(tmp_path / "x.bin", IDS, ">u2")
     write_raw(tmp_path / "nano" / "train.bin", IDS, ">u2")
     np.save(tmp_path / "x.npy", IDS.astype(">u2"))
@@ -179,7 +179,7 @@ def test_an_order_of_bytes_that_is_named_is_kept_to(tmp_path):
         assert tokenmill.open(tmp_path / name, dtype="<u2").dtype == np.uint16
 
 
-def test_llmc_knows_its_vocabulary_and_where_documents_begin(tmp_path):
+def test_llmc_gives_its_vocabulary_and_document_starts(tmp_path):
     write_llmc(tmp_path / "x.bin", [50256, 1, 2, 50256, 3])
     dataset = tokenmill.open(tmp_path / "x.bin")
     assert (dataset.vocab_size, dataset.eot_id) == (50257, 50256)
@@ -206,12 +206,12 @@ def test_a_missing_shard_is_named_unless_the_format_is(tmp_path, missing):
     assert len(tokenmill.open(tmp_path, format="llmc")["train"]) == 3
 
 
-def test_many_shards_are_not_all_opened_and_a_bad_one_is_named_when_touched(tmp_path):
+def test_many_shards_are_not_all_opened_and_a_bad_one_is_named_when_used(tmp_path):
     write_llmc_folder(tmp_path, [[number] * 3 for number in range(1, 6)])
     bad = tmp_path / "edu_fineweb_train_000003.bin"
     for damage, says in (
-        (lambda data: b"\0" * 8 + data[8:], "header of its fellows"),
-        (lambda data: data[:8] + b"\7" + data[9:], "its header says 7 tokens"),
+        (lambda data: b"\0" * 8 + data[8:], "header of the other shards"),
+        (lambda data: data[:8] + b"\7" + data[9:], "by its header of 7 tokens"),
     ):
         good = bad.read_bytes()
         bad.write_bytes(damage(good))
@@ -235,9 +235,9 @@ def test_a_file_that_changes_after_opening_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("beside", ["x.json", "x.bin.json", "meta.json"])
-def test_metadata_beside_a_raw_file_tells_its_dtype(tmp_path, beside):
+def test_metadata_next_to_a_raw_file_gives_its_dtype(tmp_path, beside):
     write_raw(tmp_path / "x.bin", IDS, "<u4")
-    assert "`dtype='uint16'`" in refused(tmp_path / "x.bin", "nothing says its dtype")
+    assert "`dtype='uint16'`" in refused(tmp_path / "x.bin", "nothing gives its dtype")
     (tmp_path / beside).write_text(
         json.dumps({"dtype": "uint32", "vocab_size": 60000, "eot_id": 3})
     )
@@ -258,7 +258,7 @@ def test_a_shard_of_a_prepared_dataset_opens_by_its_manifest(tmp_path):
 
 @pytest.mark.parametrize("eot", ["after", "before", "none"])
 @pytest.mark.parametrize("given", [{}, {"tokenizer": "bytes"}])
-def test_a_shard_by_itself_has_the_documents_and_the_tokenizer_of_its_dataset(tmp_path, eot, given):
+def test_a_single_shard_has_the_documents_and_the_tokenizer_of_its_dataset(tmp_path, eot, given):
     build(tmp_path, shard_tokens=30, eot=eot)
     whole = tokenmill.open(tmp_path)["train"]
     dataset = tokenmill.open(tmp_path / "train" / "shard_00001.bin", **given)
@@ -298,23 +298,23 @@ def test_a_nanogpt_folder_opens_and_its_pickle_is_never_loaded(tmp_path):
     assert pickle.loads(pickle.dumps(dataset)).tokenizer.name == "gpt2"
 
 
-def test_files_with_headers_are_never_read_as_ids_alone(tmp_path):
+def test_headers_are_never_read_as_ids(tmp_path):
     for folder, split in (("a", "train"), ("b", "val")):
         write_raw(tmp_path / folder / "train.bin", IDS)
         write_raw(tmp_path / folder / "val.bin", IDS)
         with (tmp_path / folder / f"{split}.bin").open("wb") as file:
             np.save(file, IDS.astype(np.uint16))
-        assert f"{split}.bin" in refused(tmp_path / folder, "a header of NumPy")
+        assert f"{split}.bin" in refused(tmp_path / folder, "NumPy's header")
     write_llmc(tmp_path / "a" / "train.bin", IDS)
     write_raw(tmp_path / "a" / "aaa.bin", IDS)
-    assert "train.bin" in refused(tmp_path / "a", r"a header of llm\.c")
+    assert "train.bin" in refused(tmp_path / "a", r"llm\.c's header")
     assert len(tokenmill.open(tmp_path / "a", format="nanogpt")["train"]) == 512 + len(IDS)
     for number in range(4):
         write_raw(tmp_path / "c" / f"x_{number}.bin", IDS)
-    write_llmc(tmp_path / "c" / "x_2.bin", IDS)  # which is looked at when it is first mapped
+    write_llmc(tmp_path / "c" / "x_2.bin", IDS)  # checked when it is first mapped
     tokens = tokenmill.open(tmp_path / "c", dtype="uint16")["train"]
     assert np.array_equal(tokens[:2000], np.tile(IDS, 2))
-    with pytest.raises(DatasetError, match=r"x_2\.bin begins with a header of llm\.c"):
+    with pytest.raises(DatasetError, match=r"x_2\.bin starts with llm\.c's header"):
         _ = tokens[2000]
     assert len(tokenmill.open(tmp_path / "c", format="raw", dtype="uint16")["train"][:]) == 4512
 
@@ -328,13 +328,13 @@ def test_folders_of_raw_files_open_with_a_dtype(tmp_path):
     write_raw(tmp_path / "b" / "train" / "shard_00001.bin", [3], "<u4")
     write_raw(tmp_path / "b" / "val" / "shard_00045.bin", [4], "<u4")
     for name in ("a", "b"):
-        refused(tmp_path / name, "give it: `dtype=")
+        refused(tmp_path / name, "pass `dtype=")
         dataset = tokenmill.open(tmp_path / name, dtype="uint32")
         assert dataset["train"][:].tolist() == [1, 2, 3]
         assert dataset["val"][:].tolist() == [4]
 
 
-def test_metadata_in_a_folder_of_raw_files_tell_their_dtype(tmp_path):
+def test_metadata_in_a_folder_of_raw_files_gives_their_dtype(tmp_path):
     write_raw(tmp_path / "x_0.bin", [1, 2], "<u4")
     write_raw(tmp_path / "x_1.bin", [3], "<u4")
     (tmp_path / "meta.json").write_text('{"dtype": "uint32", "vocab_size": 9, "eot_id": 3}')
@@ -344,18 +344,18 @@ def test_metadata_in_a_folder_of_raw_files_tell_their_dtype(tmp_path):
     assert (dataset.vocab_size, dataset.eot_id) == (9, 3)
 
 
-def test_metadata_of_another_program_are_told_apart(tmp_path):
+def test_metadata_of_another_program_is_recognised(tmp_path):
     shard = tmp_path / "train" / "shard_00000.bin"
     write_raw(shard, [1, 2, 3], "<u4")
     (tmp_path / "dataset_metadata.json").write_text('{"total_tokens": 3}')
-    told = refused(tmp_path, "not tokenmill's", dtype="uint32")
-    assert "`format='raw'`" in told
+    message = refused(tmp_path, "not tokenmill's", dtype="uint32")
+    assert "`format='raw'`" in message
     raw = tokenmill.open(tmp_path, dtype="uint32", format="raw")["train"]
     assert raw[:].tolist() == [1, 2, 3]
-    refused(shard, "nothing says its dtype")
+    refused(shard, "nothing gives its dtype")
 
 
-def test_numbered_npy_shards_open_and_a_pile_of_files_does_not(tmp_path):
+def test_numbered_npy_shards_open_and_unrelated_npy_files_do_not(tmp_path):
     for name, ids in (("web_train_01", [1, 2]), ("web_train_02", [3]), ("web_val_00", [4])):
         np.save(tmp_path / f"{name}.npy", np.array(ids, np.uint16))
     dataset = tokenmill.open(tmp_path)
@@ -366,9 +366,9 @@ def test_numbered_npy_shards_open_and_a_pile_of_files_does_not(tmp_path):
     refused(tmp_path, "web_train_03.npy is missing")
     (tmp_path / "web_train_04.npy").unlink()
     np.save(tmp_path / "web_train_03.npy", np.array([5], np.int32))
-    refused(tmp_path, "web_train_03.npy holds int32, and the shards before it hold uint16")
+    refused(tmp_path, "web_train_03.npy has ids of int32, expected uint16")
     (tmp_path / "web_train_03.npy").rename(tmp_path / "wiki.npy")
-    refused(tmp_path, "not numbered shards; open one by itself")
+    refused(tmp_path, "not numbered shards; open one of them")
 
 
 def test_links_are_followed_as_download_caches_need_it(tmp_path):
@@ -379,11 +379,11 @@ def test_links_are_followed_as_download_caches_need_it(tmp_path):
     assert tokenmill.open(tmp_path / "snapshot")["train"][:].tolist() == [1, 2]
 
 
-def test_what_is_not_recognised_lists_all_that_was_tried(tmp_path):
+def test_an_unknown_format_lists_all_formats_that_were_tried(tmp_path):
     (tmp_path / "x").write_bytes(bytes(range(200)))
-    told = refused(tmp_path / "x", "known format")
+    message = refused(tmp_path / "x", "known format")
     for part in ("tokenmill:", "npy:", "llmc:", "nanogpt:", "raw:", "`dtype`", "`format`"):
-        assert part in told
+        assert part in message
     (tmp_path / "empty.bin").touch()
     refused(tmp_path / "empty.bin", "is empty")
     (tmp_path / "empty.bin").unlink()
@@ -410,7 +410,7 @@ def test_what_is_not_recognised_lists_all_that_was_tried(tmp_path):
         {"eot_id": 9, "vocab_size": 9},
     ],
 )
-def test_settings_that_cannot_be_are_refused(tmp_path, options):
+def test_invalid_options_are_refused(tmp_path, options):
     np.save(tmp_path / "x.npy", IDS)
     with pytest.raises(UsageError):
         tokenmill.open(tmp_path / "x.npy", **options)
@@ -419,7 +419,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path, options):
 @pytest.mark.parametrize(
     "options", [{"dtype": "uint32"}, {"eot_id": 1}, {"vocab_size": 9}, {"val_fraction": 0.5}]
 )
-def test_a_prepared_dataset_is_not_told_otherwise(tmp_path, options):
+def test_options_that_contradict_a_prepared_dataset_are_refused(tmp_path, options):
     build(tmp_path)
     with pytest.raises(UsageError, match="Omit"):
         tokenmill.open(tmp_path, **options)

@@ -1,12 +1,12 @@
-"""The documents of foreign files, of which no more is known than where each begins.
+"""The documents of files in other formats, which only say where each document starts.
 
-A file tells its documents as a function from numbers to tokens (`Starts`), which may look into a
-mapped index: finding the documents of a row is a binary search through that function, and nothing
-is kept that grows with the documents. No document crosses from one file into the next.
+A file gives its documents as a function from numbers to tokens (`DocumentStarts`), which may read a
+mapped index: finding the documents of a row is a binary search through that function, and no memory
+grows with the number of documents. No document crosses from one file into the next.
 
-Checked when a file's documents are first looked at, in one pass over its index: that they are in
-order, begin with the file's first token and end with its last. An empty document has a number, but
-begins nowhere in a row.
+Checked when a file's documents are first used, in one pass over its index: that they are in order,
+start at the file's first token and end at its last. An empty document has a number, but starts nowhere
+in a row.
 """
 
 from __future__ import annotations
@@ -38,83 +38,83 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Starts:
-    """Where the documents of a file begin: `look` finds the tokens that some numbers begin with.
+class DocumentStarts:
+    """Where the documents of a file start: `find` maps document numbers to their first tokens.
 
-    Looked up at `count`, it is where the last one ends.
+    `find` of `count` is where the last document ends.
 
-    >>> check_tiling("x", Starts(2, lambda numbers: np.array([0, 5, 7])[numbers]), tokens=7)
+    >>> check_coverage("x", DocumentStarts(2, lambda numbers: np.array([0, 5, 7])[numbers]), tokens=7)
     """
 
     count: int
-    look: Callable[[Integers], Integers]
+    find: Callable[[Integers], Integers]
 
-    def search(self, tokens: Integers, *, after: bool = False) -> Integers:
-        """How many documents begin before each token, or with it and before `after` it."""
+    def count_before(self, tokens: Integers, *, inclusive: bool = False) -> Integers:
+        """How many documents start before each token, or, if `inclusive`, at it or before."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self.count, np.int64)
         while (low < high).any():
             middle = (low + high) >> 1
-            found = self.look(middle)
-            beyond = (found <= tokens) if after else (found < tokens)
+            found = self.find(middle)
+            beyond = (found <= tokens) if inclusive else (found < tokens)
             beyond &= low < high
             low = np.where(beyond, middle + 1, low)
             high = np.where(beyond, high, np.minimum(high, middle))
         return low
 
 
-class Indexes(Protocol):
-    """Where the documents of several files are told. It must pickle."""
+class DocumentIndexes(Protocol):
+    """The indexes of documents of several files. It must pickle."""
 
     @property
     def counts(self) -> Sequence[int]:
         """The number of documents in each file."""
 
     def name(self, number: int) -> str:
-        """The file that tells the documents of a file."""
+        """The file that holds the index of a file."""
 
-    def read(self, number: int) -> Starts:
-        """Where the documents of a file begin."""
+    def read(self, number: int) -> DocumentStarts:
+        """Where the documents of a file start."""
 
 
-def check_tiling(name: str, starts: Starts, tokens: int) -> None:
+def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
     """Refuse documents that are not in order or do not cover their file's tokens."""
 
     def refuse(what: str) -> None:
         raise DamagedFileError(name, what, FOREIGN_CURE)
 
-    first, last = starts.look(np.array([0, starts.count])).tolist()
+    first, last = starts.find(np.array([0, starts.count])).tolist()
     if last != tokens:
-        refuse(f"ends its documents at token {last:,}, and there are {tokens:,}")
+        refuse(f"ends its last document at token {last:,}, expected {tokens:,}")
     if first != 0:
-        refuse(f"begins its documents at token {first:,}, not with the first")
+        refuse(f"starts its first document at token {first:,}, expected 0")
     for low in range(0, starts.count, BLOCK):
         high = min(low + BLOCK, starts.count)
-        found = starts.look(np.arange(low, high + 1))
+        found = starts.find(np.arange(low, high + 1))
         if (wrong := found[1:] < found[:-1]).any():
             number = low + int(wrong.argmax())
-            refuse(f"lets document {number:,} end before it begins")
+            refuse(f"ends document {number:,} before it starts")
 
 
 class FileDocuments(DocumentList):
-    """The documents of a split in foreign files, in order.
+    """The documents of a split in files of another format, in order.
 
     >>> class One:
     ...     counts = [2]
     ...     def name(self, number): return "x.idx"
-    ...     def read(self, number): return Starts(2, lambda n: np.array([0, 3, 9])[n])
+    ...     def read(self, number): return DocumentStarts(2, lambda n: np.array([0, 3, 9])[n])
     >>> documents = FileDocuments(One(), [9], "train")
     >>> documents.at(3).number, documents[0].length, len(documents)
     (1, 3, 2)
     """
 
     def __init__(
-        self, indexes: Indexes, tokens: npt.ArrayLike, split: str, kept: int | None = None
+        self, indexes: DocumentIndexes, tokens: npt.ArrayLike, split: str, kept: int | None = None
     ) -> None:
         self._indexes, self._split, self._kept = indexes, split, kept
         self._tokens = np.asarray(tokens, np.int64)
         self._token_starts = sums(self._tokens)
-        self._read: Callable[[int], Starts] = (
+        self._read: Callable[[int], DocumentStarts] = (
             lru_cache(maxsize=kept)(self._read_and_check)
             if kept
             else Maps(self._read_and_check).__getitem__
@@ -135,7 +135,7 @@ class FileDocuments(DocumentList):
         number = inside(number, len(self), "document")
         file = int(np.searchsorted(self._numbers, number, side="right")) - 1
         place = number - int(self._numbers[file])
-        start, end = self._read(file).look(np.array([place, place + 1])).tolist()
+        start, end = self._read(file).find(np.array([place, place + 1])).tolist()
         if not 0 <= start <= end <= self._tokens[file]:
             raise self._damaged(file)
         before = int(self._token_starts[file])
@@ -146,17 +146,17 @@ class FileDocuments(DocumentList):
         token = inside(token, int(self._token_starts[-1]), "token")
         file = int(np.searchsorted(self._token_starts, token, side="right")) - 1
         place = np.array([token - int(self._token_starts[file])])
-        # Of documents that begin together, all but the last are empty.
-        number = int(self._read(file).search(place, after=True)[0]) - 1
+        # Of documents that start at the same token, all but the last are empty.
+        number = int(self._read(file).count_before(place, inclusive=True)[0]) - 1
         if number < 0:
             raise self._damaged(file)
         return self[int(self._numbers[file]) + number]
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) begin, and where the last of them ends."""
+        """Where the documents [first, last) start, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for file, low, high, place in split_numbers(self._numbers, first, last + 1):
-            starts = self._read(file).look(np.arange(low, high))
+            starts = self._read(file).find(np.arange(low, high))
             if (starts < 0).any() or (starts > self._tokens[file]).any():
                 raise self._damaged(file)
             found[place : place + high - low] = starts + self._token_starts[file]
@@ -165,25 +165,25 @@ class FileDocuments(DocumentList):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents begin before a token of the split, or before its end."""
+        """How many documents start before a token of the split, or before its end."""
         file = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if file < 0:
             return 0
         place = np.array([token - int(self._token_starts[file])])
-        return int(self._numbers[file]) + int(self._read(file).search(place)[0])
+        return int(self._numbers[file]) + int(self._read(file).count_before(place)[0])
 
     def find_edges(self, starts: Integers, length: int) -> Integers:
-        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
+        """Where documents start in the rows [start, start + length), laid end to end; sorted."""
         return find_by_shard(self._token_starts, starts, length, self._find_in, self._damaged)
 
     def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         index = self._read(file)
-        bounds = index.search(np.minimum(edges, self._tokens[file]).ravel()).reshape(-1, 2)
-        return bounds, index.look(between(bounds))
+        bounds = index.count_before(np.minimum(edges, self._tokens[file]).ravel()).reshape(-1, 2)
+        return bounds, index.find(between(bounds))
 
-    def _read_and_check(self, file: int) -> Starts:
+    def _read_and_check(self, file: int) -> DocumentStarts:
         starts = self._indexes.read(file)
-        check_tiling(self._indexes.name(file), starts, int(self._tokens[file]))
+        check_coverage(self._indexes.name(file), starts, int(self._tokens[file]))
         return starts
 
     def _damaged(self, file: int) -> DamagedFileError:
@@ -192,7 +192,7 @@ class FileDocuments(DocumentList):
 
 
 class PartOfDocuments(DocumentList):
-    """The documents of the tokens `start` to `stop` of a split, cut where these begin and end."""
+    """The documents of the tokens `start` to `stop` of a split, cut where these start and end."""
 
     def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
         self._whole, self._start, self._stop, self._split = whole, start, stop, split
@@ -219,12 +219,12 @@ class PartOfDocuments(DocumentList):
         return self._last - self._first
 
     def borders(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) begin, and where the last of them ends."""
+        """Where the documents [first, last) start, and where the last of them ends."""
         found = self._whole.borders(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 
     def count_before(self, token: int) -> int:
-        """How many documents begin before a token of the part, or before its end."""
+        """How many documents start before a token of the part, or before its end."""
         if token <= 0:
             return 0
         return self._whole.count_before(token + self._start) - self._first
@@ -239,9 +239,9 @@ class PartOfDocuments(DocumentList):
         )
 
     def find_edges(self, starts: Integers, length: int) -> Integers:
-        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
+        """Where documents start in the rows [start, start + length), laid end to end; sorted."""
         found = self._whole.find_edges(starts + self._start, length)
-        return np.union1d(found, np.flatnonzero(starts == 0) * length)  # a cut document begins too
+        return np.union1d(found, np.flatnonzero(starts == 0) * length)  # a cut document starts too
 
     def _cut(self, whole: Document) -> Document:
         start = max(whole.start, self._start)

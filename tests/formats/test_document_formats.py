@@ -1,4 +1,4 @@
-"""Formats that tell where documents begin: ids and borders are those that were written."""
+"""Formats with documents: ids and document starts are those that were written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.dataset.verify import examine
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.starts import BLOCK
+from tokenmill.formats.file_documents import BLOCK
 
 LITDATA = {
     "no_header_tensor:16": "<i4",
@@ -131,7 +131,7 @@ def test_a_megatron_pair_opens_by_prefix_and_by_either_file(tmp_path):
     assert raw["train"].documents is None
 
 
-def test_megatron_bytes_are_read_as_they_stand(tmp_path):
+def test_handwritten_megatron_bytes_are_read(tmp_path):
     index = bytes.fromhex(
         "4d4d494449445800000100000000000000080300000000000000030000000000000002000000010000"
         "000100000000000000000000000400000000000000060000000000000000000000000000000200000000"
@@ -183,16 +183,16 @@ def damage_index(**changes):
         (damage_index(length=2), "not where the one before ends"),
         (damage_index(pointer=-6), "sequence 1"),
         (damage_index(pointer=2**62), "sequence 1"),
-        (damage_index(border=9), "documents of sequences that there are not"),
-        (damage_index(border=-1), "documents of sequences that there are not"),
-        (damage_index(border=4), "end before it begins"),
-        (damage_index(last=3), "ends its documents at sequence 3"),
+        (damage_index(border=9), "documents of sequences that do not exist"),
+        (damage_index(border=-1), "documents of sequences that do not exist"),
+        (damage_index(border=4), "before it starts"),
+        (damage_index(last=3), "ends its last document at sequence 3"),
         (damage_index()[:-1], "has 121 bytes"),
         (damage_index() + b"\0", "has 123 bytes"),
-        (damage_index()[:20], "begin with Megatron's header"),
+        (damage_index()[:20], "start with Megatron's header"),
     ],
 )
-def test_a_megatron_index_that_lies_is_refused(tmp_path, index, says):
+def test_an_inconsistent_megatron_index_is_refused(tmp_path, index, says):
     (tmp_path / "x.bin").write_bytes(flat(DOCUMENTS, "<u2"))
     (tmp_path / "x.idx").write_bytes(damage_index())
     check_documents(tokenmill.open(tmp_path / "x")["train"], DOCUMENTS)
@@ -200,7 +200,7 @@ def test_a_megatron_index_that_lies_is_refused(tmp_path, index, says):
     assert "x" in refused(tmp_path / "x", says)
 
 
-def test_tokens_beside_a_lying_index_are_not_read(tmp_path):
+def test_tokens_with_an_inconsistent_index_are_not_read(tmp_path):
     write_megatron(tmp_path / "x", DOCUMENTS)
     (tmp_path / "x.idx").write_bytes(damage_index(length=2))
     tokens = tokenmill.open(tmp_path / "x")["train"]
@@ -209,7 +209,7 @@ def test_tokens_beside_a_lying_index_are_not_read(tmp_path):
     assert [problem.file for problem in examine(tmp_path / "x").problems] == ["x.idx"]
 
 
-def test_a_megatron_bin_that_was_cut_is_refused(tmp_path):
+def test_a_truncated_megatron_bin_is_refused(tmp_path):
     write_megatron(tmp_path / "x", DOCUMENTS)
     os.truncate(tmp_path / "x.bin", 18)
     refused(tmp_path / "x", "the .bin has 18")
@@ -217,7 +217,7 @@ def test_a_megatron_bin_that_was_cut_is_refused(tmp_path):
     refused(tmp_path / "x", "not a whole number of uint16")
 
 
-def test_disorder_far_behind_the_beginning_is_found(tmp_path):
+def test_disorder_beyond_the_first_block_is_found(tmp_path):
     count = BLOCK + 10
     write_raw(tmp_path / "x.ds", range(count), "<u4")
     ends = np.arange(1, count + 1, dtype="<u8")
@@ -225,11 +225,11 @@ def test_disorder_far_behind_the_beginning_is_found(tmp_path):
     assert tokenmill.open(tmp_path / "x.ds")["train"].documents.at(count - 1).number == count - 1
     ends[BLOCK + 2] = BLOCK
     (tmp_path / "x.ds.index").write_bytes(ends.tobytes())
-    with pytest.raises(DatasetError, match="262,146 end before it begins"):
+    with pytest.raises(DatasetError, match="ends document 262,146 before it starts"):
         tokenmill.open(tmp_path / "x.ds")["train"].documents.at(0)
 
 
-def test_datatrove_tells_its_width_by_metadata_or_index_or_user(tmp_path):
+def test_datatrove_width_comes_from_metadata_index_or_user(tmp_path):
     for dtype in ("<u2", "<u4"):
         for beside in (("index", "metadata"), ("index",), ("metadata",)):
             folder = tmp_path / f"{dtype[1:]}{len(beside)}{beside[0]}"
@@ -242,7 +242,7 @@ def test_datatrove_tells_its_width_by_metadata_or_index_or_user(tmp_path):
             with pytest.raises(UsageError, match="Omit `dtype`"):
                 tokenmill.open(folder, dtype="int64")
     write_datatrove(tmp_path / "x.ds", DOCUMENTS, beside=())
-    refused(tmp_path / "x.ds", "says its dtype; give it")
+    refused(tmp_path / "x.ds", "gives its dtype; pass it")
     assert tokenmill.open(tmp_path / "x.ds", dtype="uint16")["train"][:].tolist() == IDS
 
 
@@ -256,7 +256,7 @@ def test_datatrove_names_a_tokenizer_only_if_it_is_known(tmp_path):
 def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
     write_datatrove(tmp_path / "00000_a.ds", DOCUMENTS)
     write_datatrove(tmp_path / "00001_a.ds", [[1]], dtype="<u4")
-    refused(tmp_path, "several widths")
+    refused(tmp_path, "different widths")
     write_datatrove(tmp_path / "00001_a.ds", [[1]])
     path = tmp_path / "00001_a.ds"
     for ending, content, says in (
@@ -275,7 +275,7 @@ def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
         refused(tmp_path, says)
         changed.write_bytes(before)
     path.with_name(path.name + ".index").write_bytes(struct.pack("<QQ", 2**64 - 1, 1))
-    refused(tmp_path, "end before it begins")
+    refused(tmp_path, "before it starts")
 
 
 def test_olmo_files_need_a_dtype_and_keep_their_documents(tmp_path):
@@ -289,20 +289,20 @@ def test_olmo_files_need_a_dtype_and_keep_their_documents(tmp_path):
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        (olmo_table(DOCUMENTS[:-1]), "ends its documents at token 6 of 10"),
+        (olmo_table(DOCUMENTS[:-1]), "ends its last document at token 6, expected 10"),
         (olmo_table([*DOCUMENTS, [1]]), "line 5"),
         (gzip.compress(b"0,3,a\n4,10,b\n", mtime=0), "line 2"),
         (gzip.compress(b"0,0,a\n0,10,b\n", mtime=0), "line 1"),
-        (gzip.compress(b"start,end\n", mtime=0), "no numbers at the start of line 1"),
-        (gzip.compress(b"-1,3\n", mtime=0), "no numbers"),
-        (gzip.compress(b"0," + b"9" * 5000 + b"\n", mtime=0), "no numbers"),
+        (gzip.compress(b"start,end\n", mtime=0), "does not start line 1 with two numbers"),
+        (gzip.compress(b"-1,3\n", mtime=0), "with two numbers"),
+        (gzip.compress(b"0," + b"9" * 5000 + b"\n", mtime=0), "with two numbers"),
         (gzip.compress(bytes(1 << 22), mtime=0), "line of over"),
-        (b"", "ends its documents at token 0"),
+        (b"", "ends its last document at token 0"),
         (olmo_table(DOCUMENTS)[:-9], "cannot be decompressed"),
         (b"plain text", "cannot be decompressed"),
     ],
 )
-def test_an_olmo_table_that_lies_is_refused_and_the_ids_open_alone(tmp_path, table, says):
+def test_an_inconsistent_olmo_table_is_refused_and_the_ids_open_as_raw(tmp_path, table, says):
     write_olmo(tmp_path / "x.npy", DOCUMENTS)
     (tmp_path / "x.csv.gz").write_bytes(table)
     assert "x.csv.gz" in refused(tmp_path / "x.npy", says, dtype="uint16")
@@ -310,14 +310,14 @@ def test_an_olmo_table_that_lies_is_refused_and_the_ids_open_alone(tmp_path, tab
     assert raw["train"][:].tolist() == IDS
 
 
-def test_an_llmc_shard_beside_some_other_idx_is_one(tmp_path):
+def test_an_llmc_shard_next_to_an_unrelated_idx_opens(tmp_path):
     write_llmc(tmp_path / "x.bin", IDS)
     (tmp_path / "x.idx").write_bytes(b"something else")
     assert tokenmill.open(tmp_path / "x.bin").format == "llmc"
     assert tokenmill.open(tmp_path).format == "llmc"
 
 
-def test_litdata_folders_may_hold_their_splits(tmp_path):
+def test_litdata_splits_may_be_subfolders(tmp_path):
     write_litdata(tmp_path / "train", [DOCUMENTS])
     write_litdata(tmp_path / "val", [[[5]]])
     dataset = tokenmill.open(tmp_path)
@@ -335,15 +335,15 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
     ("files", "says"),
     [
         (edit(SOUND, filename="../chunk-0-0.bin"), "leads out of the folder"),
-        (edit(SOUND, filename="/etc/passwd"), "not a file of the folder"),
-        (edit(SOUND, filename="a\x1b[31m"), "not a file of the folder"),
+        (edit(SOUND, filename="/etc/passwd"), "not a file in the folder"),
+        (edit(SOUND, filename="a\x1b[31m"), "not a file in the folder"),
         (edit(SOUND, filename=7), "'filename' is '7'"),
         (edit(SOUND, filename="chunk-0-9.bin"), "chunk-0-9.bin is missing"),
         (edit(SOUND, dim=11), "has 46 bytes, not 44"),
         (edit(SOUND, dim=-1), "'dim' is -1"),
         (edit(SOUND, dim=True), "'dim' is 'True'"),
         (edit(SOUND, chunk_size=2**70), "'chunk_size'"),
-        (edit(SOUND, compression="zstd"), "has compression"),
+        (edit(SOUND, compression="zstd"), "uses compression"),
         (edit(SOUND, encryption={}, data_format=["jpeg"]), "not tokens"),
         (edit(SOUND, data_format=["no_header_tensor:0"]), "not tokens"),
         (edit(SOUND, data_format=["no_header_numpy:5"] * 2), "not tokens"),
@@ -352,10 +352,10 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
         (overwrite(SOUND, "chunk-0-0.bin", 0, b"\3"), "does not fit"),
         (overwrite(SOUND, "chunk-0-0.bin", 4, b"\3"), "does not fit"),
         (overwrite(SOUND, "chunk-0-0.bin", 8, b"\x1b"), "within an id"),
-        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\xf8"), "end before it begins"),
+        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\xf8"), "before it starts"),
         ({**SOUND, "chunk-0-0.bin": SOUND["chunk-0-0.bin"][:-1]}, "1 bytes too short"),
     ],
 )
-def test_litdata_that_lies_is_refused(tmp_path, files, says):
+def test_inconsistent_litdata_is_refused(tmp_path, files, says):
     write_files(tmp_path, files)
     refused(tmp_path, says)

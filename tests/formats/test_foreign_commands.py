@@ -1,4 +1,4 @@
-"""`info`, `peek` and `verify` on tokens of other makes."""
+"""`info`, `peek` and `verify` on tokens in other formats."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def hello():
     return [50256, *ids.tolist(), 50256, *ids.tolist()]
 
 
-def told(capsys, *arguments, status=0):
+def run(capsys, *arguments, status=0):
     assert main([str(one) for one in arguments]) == status
     return capsys.readouterr().out
 
 
-def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
+def test_info_shows_the_recognised_format(tmp_path, capsys, hello):
     write_llmc_folder(tmp_path / "shards", [hello, hello])
-    out = told(capsys, "info", tmp_path / "shards")
+    out = run(capsys, "info", tmp_path / "shards")
     for part in ("24 tokens\n", "llmc", "gpt2, vocabulary of 50,257", "50256 before", "uint16"):
         assert part in out.replace(f"{2 * len(hello)} tokens", "24 tokens")
     assert "Sources" not in out
-    body = json.loads(told(capsys, "info", tmp_path / "shards", "--json"))
+    body = json.loads(run(capsys, "info", tmp_path / "shards", "--json"))
     assert [one["name"] for one in body["splits"]] == ["train", "val"]
     assert body["documents"] is None
     write_raw(tmp_path / "x.bin", hello, "<u4")
-    out = told(capsys, "info", tmp_path / "x.bin", "--dtype", "uint32")
+    out = run(capsys, "info", tmp_path / "x.bin", "--dtype", "uint32")
     assert f"tokenmill verify {tmp_path}/x.bin --dtype uint32" in out
     assert "not known" in out
     assert main(["info", str(tmp_path / "x.bin")]) == 1
@@ -48,22 +48,22 @@ def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
     assert "format" in complaint
 
 
-def test_peek_decodes_and_leads_on(tmp_path, capsys, hello):
+def test_peek_decodes_and_suggests_the_next_command(tmp_path, capsys, hello):
     write_llmc_folder(tmp_path / "shards", [hello, hello])
-    out = told(capsys, "peek", tmp_path / "shards", "--length", len(hello) // 2)
+    out = run(capsys, "peek", tmp_path / "shards", "--length", len(hello) // 2)
     assert "\n<|endoftext|>Hello there, world.\n" in out
     following = out.partition("The next tokens:")[2].splitlines()[0].strip()
-    out = told(capsys, *shlex.split(following)[1:])
+    out = run(capsys, *shlex.split(following)[1:])
     assert out.count("Hello there, world.") == 1
     assert "The next tokens" not in out
     write_raw(tmp_path / "x.bin", hello)
     assert main(["peek", str(tmp_path / "x.bin"), "--dtype", "uint16"]) == 1
     assert "--tokenizer" in capsys.readouterr().err
-    out = told(capsys, "peek", tmp_path / "x.bin", "--dtype", "uint16", "--tokenizer", "gpt2")
+    out = run(capsys, "peek", tmp_path / "x.bin", "--dtype", "uint16", "--tokenizer", "gpt2")
     assert out.count("Hello there, world.") == 2
 
 
-def test_info_recommends_a_look_that_works(tmp_path, capsys, hello):
+def test_info_suggests_a_command_that_works(tmp_path, capsys, hello):
     np.save(tmp_path / "x.npy", np.array(hello))
     write_llmc_folder(tmp_path / "shards", [hello])
     write_raw(tmp_path / "x.bin", hello)
@@ -74,13 +74,13 @@ def test_info_recommends_a_look_that_works(tmp_path, capsys, hello):
         ("x.bin", ["--dtype", "u2"]),
         ("data", []),
     ):
-        out = told(capsys, "info", tmp_path / name, *options)
+        out = run(capsys, "info", tmp_path / name, *options)
         command = shlex.split(out.partition("Read some of it:")[2].splitlines()[0])
         assert ("NAME" in command) == (name in ("x.npy", "x.bin"))
-        told(capsys, *["gpt2" if word == "NAME" else word for word in command[1:]])
+        run(capsys, *["gpt2" if word == "NAME" else word for word in command[1:]])
 
 
-def test_commands_look_into_the_column_that_is_named(tmp_path, capsys, hello):
+def test_commands_read_the_named_column(tmp_path, capsys, hello):
     more = [("b", "ndarray:uint16", None, bytes([4, 1, 9, 0]))]
     files = mds_files([[hello, hello]], more=more)
     for name in files:
@@ -89,7 +89,7 @@ def test_commands_look_into_the_column_that_is_named(tmp_path, capsys, hello):
     for command in ("info", "peek", "verify"):
         assert main([command, str(tmp_path)]) == 1
         assert "--column" in capsys.readouterr().err
-    out = told(capsys, "info", tmp_path, "--column", "my ids")
+    out = run(capsys, "info", tmp_path, "--column", "my ids")
     assert "2 documents" in out
     for line in out.splitlines()[-2:]:
         command = [
@@ -97,15 +97,15 @@ def test_commands_look_into_the_column_that_is_named(tmp_path, capsys, hello):
             for word in shlex.split(line.partition("tokenmill ")[2])
         ]
         assert command[-2:] == ["--column", "my ids"] or command[-2:] == ["--tokenizer", "gpt2"]
-        out = told(capsys, *command)
+        out = run(capsys, *command)
     assert f"2 documents, {4 * len(hello)} B" in out
-    out = told(capsys, "peek", tmp_path, "--column", "my ids", "--tokenizer", "gpt2", "--length", 2)
+    out = run(capsys, "peek", tmp_path, "--column", "my ids", "--tokenizer", "gpt2", "--length", 2)
     again = shlex.split(out.partition("The whole of it:")[2].splitlines()[0])
-    assert told(capsys, *again[1:])
-    assert "sound: 1 shards, 2 tokens" in told(capsys, "verify", tmp_path, "--column", "b")
+    assert run(capsys, *again[1:])
+    assert "sound: 1 shards, 2 tokens" in run(capsys, "verify", tmp_path, "--column", "b")
 
 
-def test_no_tokenizer_is_suggested_that_made_other_ids(tmp_path, capsys):
+def test_only_the_right_tokenizer_is_suggested(tmp_path, capsys):
     write_llmc(tmp_path / "x.bin", [128000, 1], magic=20240801, version=7, dtype="<u4")
     assert main(["peek", str(tmp_path / "x.bin")]) == 1
     complaint = capsys.readouterr().err
@@ -113,15 +113,15 @@ def test_no_tokenizer_is_suggested_that_made_other_ids(tmp_path, capsys):
     assert "gpt2" not in complaint
 
 
-def test_peek_reads_a_shard_by_itself(tmp_path, capsys):
+def test_peek_reads_a_single_shard(tmp_path, capsys):
     build(tmp_path, shard_tokens=30)
-    out = told(capsys, "peek", tmp_path / "train" / "shard_00000.bin")
+    out = run(capsys, "peek", tmp_path / "train" / "shard_00000.bin")
     assert "Hello, world!" in out
-    out = told(capsys, "info", tmp_path / "train" / "shard_00000.bin")
+    out = run(capsys, "info", tmp_path / "train" / "shard_00000.bin")
     assert "bytes, vocabulary of 257" in out
 
 
-def test_peek_goes_by_tokens_where_no_table_tells_documents(tmp_path, hello):
+def test_peek_counts_tokens_without_a_document_table(tmp_path, hello):
     np.save(tmp_path / "x.npy", np.array(hello))
     dataset = tokenmill.open(tmp_path / "x.npy", tokenizer="gpt2")
     found = peek(dataset, token=-2, length=9)
@@ -131,10 +131,10 @@ def test_peek_goes_by_tokens_where_no_table_tells_documents(tmp_path, hello):
         peek(dataset, document=0)
 
 
-def test_verify_has_a_status_and_finds_ids_beyond_the_vocabulary(tmp_path, capsys, hello):
+def test_verify_exits_1_for_ids_beyond_the_vocabulary(tmp_path, capsys, hello):
     np.save(tmp_path / "x.npy", np.array(hello))
-    out = told(capsys, "verify", tmp_path / "x.npy")
+    out = run(capsys, "verify", tmp_path / "x.npy")
     assert "note: the vocabulary is not known" in out
     assert f"sound: 1 shards, {len(hello)} tokens" in out
-    out = told(capsys, "verify", tmp_path / "x.npy", "--vocab-size", "50256", status=1)
+    out = run(capsys, "verify", tmp_path / "x.npy", "--vocab-size", "50256", status=1)
     assert "holds the id 50256 at token 0" in out

@@ -1,4 +1,4 @@
-"""The names of shards: their order, their splits, what is missing between them, what is no file."""
+"""Shard names: their order, splits and gaps, and names of things that are not files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.formats.folder import check_gaps, list_shards
-from tokenmill.formats.protocol import Asked
+from tokenmill.formats.base import OpenRequest
+from tokenmill.formats.shard_names import check_gaps, list_shards
 
 
 def as_people_count(name):
@@ -40,7 +40,9 @@ def test_all_numbers_in_a_name_count_as_numbers(some):
     with tempfile.TemporaryDirectory() as folder:
         for name in some:
             (Path(folder) / name).touch()
-        assert list_shards(Asked(path=Path(folder)), ".bin") == sorted(some, key=as_people_count)
+        assert list_shards(OpenRequest(path=Path(folder)), ".bin") == sorted(
+            some, key=as_people_count
+        )
 
 
 FORMS = {
@@ -57,33 +59,35 @@ FORMS = {
 
 @settings(max_examples=150, deadline=None)
 @given(form=st.sampled_from(list(FORMS)), count=st.integers(1, 14), data=st.data())
-def test_a_missing_number_is_named_wherever_it_stands(form, count, data):
+def test_a_missing_number_is_named_at_any_position(form, count, data):
     first = FORMS[form]
     start = data.draw(st.integers(0, 99)) if first is None else first
     some = [form.format(number, count) for number in range(start, start + count)]
-    asked = Asked(path=Path("folder"))
-    check_gaps(asked, some)
-    # Where no name tells how many there are, only what lies between others is missed.
+    request = OpenRequest(path=Path("folder"))
+    check_gaps(request, some)
+    # Without a total in the names, only a number between two others can be missing.
     between = range(1, count - 1) if first is None else range(count)
     if len(between) and count > 1:
-        # The last of a sequence from 1 is what tells that it is not from 0.
+        # Only the last number shows that a sequence starts at 1 and not at 0.
         between = between[:-1] if first == 1 else between
         gone = some.pop(data.draw(st.sampled_from(between)))
         with pytest.raises(DatasetError, match=f"^{gone} is missing from folder"):
-            check_gaps(asked, some)
-        check_gaps(Asked(path=Path("folder"), format="raw"), some)
+            check_gaps(request, some)
+        check_gaps(OpenRequest(path=Path("folder"), format="raw"), some)
 
 
-def test_each_of_several_sequences_is_looked_at():
-    asked = Asked(path=Path("folder"))
+def test_every_sequence_is_checked_for_gaps():
+    request = OpenRequest(path=Path("folder"))
     some = [f"lang{one}_{number}.bin" for one in (1, 7) for number in range(3)]
-    check_gaps(asked, some)
+    check_gaps(request, some)
     with pytest.raises(DatasetError, match=r"^lang7_1\.bin is missing from folder"):
-        check_gaps(asked, [*some[:4], some[5]])
-    with pytest.raises(DatasetError, match=r"p-4-of-3\.bin in folder is beyond the 3 files"):
-        check_gaps(asked, [f"p-{number}-of-3.bin" for number in (1, 2, 3, 4)])
-    with pytest.raises(DatasetError, match=r"of 4 such files, 1 are there"):
-        check_gaps(asked, ["p-0-of-4.bin"])
+        check_gaps(request, [*some[:4], some[5]])
+    with pytest.raises(
+        DatasetError, match=r"p-4-of-3\.bin in folder is numbered beyond the 3 files"
+    ):
+        check_gaps(request, [f"p-{number}-of-3.bin" for number in (1, 2, 3, 4)])
+    with pytest.raises(DatasetError, match=r"found 1 of 4 such files"):
+        check_gaps(request, ["p-0-of-4.bin"])
 
 
 def test_shards_named_as_one_of_many_are_in_order_and_complete(tmp_path):
@@ -100,7 +104,7 @@ def test_shards_named_as_one_of_many_are_in_order_and_complete(tmp_path):
 
 
 ODD = {
-    "link to nothing": lambda path: path.symlink_to("/nowhere/blob"),
+    "broken link": lambda path: path.symlink_to("/nowhere/blob"),
     "cannot be read: Too many levels": lambda path: path.symlink_to(path.name),
     "not a regular file": os.mkfifo,
     "is a folder": Path.mkdir,
@@ -108,7 +112,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("says", ODD)
-def test_what_is_named_like_a_shard_and_is_no_file_is_refused(tmp_path, says):
+def test_a_shard_name_that_is_not_a_file_is_refused(tmp_path, says):
     write_llmc_folder(tmp_path / "llmc", [[1], [2], [3]])
     write_raw(tmp_path / "nano" / "train.bin", [1])
     (tmp_path / "raw").mkdir()
@@ -130,20 +134,20 @@ def test_what_is_named_like_a_shard_and_is_no_file_is_refused(tmp_path, says):
 
 
 @pytest.mark.parametrize("says", ODD)
-def test_one_of_another_format_is_passed_over(tmp_path, says):
+def test_broken_entries_of_another_format_are_skipped(tmp_path, says):
     write_llmc_folder(tmp_path / "llmc", [[1], [2], [3]])
     for name in ("old.npy", "old.idx", "old.ds"):
         ODD[says](tmp_path / "llmc" / name)
     assert len(tokenmill.open(tmp_path / "llmc")["train"]) == 2
     write_raw(tmp_path / "pair" / "train.bin", [1])
-    ODD[says](tmp_path / "pair" / "train.idx")  # of Megatron, whose ids need not be uint16
+    ODD[says](tmp_path / "pair" / "train.idx")  # a Megatron pair, whose ids need not be uint16
     with pytest.raises(DatasetError, match=rf"train\.idx.*{says}"):
         tokenmill.open(tmp_path / "pair")
 
 
 def test_a_folder_of_broken_links_names_them(tmp_path):
     (tmp_path / "x_000001.bin").symlink_to("/nowhere/blob")
-    with pytest.raises(DatasetError, match=r"x_000001\.bin is a link to nothing"):
+    with pytest.raises(DatasetError, match=r"x_000001\.bin is a broken link"):
         tokenmill.open(tmp_path)
 
 
@@ -164,14 +168,14 @@ def test_a_folder_of_shards_holds_out_the_last_or_those_named_val(tmp_path):
         tokenmill.open(tmp_path / "a", val_fraction=0.1)
 
 
-def test_names_tell_what_is_for_tests_and_evaluation(tmp_path):
+def test_names_assign_files_to_test_and_validation(tmp_path):
     for number, name in enumerate(("train", "eval_0", "test", "test_train_1", "latest_2")):
         write_llmc(tmp_path / f"{name}.bin", [number])
     dataset = tokenmill.open(tmp_path)
     read = {split: dataset[split][:].tolist() for split in dataset.splits}
     assert read == {"train": [4, 3, 0], "val": [1], "test": [2]}
     (tmp_path / "eval_0.bin").unlink()
-    dataset = tokenmill.open(tmp_path)  # the last that is for training is held out
+    dataset = tokenmill.open(tmp_path)  # the last training shard is held out
     read = {split: dataset[split][:].tolist() for split in dataset.splits}
     assert read == {"train": [4, 3], "val": [0], "test": [2]}
     write_llmc_folder(tmp_path / "called", [[1], [2]], "test_{}.bin")

@@ -1,4 +1,4 @@
-"""Files made by chance or malice: only tokenmill's own errors come out, and memory stays small."""
+"""Damaged and malicious files raise only tokenmill's own errors, in little memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NPY, LLMC = npy_bytes(IDS), llmc_bytes(IDS)
 
 
 def use(path, **options):
-    """Open and read everything; only errors of ours may come out."""
+    """Open and read everything; only tokenmill's errors may be raised."""
     with suppress(TokenmillError):
         dataset = tokenmill.open(path, **options)
         for split in dataset.splits:
@@ -73,11 +73,11 @@ WORDS = [
 
 @st.composite
 def damaged(draw, data):
-    """Bytes with some bytes or numbers changed, cut, or with others after them."""
+    """Bytes that were changed, truncated or extended."""
     changed = bytearray(data)
     for _ in range(draw(st.integers(0, 4))):
         if changed:
-            # Headers are where damage does most: the first bytes are changed as often as all others.
+            # Damage matters most in headers: the first bytes are changed as often as all others.
             end = draw(st.sampled_from([min(len(changed), 140), len(changed)]))
             place = draw(st.integers(0, end - 1))
             other = draw(st.binary(min_size=1, max_size=1) | st.sampled_from(WORDS))
@@ -185,7 +185,7 @@ def test_damaged_records_are_read_or_refused(data):
 
 @st.composite
 def renumbered(draw, data):
-    """JSON with one of its numbers or words changed, so that it stays JSON."""
+    """Valid JSON with one of its numbers or words changed."""
     places = list(re.finditer(rb'(?<=[ \[])(\d+|null|"[^"]*")(?=[,}\]])', data))
     match = draw(st.sampled_from(places))
     other = st.sampled_from([b"-1", b"0", b"1", b"7", b"null", b'"x"', b"[]", b"{}", b"9" * 30])
@@ -305,7 +305,7 @@ def test_verify_reads_a_large_file_in_little_memory(tmp_path):
     assert (found.problems, found.tokens) == ([], 50 << 20)
 
 
-def test_verify_names_the_file_and_place_of_ids_that_the_vocabulary_lacks(tmp_path):
+def test_verify_names_the_file_and_place_of_ids_beyond_the_vocabulary(tmp_path):
     write_llmc_folder(tmp_path, [[1, 2], [3, 50257], [4]])
     (problem,) = examine(tmp_path).problems
     assert problem.file == "edu_fineweb_train_000002.bin"
@@ -316,7 +316,7 @@ def test_verify_names_the_file_and_place_of_ids_that_the_vocabulary_lacks(tmp_pa
     assert len(examine(tmp_path / "x.npy", vocab_size=9).problems) == 2
 
 
-def test_verify_goes_on_after_a_damaged_shard(tmp_path):
+def test_verify_continues_after_a_damaged_shard(tmp_path):
     write_llmc_folder(tmp_path, [[number] for number in range(1, 6)])
     for number in (2, 3):
         path = tmp_path / f"edu_fineweb_train_00000{number}.bin"

@@ -11,6 +11,8 @@ from document_checks import DOCUMENTS, check_documents
 import tokenmill
 from tokenmill.dataset.verify import examine
 from tokenmill.errors import DatasetError
+from tokenmill.formats.array_record import ArrayRecord
+from tokenmill.formats.base import OpenRequest
 
 module = pytest.importorskip("array_record.python.array_record_module")
 
@@ -22,14 +24,16 @@ def write(path, documents, dtype="<u2"):
     writer.close()
 
 
-def test_records_are_documents(tmp_path, monkeypatch):
+def test_records_are_documents(tmp_path):
     more = [[number] * (number % 5 + 1) for number in range(200)]
     write(tmp_path / "web-0.array_record", DOCUMENTS)
     write(tmp_path / "web-1.array_record", more)
     write(tmp_path / "web-val-0.array_record", [[1], [2, 3]])
-    monkeypatch.setattr("tokenmill.formats.array_record.PIECE", 50)
     dataset = tokenmill.open(tmp_path, dtype="uint16")
     assert (dataset.format, dataset.splits) == ("array_record", ("train", "val"))
+    check_documents(dataset["train"], [*DOCUMENTS, *more])
+    request = OpenRequest(path=tmp_path, dtype=np.dtype("uint16"))
+    dataset = dataset.with_contents(ArrayRecord(shard_bytes=50).read(request))
     assert dataset["train"].shard_count > 10
     check_documents(dataset["train"], [*DOCUMENTS, *more])
     check_documents(pickle.loads(pickle.dumps(dataset["val"])), [[1], [2, 3]])
@@ -43,10 +47,10 @@ def test_records_of_one_length_are_cuts_through_a_stream(tmp_path):
     assert tokens.documents is None
 
 
-def test_what_is_no_tokens_is_refused(tmp_path):
+def test_records_that_are_not_tokens_are_refused(tmp_path):
     path = tmp_path / "x.array_record"
     write(path, [[1, 2, 3]])
-    with pytest.raises(DatasetError, match="says the dtype"):
+    with pytest.raises(DatasetError, match="gives the dtype"):
         tokenmill.open(path)
     with pytest.raises(DatasetError, match="6 bytes in record 0"):
         tokenmill.open(path, dtype="uint32")

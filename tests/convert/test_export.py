@@ -1,4 +1,4 @@
-"""Exports hold the ids and documents of their source, byte by byte as others write them."""
+"""Exports have the ids and documents of their source, in the bytes of independent writers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
-from tokenmill.convert.targets import TARGETS
 from tokenmill.errors import DatasetError, FolderError, UsageError
+from tokenmill.formats import WRITABLE
+from tokenmill.formats.mds import Mds
+from tokenmill.formats.writing import WriteRequest
+from tokenmill.store.tokens import Tokens
 
-EVERY = sorted(TARGETS)
-WITH_DOCUMENTS = [name for name in EVERY if TARGETS[name].keeps_documents]
+EVERY = sorted(WRITABLE)
+WITH_DOCUMENTS = [name for name in EVERY if WRITABLE[name].keeps_documents]
 
 
 def test_llmc_has_one_name_and_its_other_spelling_is_accepted(tmp_path):
@@ -57,7 +60,12 @@ def contents(folder):
 
 
 def read_back(folder, to, splits=("train",)):
-    return TARGETS[to].open(folder, list(splits))
+    contents = WRITABLE[to].read_written(folder, list(splits))
+    tables = contents.documents
+    return {
+        split: Tokens(contents.splits[split], split, documents=tables.get(split))
+        for split in splits
+    }
 
 
 @pytest.mark.parametrize("to", EVERY)
@@ -72,7 +80,7 @@ def test_an_export_reads_back_equal(tmp_path, to, tokens_per_shard):
     assert made.documents == {split: len(TEXTS[split]) for split in oracle}
     for split, tokens in read_back(tmp_path / "out", to, oracle).items():
         ids = oracle[split]
-        if to == "llmc":  # whose readers look for the end of text before documents
+        if to == "llmc":  # its readers look for the end-of-text id before documents
             ids = np.roll(ids, 1)
         assert tokens[:].tolist() == ids.tolist()
         if to in WITH_DOCUMENTS:
@@ -105,9 +113,9 @@ def test_exports_are_what_independent_writers_write(tmp_path):
     found = exported("litdata", tokens_per_shard=40)
     wanted = litdata_files([documents[:4], documents[4:]])
     assert [found[f"train/chunk-0-{n}.bin"] for n in (0, 1)] == list(wanted.values())[:2]
-    told = json.loads(found["train/index.json"])
-    assert told["chunks"] == json.loads(wanted["index.json"])["chunks"]
-    assert told["config"]["data_format"] == ["no_header_tensor:20"]
+    index = json.loads(found["train/index.json"])
+    assert index["chunks"] == json.loads(wanted["index.json"])["chunks"]
+    assert index["config"]["data_format"] == ["no_header_tensor:20"]
     found = exported("mds", tokens_per_shard=40)
     for name, data in mds_files([documents[:4], documents[4:]], limit=None).items():
         assert found[f"train/{name}"] == data
@@ -125,7 +133,7 @@ def test_wide_ids_are_exported_whole(tmp_path, to):
     assert tokens.dtype == np.dtype("<i4" if to in ("megatron", "litdata") else "<u4")
 
 
-def test_ids_that_no_target_dtype_holds_are_refused(tmp_path):
+def test_ids_that_no_exported_dtype_holds_are_refused(tmp_path):
     for number, wrong in enumerate((-1, 2**32)):
         np.save(tmp_path / "x.npy", np.array([1, wrong]))
         with pytest.raises(DatasetError, match=str(wrong)):
@@ -142,7 +150,7 @@ def test_ids_that_no_target_dtype_holds_are_refused(tmp_path):
     documents=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=7), min_size=1, max_size=9),
     tokens_per_shard=st.integers(1, 30),
 )
-def test_documents_survive_every_cut(to, documents, tokens_per_shard):
+def test_documents_survive_any_shard_size(to, documents, tokens_per_shard):
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_megatron(folder / "x", documents)
@@ -153,7 +161,7 @@ def test_documents_survive_every_cut(to, documents, tokens_per_shard):
         ] == (documents)
 
 
-def test_documents_are_found_by_the_end_of_text_where_there_is_no_table(tmp_path):
+def test_without_a_table_documents_are_found_by_the_end_of_text_id(tmp_path):
     np.save(tmp_path / "x.npy", np.array([5, 0, 6, 6, 0, 7]))
     with pytest.raises(DatasetError, match="eot_id"):
         tokenmill.export(tmp_path / "x.npy", tmp_path / "out", to="megatron")
@@ -185,15 +193,15 @@ def run_killed(module, call, source, out, after, options):
 
 
 @pytest.mark.parametrize("to", EVERY)
-def test_a_killed_export_goes_on_to_the_same_bytes(tmp_path, to):
+def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, to):
     build(tmp_path / "data")
     options = {"to": to, "tokens_per_shard": 25}
     tokenmill.export(tmp_path / "data", out=tmp_path / "whole", **options)
     given = f"to={to!r}, tokens_per_shard=25"
     for after in (60, 180):
         out = tmp_path / f"out{after}"
-        told = run_killed("export", "export", tmp_path / "data", out, after, given)
-        assert told.returncode == -signal.SIGKILL
+        killed = run_killed("export", "export", tmp_path / "data", out, after, given)
+        assert killed.returncode == -signal.SIGKILL
         kept = {
             path: path.stat().st_ino
             for path in out.rglob("*")
@@ -205,7 +213,7 @@ def test_a_killed_export_goes_on_to_the_same_bytes(tmp_path, to):
         assert made.files_done_before == len(kept) - 1  # without the record
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path):
+def test_an_out_folder_with_other_contents_is_refused(tmp_path):
     build(tmp_path / "data")
     tokenmill.export(tmp_path / "data", tmp_path / "out", to="npy")
     tokenmill.export(tmp_path / "data", tmp_path / "out", to="npy")
@@ -220,7 +228,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         tokenmill.export(tmp_path / "data", tmp_path / "mine", to="npy")
     with pytest.raises(FolderError, match="is a file"):
         tokenmill.export(tmp_path / "data", tmp_path / "mine" / "notes.txt", to="npy")
-    with pytest.raises(UsageError, match="must be one of llmc, nanogpt"):
+    with pytest.raises(UsageError, match="must be one of megatron, npy, llmc"):
         tokenmill.export(tmp_path / "data", tmp_path / "new", to="parquet")
     with pytest.raises(UsageError, match="must be positive"):
         tokenmill.export(tmp_path / "data", tmp_path / "new", to="npy", tokens_per_shard=0)
@@ -236,7 +244,7 @@ def test_a_damaged_source_is_not_exported(tmp_path):
         tokenmill.export(tmp_path / "data", tmp_path / "out", to="npy")
 
 
-def test_a_file_that_was_changed_since_is_found_by_comparing(tmp_path):
+def test_comparing_finds_a_file_that_changed_after_writing(tmp_path):
     build(tmp_path / "data")
     tokenmill.export(tmp_path / "data", tmp_path / "out", to="nanogpt")
     path = tmp_path / "out" / "train.bin"
@@ -251,13 +259,17 @@ def test_a_file_that_was_changed_since_is_found_by_comparing(tmp_path):
 
 
 @pytest.mark.parametrize("block", [256, 300, 1 << 20])
-def test_documents_of_any_length_go_into_mds_samples(tmp_path, monkeypatch, block):
+def test_documents_of_any_length_become_mds_samples(tmp_path, block):
     lengths = (1, 255, 256, 257, 65535, 65536, 1, 2)
     ids = np.arange(sum(lengths)) % 9
     write_megatron(tmp_path / "x", np.split(ids, np.cumsum(lengths)[:-1]))
-    for module in ("mds", "protocol"):
-        monkeypatch.setattr(f"tokenmill.convert.targets.{module}.BLOCK", block)
-    tokenmill.export(tmp_path / "x", tmp_path / "out", to="mds", vocab_size=9)
+    source = tokenmill.open(tmp_path / "x", vocab_size=9)
+    request = WriteRequest(
+        splits=source, dtype=source.dtype, vocab_size=9, tokens_per_shard=1 << 30, block=block
+    )
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    for job in Mds().plan(request):
+        job.write(tmp_path / "out" / job.name, lambda _: None)
     tokens = tokenmill.open(tmp_path / "out")["train"]
     assert np.array_equal(tokens[:], ids)
     assert [one.length for one in tokens.documents] == list(lengths)

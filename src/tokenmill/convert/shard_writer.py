@@ -1,7 +1,9 @@
-"""Write a prepared dataset out of tokens that are on disk already.
+"""Write the shards of a prepared dataset from tokens that are already on disk.
 
-Each shard is made alone, from a range of a split's tokens; a receipt in `.work` tells that it is
-done, with what the manifest will say of it. The manifest is written last, as by `prepare`.
+Each shard is written on its own, from a range of a split's tokens. A receipt in `.work` says that it is
+finished, with its entry for the manifest. The manifest is written last, as in `prepare`. Converted
+files get checksums of their own, so damage in a prepared source must be found first:
+`check_checksums` does that.
 """
 
 from __future__ import annotations
@@ -10,33 +12,36 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+import xxhash
 
-from tokenmill.convert.targets.protocol import BLOCK
 from tokenmill.errors import DatasetError, FolderError
+from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
 from tokenmill.storage.files import AtomicFile, NpyFile, write_file
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
+from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.shard_table import Shard
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
+_CHECKSUM_BLOCK = 4 << 20  # bytes
 
 
-class Records(Protocol):
-    """Where the records of a split's documents come from."""
+class DocumentRecords(Protocol):
+    """The source of the document records of a split."""
 
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
         """The records of the documents that start in a range; `first` is counted from `start`."""
 
     def facts(self) -> dict[str, Any]:
-        """What was noticed about the documents that were read last; kept in the receipt."""
+        """Facts about the documents that were read last; kept in the receipt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +62,20 @@ class _Range:
 
 def write_splits(
     folder: Path,
-    splits: dict[str, tuple[Tokens, Records]],
+    splits: dict[str, tuple[Tokens, DocumentRecords]],
     *,
     dtype: np.dtype[Any],
     vocab_size: int,
     tokens_per_shard: int,
     watcher: Watcher,
 ) -> tuple[dict[str, Split], list[dict[str, Any]]]:
-    """Make the shards that are not there yet; returns the splits and what was noticed of each shard.
+    """Write the shards that are missing; returns the splits, and the facts about each shard.
 
     An id that is not below `vocab_size` is an error.
     """
     total = sum(len(tokens) for tokens, _ in splits.values())
     watcher.begin("writing shards", total, unit="tokens")
-    made, noticed = {}, []
+    made, facts = {}, []
     for split, (tokens, records) in splits.items():
         (folder / split).mkdir(exist_ok=True)
         shards = []
@@ -82,21 +87,22 @@ def write_splits(
                 path.exists() for path in (receipt, folder / job.path, folder / job.documents_path)
             ):
                 shard = _write_shard(folder, job, tokens, records, dtype, vocab_size)
-                told = {"shard": asdict(shard), "facts": records.facts()}
-                write_file(receipt, orjson.dumps(told))
-            told = orjson.loads(receipt.read_bytes())
-            shards.append(Shard(**told["shard"]))
-            noticed.append(told["facts"])
+                write_file(
+                    receipt, orjson.dumps({"shard": asdict(shard), "facts": records.facts()})
+                )
+            finished = orjson.loads(receipt.read_bytes())
+            shards.append(Shard(**finished["shard"]))
+            facts.append(finished["facts"])
             watcher.advance(stop - start)
         made[split] = Split(shards=shards)
-    return made, noticed
+    return made, facts
 
 
 def _write_shard(
     folder: Path,
     job: _Range,
     tokens: Tokens,
-    records: Records,
+    records: DocumentRecords,
     dtype: np.dtype[Any],
     vocab_size: int,
 ) -> Shard:
@@ -131,21 +137,21 @@ def _check_ids(ids: npt.NDArray[Any], start: int, tokens: Tokens, vocab_size: in
     if wrong.any():
         place = int(wrong.argmax())
         raise DatasetError(
-            f"split {tokens.split!r} holds the id {ids[place]} at token {start + place:,}, and the "
-            f"tokenizer has {vocab_size:,}. Give the tokenizer that made these tokens; if it is the "
-            "right one, the file is damaged or not what it was taken for."
+            f"split {tokens.split!r} has the id {ids[place]} at token {start + place:,}; ids of the "
+            f"tokenizer are below {vocab_size:,}. Pass the tokenizer that made these tokens; if this "
+            "is the right one, the file is damaged or in another format."
         )
 
 
 def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> None:
-    """Finish: the tokenizer, the manifest, and the scaffolding away."""
+    """Finish: write the tokenizer and the manifest, and remove the work folder."""
     write_file(folder / TOKENIZER_NAME, tokenizer_state)
     manifest.write(Folder(folder))
     shutil.rmtree(folder / WORK_NAME)
 
 
 def read_finished(folder: Path) -> Manifest | None:
-    """The manifest of a dataset that is finished, if one is there; its scaffolding goes away."""
+    """The manifest of a finished dataset, if there is one; removes a leftover work folder."""
     if not (folder / MANIFEST_NAME).exists():
         return None
     manifest = Manifest.read(folder)
@@ -154,8 +160,24 @@ def read_finished(folder: Path) -> Manifest | None:
     return manifest
 
 
-def another_dataset(folder: Path) -> FolderError:
-    """What to say if the finished dataset is not the one asked for."""
-    return FolderError(
+def refuse_other_dataset(folder: Path) -> NoReturn:
+    """Refuse a folder whose finished dataset is not the requested one."""
+    raise FolderError(
         f"{folder} holds another finished dataset. Choose another `out`, or delete that folder."
     )
+
+
+def check_checksums(folder: Path, manifest: Manifest) -> None:
+    """Read every shard and table of a prepared dataset, and refuse the first that is damaged."""
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            for path, expected in (
+                (shard.path, shard.xxh3_128),
+                (shard.documents_path, shard.documents_xxh3_128),
+            ):
+                digest = xxhash.xxh3_128()
+                with open_inside(folder, path) as file:
+                    while block := file.read(_CHECKSUM_BLOCK):
+                        digest.update(block)
+                if digest.hexdigest() != expected:
+                    raise DamagedFileError(path, "does not match its checksum")

@@ -1,4 +1,4 @@
-"""Globs, lists of files and `~`: the tokens of all, in order, as if they were one."""
+"""Globs, lists of files and `~` open all files in order as one dataset."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def ids_of(path, split="train", **options):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Five llm.c shards, of which the tenth follows the ninth."""
+    """Five llm.c shards with numbers of one and two digits."""
     for number in (1, 2, 9, 10):
         write_llmc(tmp_path / f"x_train_{number}.bin", [50256, number])
     write_llmc(tmp_path / "x_val_1.bin", [50256, 7])
     return tmp_path
 
 
-def test_a_glob_is_its_matches_in_the_order_of_their_numbers(shards, monkeypatch):
+def test_glob_matches_are_in_numeric_order(shards, monkeypatch):
     assert ids_of(f"{shards}/x_train_*.bin") == [50256, 1, 50256, 2, 50256, 9, 50256, 10]
     assert ids_of(shards / "*_1.bin", "val") == [50256, 7]
     assert tokenmill.open(shards / "*_1.bin").splits == ("train", "val")
@@ -50,7 +50,7 @@ def test_a_glob_is_its_matches_in_the_order_of_their_numbers(shards, monkeypatch
     monkeypatch.setenv("HOME", str(shards))
     assert ids_of("~/x_train_2.bin") == ids_of("~/x_*_2.bin") == [50256, 2]
     (shards / "x_[12].bin").write_bytes((shards / "x_train_9.bin").read_bytes())
-    assert ids_of(shards / "x_[12].bin") == [50256, 9]  # a name that is there is that file
+    assert ids_of(shards / "x_[12].bin") == [50256, 9]  # an existing name is that file, not a glob
 
 
 def test_a_list_keeps_its_order_and_holds_nothing_out(shards):
@@ -113,7 +113,7 @@ def test_folders_are_joined_by_split(tmp_path):
     assert dataset["train"].gather(np.array([1, 0]), 3).tolist() == [[2, 9, 3], [1, 2, 9]]
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path):
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
     write_raw(tmp_path / "a" / "train.bin", [1, 2])
     write_llmc(tmp_path / "b.bin", [1])
     with pytest.raises(DatasetError, match="the format is nanogpt in one and llmc in the other"):
@@ -146,7 +146,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     data=st.data(),
 )
 def test_joined_documents_are_those_of_one_file(folders, length, data):
-    """All that is asked of a table, beside one file with the same documents."""
+    """Every method of a document table, compared with one file of the same documents."""
     with tempfile.TemporaryDirectory() as place:
         for number, documents in enumerate(folders):
             write_megatron(Path(place) / str(number) / "x", documents)

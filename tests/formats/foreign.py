@@ -1,4 +1,4 @@
-"""Writes tokens as others do, byte by byte, so that the readers meet independent writers."""
+"""Write tokens in other formats byte by byte: writers that are independent of tokenmill's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_raw(path: Path, ids, dtype: str = "<u2") -> None:
 def megatron_bytes(
     documents, *, dtype: str = "<u2", sequences=None, modes: bool = False
 ) -> tuple[bytes, bytes]:
-    """The `.bin` and `.idx` of documents; `sequences` cuts each into that many."""
+    """The `.bin` and `.idx` of documents, each of `sequences` sequences."""
     codes = {"|u1": 1, "|i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<u2": 8}
     width = np.dtype(dtype).itemsize
     lengths, borders = [], [0]
@@ -81,8 +81,8 @@ def write_datatrove(
     if "index" in beside:
         path.with_name(f"{path.name}.index").write_bytes(struct.pack(f"<{len(ends)}Q", *ends))
     if "metadata" in beside:
-        told = f"{tokenizer}|{np.dtype(dtype).itemsize}\n{ends[-1]}\n{ends[-1]} T"
-        path.with_name(f"{path.name}.metadata").write_text(told)
+        metadata = f"{tokenizer}|{np.dtype(dtype).itemsize}\n{ends[-1]}\n{ends[-1]} T"
+        path.with_name(f"{path.name}.metadata").write_text(metadata)
 
 
 def olmo_table(documents) -> bytes:
@@ -104,13 +104,13 @@ def litdata_files(
     chunks, *, dtype: str = "<u2", kind: str = "no_header_numpy:5"
 ) -> dict[str, bytes]:
     """The files of a LitData folder; each chunk is a list of items."""
-    files, told = {}, []
+    files, entries = {}, []
     for number, items in enumerate(chunks):
         begin = 4 * (len(items) + 2)
         places = [begin, *(begin + end * np.dtype(dtype).itemsize for end in ends_of(items))]
         name = f"chunk-0-{number}.bin"
         files[name] = struct.pack(f"<{len(places) + 1}I", len(items), *places) + flat(items, dtype)
-        told.append(
+        entries.append(
             {
                 "chunk_bytes": len(files[name]),
                 "chunk_size": len(items),
@@ -120,7 +120,7 @@ def litdata_files(
         )
     config = {"compression": None, "data_format": [kind], "encryption": None}
     config |= {"chunk_bytes": None, "chunk_size": 99, "item_loader": "TokensLoader"}
-    index = {"chunks": told, "config": config, "updated_at": "1.5"}
+    index = {"chunks": entries, "config": config, "updated_at": "1.5"}
     return {**files, "index.json": json.dumps(index).encode()}
 
 
@@ -143,9 +143,9 @@ def mds_files(
     more=(),
     limit=1 << 26,
 ) -> dict[str, bytes]:
-    """The files of an MDS folder; `more` are columns beside: (name, encoding, size, data)."""
+    """The files of an MDS folder; `more` are other columns: (name, encoding, size, data)."""
     fixed = encoding.count(":") == 2
-    files, told = {}, []
+    files, entries = {}, []
     for number, samples in enumerate(shards):
         width = len(samples[0]) * np.dtype(dtype).itemsize
         columns = sorted([("tokens", encoding, width if fixed else None, None), *more])
@@ -171,10 +171,10 @@ def mds_files(
             name, raw = f"{name}.zstd", zstandard.compress(raw)
             entry["zip_data"] = {"basename": name, "bytes": len(raw), "hashes": {}}
         files[name] = raw
-        told.append({**config, **entry, "samples": len(samples)})
+        entries.append({**config, **entry, "samples": len(samples)})
     return {
         **files,
-        "index.json": json.dumps({"shards": told, "version": 2}, sort_keys=True).encode(),
+        "index.json": json.dumps({"shards": entries, "version": 2}, sort_keys=True).encode(),
     }
 
 

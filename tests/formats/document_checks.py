@@ -1,4 +1,4 @@
-"""What tests of formats with documents share: a naive reading of them, and damage to files."""
+"""Shared by tests of formats with documents: a naive reader, and ways to damage files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = list(range(1, 11))
 
 
 def refused(path, match, **options):
-    """The error of opening and using what is there."""
+    """The text of the error that opening and using a path raises."""
     with pytest.raises(DatasetError, match=match) as caught:
         use(tokenmill.open(path, **options)["train"])
     return str(caught.value)
@@ -33,8 +33,10 @@ def check_documents(tokens, documents):
     starts = [end - len(document) for end, document in zip(ends, documents, strict=True)]
     assert tokens[:].tolist() == ids
     assert len(tokens.documents) == len(documents)
-    told = [(one.number, one.start, one.length) for one in tokens.documents]
-    assert told == list(zip(range(len(starts)), starts, map(len, documents), strict=True))
+    found_documents = [(one.number, one.start, one.length) for one in tokens.documents]
+    assert found_documents == list(
+        zip(range(len(starts)), starts, map(len, documents), strict=True)
+    )
     for token in range(len(ids)):
         holder = next(n for n, end in enumerate(ends) if token < end)
         assert tokens.documents.at(token).number == holder
@@ -49,7 +51,7 @@ def check_documents(tokens, documents):
 
 
 def edit(files, name="index.json", **changes):
-    """The files with something in the first entry of an index, or in its config, changed."""
+    """The files with values changed in the first entry of an index, or in its config."""
     index = json.loads(files[name])
     for key, value in changes.items():
         place = index["config"] if key in index.get("config", {}) else index

@@ -1,4 +1,4 @@
-"""MosaicML's shards: their columns, compressions and samples, sound and lying."""
+"""MDS shards: their columns, compressions and samples, valid and inconsistent."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from foreign import mds_files, write_files
 import tokenmill
 from tokenmill.dataset.verify import examine
 from tokenmill.errors import UsageError
+from tokenmill.formats.base import OpenRequest
+from tokenmill.formats.mds import Mds
 
 WINDOWS = [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9]]]
 
@@ -33,7 +35,7 @@ def test_mds_samples_of_one_length_are_cuts_through_a_stream(tmp_path, compressi
         assert tokens.find_edges(np.array([0]), 9).tolist() == [0, 5]
         assert tokens.gather(np.arange(7), 3).tolist() == [[n, n + 1, n + 2] for n in range(1, 8)]
     check_documents(tokenmill.open(tmp_path / "c", dtype="int64", **options)["train"], DOCUMENTS)
-    refused(tmp_path / "b", "Give it: `dtype='int64'`")
+    refused(tmp_path / "b", "Pass `dtype='int64'`")
     with pytest.raises(UsageError, match="Omit `dtype`"):
         tokenmill.open(tmp_path / "a", dtype="int64")
 
@@ -55,22 +57,25 @@ def test_mds_documents_of_any_length_are_read(tmp_path):
     assert [one.length for one in tokens.documents] == list(map(len, documents))
 
 
-def test_few_mds_shards_stay_in_memory(tmp_path, monkeypatch):
+def open_keeping(folder, kept_bytes):
+    contents = Mds(kept_bytes=kept_bytes).read(OpenRequest(path=folder))
+    return tokenmill.open(folder).with_contents(contents)["train"]
+
+
+def test_few_mds_shards_stay_in_memory(tmp_path):
     shards = [[list(range(n, n + 500)), [n]] for n in range(40)]
     write_files(tmp_path, mds_files(shards))
-    monkeypatch.setattr("tokenmill.formats.mds.KEPT_BYTES", 3000)
-    tokens = tokenmill.open(tmp_path)["train"]
+    tokens = open_keeping(tmp_path, 3000)
     assert tokens._map.cache_info().maxsize == 2
     expected = [one for shard in shards for sample in shard for one in sample]
     assert tokens[:].tolist() == expected
     assert tokens._map.cache_info().currsize == 2
 
 
-def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path, monkeypatch):
+def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path):
     shards = [[list(range(n, n + 25_000))] * 2 for n in range(30)]
     write_files(tmp_path, mds_files(shards))
-    monkeypatch.setattr("tokenmill.formats.mds.KEPT_BYTES", 200_000)
-    tokens = tokenmill.open(tmp_path)["train"]
+    tokens = open_keeping(tmp_path, 200_000)
     starts = np.random.default_rng(0).integers(0, len(tokens) - 10, 1_000)
     expected = tokens[:][starts[:, None] + np.arange(10)]
     tracemalloc.start()
@@ -90,40 +95,43 @@ SAMPLES = MDS[FIRST].index(b"}") + 1
 
 
 def raw_data(**changes):
-    told = json.loads(MDS["index.json"])["shards"][0]["raw_data"]
-    return edit(MDS, raw_data={**told, **changes})
+    entry = json.loads(MDS["index.json"])["shards"][0]["raw_data"]
+    return edit(MDS, raw_data={**entry, **changes})
 
 
 @pytest.mark.parametrize(
     ("files", "says"),
     [
         (raw_data(basename="../shard.00000.mds"), "leads out of the folder"),
-        (raw_data(bytes=2**40), "samples are not in"),
-        (raw_data(bytes=9), "samples are not in"),
+        (raw_data(bytes=2**40), "samples cannot take"),
+        (raw_data(bytes=9), "samples cannot take"),
         (raw_data(bytes=300), "bytes too"),
         (edit(MDS, format="json"), "only mds"),
-        (edit(MDS, samples=3), "holds 4 samples, and the index says 3"),
-        (edit(MDS, samples=2**50), "samples are not in"),
+        (edit(MDS, samples=3), "has 4 samples, expected 3 by the index"),
+        (edit(MDS, samples=2**50), "samples cannot take"),
         (edit(MDS, column_names=["a"]), "differ in 'column_names'"),
         (edit(MDS, shards=[]), "no shards"),
         (edit(MDS, shards=[5]), "only mds|damaged"),
-        (overwrite(MDS, FIRST, 4, b"\0\0\0"), "not in order"),
-        (overwrite(MDS, FIRST, 8, b"\xff\xff"), "not in order"),
-        (overwrite(MDS, FIRST, 8, MDS[FIRST][4:8]), "no room for the sizes"),
+        (overwrite(MDS, FIRST, 4, b"\0\0\0"), "out of order"),
+        (overwrite(MDS, FIRST, 8, b"\xff\xff"), "out of order"),
+        (overwrite(MDS, FIRST, 8, MDS[FIRST][4:8]), "too short for the sizes"),
         (overwrite(MDS, FIRST, SAMPLES, b"\xff\xff\xff\xff"), "do not fill"),
-        (overwrite(MDS, FIRST, SAMPLES + 4, b"\x08"), "not in one dimension"),
-        (overwrite(MDS, FIRST, SAMPLES + 4, b"\x05"), "whole number|as long as it says"),
+        (overwrite(MDS, FIRST, SAMPLES + 4, b"\x08"), "in several dimensions"),
+        (
+            overwrite(MDS, FIRST, SAMPLES + 4, b"\x05"),
+            "whole number|length is not the one in its header",
+        ),
         (overwrite(MDS, FIRST, SAMPLES + 4, b"\x07"), "without a shape"),
-        (overwrite(MDS, FIRST, SAMPLES + 5, b"\x02"), "as long as it says"),
+        (overwrite(MDS, FIRST, SAMPLES + 5, b"\x02"), "length is not the one in its header"),
         ({**MDS, FIRST: MDS[FIRST][:-1]}, "1 bytes too short"),
         ({**MDS, FIRST: b""}, "too short"),
-        (edit(ZIPPED, compression="snappy"), "is not read"),
+        (edit(ZIPPED, compression="snappy"), "is not supported"),
         (overwrite(ZIPPED, f"{FIRST}.zstd", 0, b"abcd"), "cannot be decompressed"),
         ({**ZIPPED, f"{FIRST}.zstd": ZIPPED[f"{FIRST}.zstd"][:-9]}, "decompressed"),
-        ({**ZIPPED, f"{FIRST}.zstd": zstandard.compress(bytes(1 << 28))}, "holds more bytes"),
+        ({**ZIPPED, f"{FIRST}.zstd": zstandard.compress(bytes(1 << 28))}, "has over 252 bytes"),
     ],
 )
-def test_mds_that_lies_is_refused_in_little_memory(tmp_path, files, says):
+def test_inconsistent_mds_is_refused_in_little_memory(tmp_path, files, says):
     write_files(tmp_path, files)
     tracemalloc.start()
     try:
@@ -141,21 +149,21 @@ def test_mds_that_lies_is_refused_in_little_memory(tmp_path, files, says):
         ({"column_encodings": ["ndarray:float32"]}, "float32"),
         ({"column_encodings": ["ndarray:uint16:3"]}, "6 bytes a sample"),
         ({"column_encodings": ["ndarray:uint16:0"], "column_sizes": [0]}, "0 bytes a sample"),
-        ({"column_encodings": ["ndarray:uint16:x"]}, "no sound shape"),
+        ({"column_encodings": ["ndarray:uint16:x"]}, "an invalid shape"),
         ({"column_sizes": [8]}, "fixed size"),
-        ({"column_sizes": [-1]}, "no sound names"),
-        ({"column_sizes": []}, "no sound names"),
+        ({"column_sizes": [-1]}, "names, encodings and sizes of its columns do not match"),
+        ({"column_sizes": []}, "names, encodings and sizes of its columns do not match"),
         ({"column_names": ["text"], "column_encodings": ["str"]}, "tokens as 'str'"),
     ],
 )
-def test_mds_columns_that_are_no_tokens_are_refused(tmp_path, changes, says):
+def test_mds_columns_without_tokens_are_refused(tmp_path, changes, says):
     index = json.loads(MDS["index.json"])
     index["shards"] = [{**entry, **changes} for entry in index["shards"]]
     write_files(tmp_path, {**MDS, "index.json": json.dumps(index).encode()})
     refused(tmp_path, says)
 
 
-def test_an_mds_column_is_named_where_it_is_not_certain(tmp_path):
+def test_an_ambiguous_mds_column_must_be_named(tmp_path):
     more = [("b", "ndarray:uint16", None, bytes([4, 1, 9, 0]))]
     files = mds_files([DOCUMENTS], more=more)
     for name in files:
@@ -167,8 +175,8 @@ def test_an_mds_column_is_named_where_it_is_not_certain(tmp_path):
     assert tokenmill.open(tmp_path, column="b")["train"][:].tolist() == [9] * 4
 
 
-def test_mds_ids_have_the_order_of_bytes_that_is_given_for_bytes_alone(tmp_path):
-    """As the peer has it: its arrays are named without an order of bytes, and bytes are what they are."""
+def test_a_given_byte_order_applies_only_to_mds_bytes(tmp_path):
+    """As in MosaicML Streaming, whose array encodings have no byte order."""
     write_files(tmp_path / "bytes", mds_files([DOCUMENTS], encoding="bytes", dtype=">u2"))
     dataset = tokenmill.open(tmp_path / "bytes", dtype=">u2")
     check_documents(dataset["train"], DOCUMENTS)

@@ -1,4 +1,4 @@
-"""The shards in a folder: their order, their gaps, and which are for validation."""
+"""The shards in a folder by their names: their order, gaps in their numbers, and their splits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import DatasetError
-from tokenmill.formats.protocol import Asked
+from tokenmill.formats.base import OpenRequest
 from tokenmill.storage.reading import DamagedFileError
 
 _NUMBERS = re.compile("([0-9]+)")
@@ -23,70 +23,81 @@ _TEST = re.compile(_WORD.format("test(?:ing)?"))
 _MASK = bytes.maketrans(b"123456789", b"0" * 9)
 
 
-def list_shards(asked: Asked, ending: str) -> list[str]:
-    """The files of the folder with an ending, by name, where all numbers count as numbers.
+def list_shards(request: OpenRequest, ending: str) -> list[str]:
+    """The files with an ending, in the folder or the one opened, sorted with numbers as numbers.
 
     Something with the ending that is not a file, such as a broken link, is refused if there are files
-    with the same ending, or with the same name apart from the ending: leaving it out would change the
-    data. Otherwise it is unrelated and is passed over.
+    with the same ending, or with the same name apart from the ending: omitting it would change the
+    data. Otherwise it is unrelated and is skipped.
 
     >>> import tempfile
     >>> from pathlib import Path
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name in ("a_10.bin", "a_9.bin", "x.txt"):
     ...     (folder / name).touch()
-    >>> list_shards(Asked(path=folder), ".bin")
+    >>> list_shards(OpenRequest(path=folder), ".bin")
     ['a_9.bin', 'a_10.bin']
     """
-    if ending in asked.listed:
-        return list(asked.listed[ending])
+    if ending in request.listed:
+        return list(request.listed[ending])
+    if not request.is_folder:
+        return [name for name in request.files if name.endswith(ending)]
     names = []
-    if ending in asked.names:
-        names = [name for name in asked.files if name.endswith(ending) and name[0] != "."]
-    for name, what in asked.others.items():
+    if ending in request.joined_names:
+        names = [name for name in request.files if name.endswith(ending) and name[0] != "."]
+    for name, what in request.others.items():
         if not name.endswith(ending) or name[0] == ".":
             continue
-        if names or f"\0{name.removesuffix(ending)}." in f"\0{asked.names}":
+        if names or f"\0{name.removesuffix(ending)}." in f"\0{request.joined_names}":
             raise DamagedFileError(
                 name,
-                f"in {asked.path} {what}",
-                "Put the file itself in its place, or move it out of the folder.",
+                f"in {request.path} {what}",
+                "Replace it with the file itself, or move it out of the folder.",
             )
-    if asked.chosen is None:
+    if request.chosen is None:
         names = sort_names(names)
     else:  # in the user's order: files with the ending, or else files that belong to the others
-        beside = (os.path.splitext(name)[0] + ending for name in asked.chosen)
-        chosen = [name for name in asked.chosen if name.endswith(ending)]
-        names = chosen or [name for name in beside if name in asked.files]
-    asked.listed[ending] = names
+        beside = (os.path.splitext(name)[0] + ending for name in request.chosen)
+        chosen = [name for name in request.chosen if name.endswith(ending)]
+        names = chosen or [name for name in beside if name in request.files]
+    request.listed[ending] = names
     return list(names)
 
 
 def sort_names(names: list[str]) -> list[str]:
-    """Names in order, where all numbers count as numbers.
+    """Names in order, with numbers compared as numbers.
 
     >>> sort_names(["a_10.bin", "a_9.bin"])
     ['a_9.bin', 'a_10.bin']
     """
-    # If sorted names have their digits at the same places, they are in order: a fast path.
+    # Fast path: if names have their digits at the same places, plain sorting is correct.
     names = sorted(names)
     return names if _are_alike(names) else sorted(names, key=_by_numbers)
 
 
+def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[str]]:
+    """The shards of each split that has any. A gap in the numbers of a folder's shards is refused."""
+    if not request.is_folder:
+        return {"train": list(names)}
+    splits = {split: some for split, some in split_by_name(names).items() if some}
+    for some in splits.values():
+        check_gaps(request, some)
+    return splits
+
+
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """The shards for training, and those whose names say validation or, without any word of
-    training, test.
+    """Assign names to splits: `val` by any word for validation, `test` unless it also says train.
 
     >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin", "test.bin"])
     {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin'], 'test': ['test.bin']}
     """
     splits: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     together = "\0".join(names).lower()
-    if "val" not in together and "test" not in together:  # a quick look at very many
+    if "val" not in together and "test" not in together:  # fast path for very many names
         return {**splits, "train": list(names)}
     for name in names:
         splits[_find_split(name)].append(name)
-    if splits["test"] == list(names):  # it is what they are called
+    if splits["test"] == list(names):  # all are named "test", so it does not tell them apart
         return {**splits, "train": list(names), "test": []}
     return splits
 
@@ -98,7 +109,7 @@ def _find_split(name: str) -> str:
 
 
 def are_numbered(names: Sequence[str]) -> bool:
-    """Whether names differ in numbers alone.
+    """Whether names differ only in numbers.
 
     >>> are_numbered(["a_1.npy", "a_2.npy"]), are_numbered(["a_1.npy", "b_2.npy"])
     (True, False)
@@ -106,39 +117,39 @@ def are_numbered(names: Sequence[str]) -> bool:
     return _are_alike(names) or len({_NUMBERS.sub("0", name) for name in names}) == 1
 
 
-def check_gaps(asked: Asked, names: Sequence[str]) -> None:
+def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
     """Refuse sorted, numbered names with a gap, unless the user named the files or the format.
 
     Otherwise a shard that was not downloaded would silently change the data. The number that counts
     is the one before an `-of-`, which must run up to the one after it; without an `-of-`, it is the
     last number that is not the same in all names.
     """
-    if asked.format is not None or asked.chosen or not names or _is_unbroken(names):
+    if request.format is not None or request.chosen or not names or _is_unbroken(names):
         return
-    for before, after, found in _sequences(names):
+    for before, after, found in _find_sequences(names):
         low, high = min(found), max(found)
         width = len(found[low])
-        told = f"there are {len(found):,} such files, numbered {low} to {high}"
+        there = f"there are {len(found):,} such files, numbered {low} to {high}"
         if of := _OF.match(found[low] + after):
             whole = int(of[1])
-            told = f"of {whole:,} such files, {len(found):,} are there"
+            there = f"found {len(found):,} of {whole:,} such files"
             low = 1 if whole in found and 0 not in found else 0
             if high >= low + whole:
                 raise DatasetError(
-                    f"{before}{found[high]}{after} in {asked.path} is beyond the {whole:,} files "
-                    "that its name promises. Remove the files that do not belong there."
+                    f"{before}{found[high]}{after} in {request.path} is numbered beyond the "
+                    f"{whole:,} files in its name. Remove the files that do not belong there."
                 )
             high = low + whole - 1
         if len(found) < high - low + 1:
             missing = next(number for number in range(low, high + 1) if number not in found)
             raise DatasetError(
-                f"{before}{missing:0{width}}{after} is missing from {asked.path}: {told}. Fetch "
-                "it; or, to go without, name the format (see docs/formats.md)."
+                f"{before}{missing:0{width}}{after} is missing from {request.path}: {there}. "
+                "Download it; or, to open the others, name the format (see docs/formats.md)."
             )
 
 
-def _sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]]:
-    """Names that differ in one number: what is before and after it, and the number as written."""
+def _find_sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]]:
+    """Names that differ in one number: the text before and after it, and the number as written."""
     alike: dict[str, list[list[str]]] = defaultdict(list)
     for name in names:
         alike[_NUMBERS.sub("0", name)].append(_NUMBERS.split(name))
@@ -160,7 +171,7 @@ def _sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]
 
 
 def _is_unbroken(names: Sequence[str]) -> bool:
-    """Whether sorted names are surely one sequence: a quick look at very many."""
+    """Whether sorted names are certainly one sequence: a fast path for very many names."""
     lined_up = _line_up(names)
     if lined_up is None:
         return False
@@ -169,7 +180,7 @@ def _is_unbroken(names: Sequence[str]) -> bool:
     if len(differ) != 1 or _OF.search(names[0]):
         return False
     place = differ[0]
-    # What is sorted between two names that begin alike begins like them, too.
+    # A name sorted between two names with a common prefix has that prefix, too.
     after = len(_encode(first[: place + 1]))
     count = int(last[place]) - int(first[place]) + 1
     return count == len(names) and bool((lined_up[:, after:] == lined_up[0, after:]).all())
@@ -180,9 +191,9 @@ def _are_alike(names: Sequence[str]) -> bool:
 
 
 def _line_up(names: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The bytes of names, a row each, where they differ in digits alone, at the same places.
+    """The bytes of names, one row each, if they differ only in digits, at the same places.
 
-    All at once, which for very many is ten times as fast as one by one.
+    All names at once: for very many, ten times as fast as one by one.
     """
     first, together = (_encode(some, end="\0") for some in (names[:1], names))
     if together.translate(_MASK) != first.translate(_MASK) * len(names):

@@ -1,4 +1,4 @@
-"""Resharding gives, byte for byte, what preparing with that length gives."""
+"""Resharding gives, byte for byte, what preparing with that shard size gives."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def test_resharding_equals_preparing_with_that_length(tmp_path):
             assert contents(out) == wanted[size]
 
 
-def test_a_killed_reshard_goes_on_to_the_same_bytes(tmp_path):
+def test_a_killed_reshard_resumes_to_the_same_bytes(tmp_path):
     source = prepare(tmp_path, 100)
     wanted = contents(prepare(tmp_path, 333))
     for after in (1, 1000):
         out = tmp_path / f"out{after}"
-        told = run_killed("reshard", "reshard", source, out, after, "tokens_per_shard=333")
-        assert told.returncode == -signal.SIGKILL
+        killed = run_killed("reshard", "reshard", source, out, after, "tokens_per_shard=333")
+        assert killed.returncode == -signal.SIGKILL
         with pytest.raises(DatasetError, match="not finished"):
             tokenmill.open(out)
         tokenmill.reshard(source, out, tokens_per_shard=333)
         assert contents(out) == wanted
 
 
-def test_what_cannot_be_resharded_is_refused(tmp_path):
+def test_data_that_cannot_be_resharded_is_refused(tmp_path):
     build(tmp_path / "a")
     build(tmp_path / "b", {"train": ["other"]})
     tokenmill.reshard(tmp_path / "a", tmp_path / "out", tokens_per_shard=5)

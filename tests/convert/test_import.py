@@ -1,4 +1,4 @@
-"""Imported tokens are a prepared dataset: sound, with documents, keys and origins."""
+"""An import is a valid prepared dataset with documents, keys and origins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_export import contents, run_killed
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.convert import borders, import_dataset
+from tokenmill.convert.import_dataset import HashedDocuments
 from tokenmill.errors import DatasetError, FolderError, TokenizerError, UsageError
 
 DOCUMENTS = [[1, 2, 3, 256], [4, 256], [256], [5, 6, 7, 8, 9, 256]]
@@ -47,7 +47,7 @@ def check(folder, documents, eot):
     ),
     tokens_per_shard=st.integers(1, 40),
 )
-def test_what_is_imported_is_a_sound_dataset(files, tokens_per_shard):
+def test_an_import_is_a_sound_dataset(files, tokens_per_shard):
     documents = [one for file in files for one in file]
     eot = "none"
     if all(one[0] == 256 for one in documents):
@@ -58,7 +58,7 @@ def test_what_is_imported_is_a_sound_dataset(files, tokens_per_shard):
         folder = Path(place)
         for number, file in enumerate(files):
             write_megatron(folder / "m" / f"x_{number}", file)
-        made = import_dataset.import_dataset(
+        made = tokenmill.import_dataset(
             folder / "m", folder / "out", tokenizer="bytes", tokens_per_shard=tokens_per_shard
         )
         dataset = check(folder / "out", documents, eot)
@@ -72,16 +72,23 @@ def test_what_is_imported_is_a_sound_dataset(files, tokens_per_shard):
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_documents_longer_than_what_is_read_at_once_have_the_same_keys(
-    tmp_path, monkeypatch, window
-):
-    for module, name in ((borders, "WINDOW"), (import_dataset, "BLOCK")):
-        monkeypatch.setattr(module, name, window)
-    write_megatron(tmp_path / "x", DOCUMENTS)
-    import_dataset.import_dataset(
-        tmp_path / "x", tmp_path / "out", tokenizer="bytes", tokens_per_shard=5
+@pytest.mark.parametrize("options", [{}, {"eot_id": 256}])
+def test_documents_longer_than_a_block_have_the_same_keys(tmp_path, options, window):
+    """With a document table, and by the end-of-text id."""
+    ids = np.concatenate(DOCUMENTS)
+    if options:
+        np.save(tmp_path / "x.npy", ids)
+        tokens = tokenmill.open(tmp_path / "x.npy", **options)["train"]
+    else:
+        write_megatron(tmp_path / "x", DOCUMENTS)
+        tokens = tokenmill.open(tmp_path / "x")["train"]
+    documents = HashedDocuments(tokens, np.array([len(ids)]), 0, 256, block=window)
+    records = np.concatenate(list(documents.read(0, len(ids))))
+    assert [f"{high:016x}{low:016x}" for high, low in records["key"].tolist()] == list(
+        map(key_of, DOCUMENTS)
     )
-    check(tmp_path / "out", DOCUMENTS, "after")
+    assert records["length"].tolist() == list(map(len, DOCUMENTS))
+    assert documents.facts() == {"after": True, "before": False}
 
 
 def test_documents_are_found_by_the_end_of_text_across_shards(tmp_path):
@@ -108,7 +115,7 @@ def test_the_end_is_held_out_and_both_splits_are_imported(tmp_path):
 
 
 def test_ids_are_imported_without_a_tokenizer(tmp_path, capsys):
-    """As of nanoGPT's characters: a vocabulary, and neither a tokenizer nor an end of text."""
+    """Like nanoGPT's character data: a vocabulary without a tokenizer or end-of-text id."""
     write_raw(tmp_path / "x" / "train.bin", [1, 2, 64, 3])
     write_raw(tmp_path / "x" / "val.bin", [5, 6])
     out = tmp_path / "out"
@@ -143,9 +150,9 @@ def test_a_vocabulary_and_an_end_of_text_are_enough_for_documents(tmp_path):
     assert made.tokenizer == "gpt2"
 
 
-def test_what_cannot_be_imported_is_refused(tmp_path):
+def test_data_that_cannot_be_imported_is_refused(tmp_path):
     write_raw(tmp_path / "x.bin", [1, 2, 257])
-    with pytest.raises(TokenizerError, match="Or give `vocab_size=N`"):
+    with pytest.raises(TokenizerError, match="Or pass `vocab_size=N`"):
         tokenmill.import_dataset(tmp_path / "x.bin", tmp_path / "out", dtype="uint16")
     options = {"dtype": "uint16", "tokenizer": "bytes"}
     with pytest.raises(DatasetError, match="the id 257 at token 2"):
@@ -166,13 +173,13 @@ def test_what_cannot_be_imported_is_refused(tmp_path):
         tokenmill.import_dataset(tmp_path / "out2", tmp_path / "out3")
 
 
-def test_a_killed_import_goes_on_to_the_same_bytes(tmp_path):
+def test_a_killed_import_resumes_to_the_same_bytes(tmp_path):
     write_megatron(tmp_path / "x", DOCUMENTS)
     options = {"tokenizer": "bytes", "tokens_per_shard": 4}
     tokenmill.import_dataset(tmp_path / "x", tmp_path / "whole", **options)
     for after in (4, 13):
         out = tmp_path / f"out{after}"
-        told = run_killed(
+        killed = run_killed(
             "import_dataset",
             "import_dataset",
             tmp_path / "x",
@@ -180,7 +187,7 @@ def test_a_killed_import_goes_on_to_the_same_bytes(tmp_path):
             after,
             "tokenizer='bytes', tokens_per_shard=4",
         )
-        assert told.returncode == -signal.SIGKILL
+        assert killed.returncode == -signal.SIGKILL
         kept = {path: path.stat().st_ino for path in out.glob("train/*")}
         assert kept
         tokenmill.import_dataset(tmp_path / "x", out, **options)

@@ -1,0 +1,167 @@
+"""Folders whose `index.json` lists their files: those of LitData and of MosaicML Streaming.
+
+The index may come from a stranger: every entry is checked, and no name in it may lead out of the
+folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.
+
+In both formats, a file starts with the number of its documents, where each starts and where the last
+ends, in 32 bits each; writing a file that is too long for that is refused. No document crosses files.
+The index is made from the files on disk.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+import numpy as np
+import orjson
+
+from tokenmill.errors import DatasetError
+from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
+from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
+from tokenmill.storage.files import write_file
+from tokenmill.store.tokens import Tokens
+
+INDEX = "index.json"
+_LONGEST = 1 << 28  # bytes of an index that is read
+_FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part of an index that checks the values it returns."""
+
+    where: str
+    value: Any
+
+    def get(self, key: str, kind: type) -> Any:
+        """The value of a key; numbers must not be negative."""
+        value = self.value.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.damaged(f"{key!r} is {str(value)[:40]!r}")
+        if isinstance(value, int) and not 0 <= value < 1 << 56:
+            raise self.damaged(f"{key!r} is {str(value)[:40]}")
+        return value
+
+    def name(self, key: str) -> str:
+        """The name of a file in the folder."""
+        value = str(self.get(key, str))
+        pure = PurePosixPath(value)
+        if not value.isprintable() or not pure.name or pure.is_absolute() or "\\" in value:
+            raise self.damaged(f"the name {value[:80]!r} is not a file in the folder")
+        if ".." in pure.parts:
+            raise self.damaged(f"the name {value[:80]!r} leads out of the folder")
+        return value
+
+    def entries(self, key: str) -> list[Entry]:
+        """A list of parts."""
+        found = self.get(key, list)
+        if not all(isinstance(one, dict) for one in found):
+            raise self.damaged(f"{key!r} is not a list of objects")
+        return [Entry(self.where, one) for one in found]
+
+    def entry(self, key: str) -> Entry:
+        """A part."""
+        return Entry(self.where, self.get(key, dict))
+
+    def damaged(self, what: str) -> DatasetError:
+        return DatasetError(f"{self.where} is damaged: {what}. Copy or download it again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFile:
+    """A written file, for the index."""
+
+    name: str
+    documents: int
+    size: int
+
+
+class IndexedFolder(Format):
+    """A format with one folder per split; files have at least `tokens_per_shard` tokens.
+
+    `file_name` is formatted with a file's number, and `wide_dtype` stores ids that need 4 bytes.
+    """
+
+    is_writable = True
+    keeps_documents = True
+    file_name: ClassVar[str]
+    wide_dtype: ClassVar[str]
+
+    @abstractmethod
+    def write_shard(self, part: TokenRange, path: Path, advance: Advance) -> None:
+        """Write one file."""
+
+    @abstractmethod
+    def make_index(
+        self, files: list[WrittenFile], dtype: np.dtype[Any], tokens_per_shard: int
+    ) -> bytes:
+        """The index of all files of a split."""
+
+    def plan(self, request: WriteRequest) -> Iterator[FileJob]:
+        dtype = request.choose_dtype(wide=self.wide_dtype)
+        for split in request.splits:
+            names = []
+            for number, part in enumerate(request.cut_between_documents(split, dtype)):
+                names.append(self.file_name.format(number))
+                write = partial(self.write_shard, part)
+                yield FileJob(name=f"{split}/{names[-1]}", tokens=len(part), write=write)
+            write = partial(self._write_index, names, dtype, request.tokens_per_shard)
+            yield FileJob(name=f"{split}/{INDEX}", tokens=0, write=write)
+
+    def read_written(self, folder: Path, splits: list[str]) -> Contents:
+        return self.read_each({split: folder / split for split in splits})
+
+    def _write_index(
+        self, names: list[str], dtype: np.dtype[Any], tokens_per_shard: int, path: Path, _: Advance
+    ) -> None:
+        files = []
+        for name in names:
+            with (path.parent / name).open("rb") as file:
+                documents = int.from_bytes(file.read(4), "little")
+                files.append(WrittenFile(name=name, documents=documents, size=file.seek(0, 2)))
+        write_file(path, self.make_index(files, dtype, tokens_per_shard))
+
+
+def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
+    """The splits of a folder, each with its folder and its index, which must have a `key`."""
+    if not request.is_folder:
+        raise NotThisFormat(f"it is a file, not a folder with {INDEX}")
+    if (request.path / INDEX).is_file():
+        return {"train": (request, _read_index(request, key))}
+    found = {}
+    for folder, split in _FOLDERS.items():
+        inner = replace(request, path=request.path / folder)
+        if split not in found and (inner.path / INDEX).is_file():
+            found[split] = (inner, _read_index(inner, key))
+    if not found:
+        raise NotThisFormat(f"neither it nor its subfolder train has {INDEX}")
+    return found
+
+
+def _read_index(request: OpenRequest, key: str) -> Entry:
+    path = request.path / INDEX
+    if path.stat().st_size > _LONGEST:
+        raise DatasetError(
+            f"{path} has {path.stat().st_size:,} bytes; an index may have {_LONGEST:,} at most."
+        )
+    try:
+        index = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise NotThisFormat(f"{INDEX} is not JSON ({error})") from None
+    if not isinstance(index, dict) or key not in index:
+        raise NotThisFormat(f"{INDEX} has no {key!r}")
+    return Entry(str(path), index)
+
+
+def check_offsets(tokens: Tokens, size: int) -> None:
+    """Refuse to write a file whose offsets do not fit in 32 bits."""
+    if size >= 1 << 32:
+        raise DatasetError(
+            f"a file of split {tokens.split!r} would have {size:,} bytes, but the format's offsets "
+            "must be below 2**32. Use a smaller `tokens_per_shard`; documents are never divided."
+        )

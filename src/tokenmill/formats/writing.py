@@ -1,0 +1,105 @@
+"""What the writers of all formats share: the request, and files planned from ranges of tokens.
+
+A format plans files that can each be written on their own from the tokens. A file under its final
+name is complete and is not written again. Memory holds one block of tokens at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.formats.document_starts import split_between_documents
+from tokenmill.storage.files import AtomicFile
+from tokenmill.store.tokens import Tokens, cast
+
+BLOCK = 1 << 20  # tokens that are copied at once
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileJob:
+    """A file to write: `write` writes it to a path and reports the tokens it wrote."""
+
+    name: str
+    tokens: int
+    write: Callable[[Path, Advance], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRange:
+    """The tokens `start` to `stop` of a split, to be written as `dtype`, `block` at once."""
+
+    tokens: Tokens
+    start: int
+    stop: int
+    dtype: np.dtype[Any]
+    block: int = BLOCK
+
+    def copy(self, file: AtomicFile, advance: Advance) -> None:
+        """Append the ids to a file; an id that the dtype cannot hold is an error."""
+        ids = np.empty(min(self.block, len(self)), self.dtype)
+        for low in range(self.start, self.stop, self.block):
+            some = ids[: min(self.block, self.stop - low)]
+            cast(self.tokens.read(low, low + len(some)), some)
+            file.write(some)
+            advance(len(some))
+
+    def write(self, path: Path, advance: Advance, header: bytes = b"") -> None:
+        """Write a file of a header and the ids."""
+        with AtomicFile(path) as file:
+            file.write(header)
+            self.copy(file, advance)
+            file.finish()
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteRequest:
+    """The splits to write, what is known about their ids, and the size of files.
+
+    `dtype` is how the source stores ids, and `tokenizer` the name of the tokenizer that made them.
+    `tokens_per_shard` is for formats with several files per split.
+    """
+
+    splits: Mapping[str, Tokens]
+    dtype: np.dtype[Any]
+    vocab_size: int | None = None
+    eot_id: int | None = None
+    tokenizer: str | None = None
+    tokens_per_shard: int
+    block: int = BLOCK
+
+    def choose_dtype(self, most: int = 1 << 16, wide: str = "<u4") -> np.dtype[Any]:
+        """uint16 for vocabularies of at most `most` ids, else `wide`."""
+        size = self.vocab_size
+        if size is None:
+            size = int(np.iinfo(self.dtype).max) + 1
+        return np.dtype("<u2" if size <= most else wide)
+
+    def take_all(self, split: str, dtype: np.dtype[Any]) -> TokenRange:
+        """All tokens of a split."""
+        return self._take(split, 0, len(self.splits[split]), dtype)
+
+    def cut_into_shards(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
+        """Ranges of `tokens_per_shard` tokens; the last has the rest."""
+        total = len(self.splits[split])
+        for start in range(0, total, self.tokens_per_shard):
+            yield self._take(split, start, min(start + self.tokens_per_shard, total), dtype)
+
+    def cut_between_documents(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
+        """Ranges of at least `tokens_per_shard` tokens (except the last) that divide no document."""
+        tokens = self.splits[split]
+        for start, stop in split_between_documents(tokens, self.tokens_per_shard):
+            yield self._take(split, start, stop, dtype)
+
+    def _take(self, split: str, start: int, stop: int, dtype: np.dtype[Any]) -> TokenRange:
+        tokens = self.splits[split]
+        return TokenRange(tokens=tokens, start=start, stop=stop, dtype=dtype, block=self.block)
