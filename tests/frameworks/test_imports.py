@@ -12,7 +12,7 @@ FRAMEWORKS = ("torch", "lightning", "jax", "grain", "tensorflow", "transformers"
     ("module", "allowed"),
     [
         ("tokenmill.compat.text_source", set()),
-        ("tokenmill.load.steps", set()),
+        ("tokenmill.load.adapters", set()),
         ("tokenmill.jax", {"jax"}),
         ("tokenmill.grain", {"grain", "jax"}),
         ("tokenmill.huggingface", {"torch"}),

@@ -180,9 +180,9 @@ def test_an_error_comes_in_its_turn(tokens):
         ({"mesh": "here", "sharding": "here"}, "not both"),
         ({"batch_size": 0}, "at least 1"),
         ({"prefetch": -1}, "0 or more"),
-        ({"dtype": np.int64}, "no int64"),
+        ({"dtype": np.int64}, "`dtype` is int64"),
         ({"world_size": 2, "rank": 0}, "JAX knows"),
-        ({"drop_last": False}, "always left out"),
+        ({"drop_last": False}, "always omitted"),
     ],
 )
 def test_what_cannot_be_is_said(tokens, settings, message):

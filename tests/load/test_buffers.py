@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource
 import numpy as np
-from tokenmill.load.buffers import keep_freed_memory
+from tokenmill.load.batches import keep_freed_memory
 
 def fill_and_free():
     arrays = [np.ones(3 << 20, np.uint8) for _ in range(10)]

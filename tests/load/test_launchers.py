@@ -1,7 +1,7 @@
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.load.ranks import find_rank
+from tokenmill.load.distributed import find_rank
 
 
 @pytest.mark.parametrize(

@@ -131,18 +131,18 @@ def test_limits():
     assert list(Loader(tokens, batch_size=10, seq_len=16, limit_rows=0)) == []
     with pytest.raises(TypeError, match="limit_epochs"):
         len(Loader(tokens, batch_size=10, seq_len=16))
-    with pytest.raises(IndexError, match="from 0 to 24"):
+    with pytest.raises(IndexError, match="0 to 24"):
         loader.batch_at(3)
     whole = Loader(tokens, batch_size=10, seq_len=16, limit_rows=25, drop_last=True)
     assert len(whole.batch_at(len(whole) - 1).inputs) == 10
-    with pytest.raises(IndexError, match="from 0 to 15"):
+    with pytest.raises(IndexError, match="0 to 15"):
         whole.batch_at(len(whole))
-    with pytest.raises(IndexError, match="it has none"):
+    with pytest.raises(IndexError, match="has no batch"):
         Loader(tokens, batch_size=10, seq_len=16, limit_rows=9, drop_last=True).batch_at(0)
     endless = Loader(tokens, batch_size=10, seq_len=16)
     assert endless.batch_from(2**62 - 1).row == 2**62 - 1
     for row in (-1, 2**62, 2**63, 2**70):
-        with pytest.raises(IndexError, match="no batch of the run begins with row"):
+        with pytest.raises(IndexError, match="no batch starts at row"):
             endless.batch_from(row)
 
 
@@ -189,7 +189,7 @@ def test_an_interrupt_loses_no_batch():
     for _ in range(3):
         next(loader)
     next(loader)
-    loader._made = interrupt(loader._made)
+    loader._batches = interrupt(loader._batches)
     with pytest.raises(KeyboardInterrupt):
         next(loader)
     assert loader.state_dict()["row"] == 16
@@ -416,7 +416,7 @@ def test_a_mixture_has_no_epochs(mixture):
 
 def test_the_larger_batches_are_the_fewer_are_read_at_once():
     def count(batch_size):
-        return Loader(Tokens.of(IDS), batch_size=batch_size, seq_len=16, seed=1).maker.read_size
+        return Loader(Tokens.of(IDS), batch_size=batch_size, seq_len=16, seed=1).reader.read_size
 
     sizes = [count(batch_size) for batch_size in (1, 1_000, 100_000, 10_000_000)]
     assert sizes == sorted(sizes, reverse=True)

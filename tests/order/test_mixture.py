@@ -149,11 +149,11 @@ def test_shares_are_exact_to_less_than_a_slot(weights, slots):
         ({"phases": ((0, (1, float("inf"))),)}, "weight inf"),
         ({"phases": ((0, (0, 0.0)),)}, "all weights are 0"),
         ({"phases": ((0, (1,)),)}, "1 weights for 2 sources"),
-        ({"phases": ()}, "the first must begin at row 0"),
+        ({"phases": ()}, "the first must start at row 0"),
         ({"phases": ((5, (1, 1)),)}, "rows [5]"),
         ({"phases": ((0, (1, 1)), (9, (1, 1)), (9, (1, 2)))}, "after the one before it"),
         ({"names": ("a", "a")}, "all different"),
-        ({"names": ()}, "one or more"),
+        ({"names": ()}, "at least one"),
         ({"block": 0}, "`block` is 0"),
         ({"block": 2**20 + 1}, "from 1 to 1,048,576"),
     ],
@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused(change, message):
 
 def test_rows_below_0_are_refused():
     mixture = MixtureOrder(names=("a",), phases=((0, (1,)),))
-    with pytest.raises(UsageError, match="row -1 cannot be"):
+    with pytest.raises(UsageError, match="there is no row -1"):
         mixture.assign(np.array([-1]))
-    with pytest.raises(UsageError, match="row -1 cannot be"):
+    with pytest.raises(UsageError, match="there is no row -1"):
         mixture.counts(-1)

@@ -117,11 +117,11 @@ def test_derived_keys_are_what_the_page_says(key, numbers):
 @pytest.mark.parametrize(
     ("size", "key", "place", "message"),
     [
-        (0, 0, 0, "a permutation of 0 places"),
+        (0, 0, 0, "1 to 2**62 places, not 0"),
         (2**62 + 1, 0, 0, "1 to 2**62"),
         (5, -1, 0, "key is -1"),
         (5, 2**64, 0, "make_key"),
-        (5, 0, 5, "place 5 is not one of the 5"),
+        (5, 0, 5, "place 5 is not between 0 and 4"),
         (5, 0, -1, "place -1"),
     ],
 )

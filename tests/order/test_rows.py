@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused(change, message):
 
 @pytest.mark.parametrize("kind", ["shuffled", "sequential", "random"])
 def test_rows_below_0_are_refused(kind):
-    with pytest.raises(UsageError, match="row -3 cannot be"):
+    with pytest.raises(UsageError, match="there is no row -3"):
         RowOrder(tokens=100, seq_len=10, kind=kind).starts(np.array([5, -3]))
 
 

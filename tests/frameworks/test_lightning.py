@@ -298,9 +298,9 @@ def test_a_module_by_itself_counts_what_it_gave() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 1}, "rank is the trainer's to say"),
-        ({"limit_epochs": 1}, "limit_epochs is the trainer's to say"),
-        ({"limit_tokens": 1}, "limit_tokens is the trainer's to say"),
+        ({"rank": 1}, "`rank` is set by the trainer"),
+        ({"limit_epochs": 1}, "`limit_epochs` is set by the trainer"),
+        ({"limit_tokens": 1}, "`limit_tokens` is set by the trainer"),
         ({"sed": 3}, "not an argument of tokenmill.Loader"),
         ({"epoch_steps": 0}, "`epoch_steps` is 0"),
     ],
