@@ -110,7 +110,7 @@ def main():
     uneven = TokenRows(tokens, **SETTINGS, limit_rows=61)
     fixed = TokenRows(tokens, seq_len=4, order="sequential", limit_rows=16)
     accelerator = accelerate()
-    told = {
+    result = {
         "default": read(rows),
         "dispatched": read(rows, dispatch_batches=True),
         "split": read(rows, batch_size=8, split_batches=True),
@@ -126,7 +126,7 @@ def main():
         "batches of all ranks": read_batches(tokens, rank=0, world_size=1),
         "warning": warn(rows),
     }
-    (folder / f"told-{accelerator.process_index}.json").write_text(json.dumps(told))
+    (folder / f"result-{accelerator.process_index}.json").write_text(json.dumps(result))
     accelerator.end_training()
 
 

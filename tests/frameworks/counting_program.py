@@ -62,8 +62,8 @@ def main():
     model = trainer.model.eval()
     with torch.no_grad():
         logits = model(torch.arange(4, 20)[None]).logits
-    told = {"seen": Recorded.seen, "predicted": logits.argmax(-1)[0].tolist()}
-    (folder / "told.json").write_text(json.dumps(told))
+    result = {"seen": Recorded.seen, "predicted": logits.argmax(-1)[0].tolist()}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

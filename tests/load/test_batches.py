@@ -1,4 +1,4 @@
-"""Memory that comes and goes stays with the process."""
+"""The process keeps the memory of freed batches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ print(faults * resource.getpagesize() // (30 << 20))
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others need not be told")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc returns such memory to the system"
+)
 def test_freed_memory_is_kept():
     command = [sys.executable, "-c", PROGRAM]
-    told = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
-    assert int(told) == 0  # times that all of it was fresh: five, unless it is kept
+    result = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    assert int(result) == 0  # how often all memory was new: 5 times if glibc does not keep it
