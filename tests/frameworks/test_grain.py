@@ -6,31 +6,14 @@ from pathlib import Path
 import grain
 import numpy as np
 import pytest
+from expected_batches import IDS, SETTINGS, numpy_batches
 
 import tokenmill
 import tokenmill.grain as tg
 from tokenmill import Mixture, Tokens
 from tokenmill.errors import UsageError
 
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
 PROGRAM = Path(__file__).with_name("grain_program.py")
-
-
-@pytest.fixture
-def path(tmp_path):
-    np.save(tmp_path / "ids.npy", IDS)
-    return tmp_path / "ids.npy"
-
-
-@pytest.fixture
-def tokens(path):
-    return tokenmill.open(path)["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batches, expected):

@@ -9,26 +9,13 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
+from expected_batches import IDS, SETTINGS, numpy_batches
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import tokenmill
 import tokenmill.jax as tj
 from tokenmill import Tokens
 from tokenmill.errors import StateError, TokenmillError, UsageError
-
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    np.save(tmp_path / "ids.npy", IDS)
-    return tokenmill.open(tmp_path / "ids.npy")["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batch, expected):

@@ -1,25 +1,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from expected_batches import SETTINGS, numpy_batches
 
 import tokenmill
 import tokenmill.tensorflow as tt
 from tokenmill import Tokens
 from tokenmill.errors import UsageError
-
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    np.save(tmp_path / "ids.npy", IDS)
-    return tokenmill.open(tmp_path / "ids.npy")["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batches, expected):

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from expected_batches import IDS, SETTINGS, numpy_batches
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -12,21 +13,6 @@ import tokenmill
 import tokenmill.torch as tt
 from tokenmill import Mixture, Tokens
 from tokenmill.errors import StateError, UsageError
-
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    """From a file, as usual: each worker maps it."""
-    np.save(tmp_path / "ids.npy", IDS)
-    return tokenmill.open(tmp_path / "ids.npy")["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batch, expected):

@@ -79,9 +79,10 @@ class Loader(Generic[B]):
     seq_len
         Tokens per row, in the inputs and in the targets.
     seed
-        Seed of the order.
+        Seed of the order; 0 by default.
     order
-        shuffled (each window once per epoch), sequential, or random (any start, with replacement).
+        shuffled (the default: each window once per epoch), sequential, or random (any start, with
+        replacement).
     shuffle_block
         Shuffle blocks of this many neighbouring windows, for disks that read neighbours faster.
     rank, world_size
@@ -89,18 +90,19 @@ class Loader(Generic[B]):
     dtype
         Dtype of the batches; int64 by default.
     documents
-        Whether batches have document numbers, positions and `cu_seqlens`.
+        Whether batches have document numbers, positions and `cu_seqlens`; False by default.
     contiguous
-        Whether inputs and targets are separate arrays instead of views of one.
+        Whether inputs and targets are separate arrays; by default they are views of one.
     limit_rows, limit_tokens, limit_epochs
-        Where the run ends; give at most one. Iterating again after the end starts over at row 0,
-        with the same batches.
+        Where the run ends; give at most one. By default it is endless. Iterating again after the end
+        starts over at row 0, with the same batches.
     drop_last
-        Whether to omit an incomplete last step, in which a rank's share may even be empty.
+        Whether to omit an incomplete last step, in which a rank's share may even be empty; False by
+        default.
     in_memory
-        Whether to copy all tokens into memory first.
+        Whether to copy all tokens into memory first; False by default.
     prefetch
-        How many batches a thread reads ahead; None: a few megabytes; 0: no thread.
+        How many batches a thread reads ahead; None (the default): a few megabytes; 0: no thread.
     """
 
     @overload

@@ -107,10 +107,6 @@ class RowOrder:
         """The rows of an epoch: windows of `seq_len + 1` tokens, each `seq_len` after the last."""
         return (self.tokens - 1) // self.seq_len
 
-    def epoch(self, row: int) -> int:
-        """The epoch of a row, from 0."""
-        return row // self.windows
-
     def starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The first token of each row; rows count from 0, in any order and shape."""
         rows = check_rows(rows)
