@@ -13,7 +13,7 @@ Costs: those of `tokenmill.torch.Loader`, which makes the batches on the trainer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 try:
@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 from tokenmill.errors import UsageError
 from tokenmill.load.distributed import trim_last_step
 from tokenmill.load.mixture import Mixture
-from tokenmill.load.settings import LoaderSettings
+from tokenmill.load.settings import LoaderSettings, check_whole
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches, compare_ranks
 
@@ -92,8 +92,8 @@ class TokenDataModule(pl.LightningDataModule):
             )
         if unknown := settings.keys() - {field.name for field in fields(LoaderSettings)}:
             raise UsageError(f"`{min(unknown)}` is not an argument of tokenmill.Loader.")
-        if epoch_steps is not None and epoch_steps < 1:
-            raise UsageError(f"`epoch_steps` is {epoch_steps}; it must be at least 1.")
+        if epoch_steps is not None:
+            epoch_steps = check_whole("epoch_steps", epoch_steps, 1)
         if val is not None and not len(val):  # an empty split: no validation
             val = None
         if settings.pop("in_memory", False):
@@ -123,7 +123,7 @@ class TokenDataModule(pl.LightningDataModule):
         """The validation rows, from the first on."""
         assert self._val is not None
         settings = {**self._settings, "order": "sequential", "shuffle_block": None}
-        return _FixedSteps(self._source(self._val, settings), self._val_rows)
+        return _FixedSteps(self._make_factory(self._val, settings), self._val_rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the run; Lightning saves it in its checkpoints."""
@@ -139,50 +139,42 @@ class TokenDataModule(pl.LightningDataModule):
         steps = self._steps
         if steps is None or steps.trainer is not self.trainer:
             self._steps = _TrainingSteps(
-                self._source(self._train, self._settings), self._epoch_steps, self.trainer
+                self._make_factory(self._train, self._settings), self._epoch_steps, self.trainer
             )
             if steps is not None:
                 self._steps.load_state_dict(steps.state_dict())
         assert self._steps is not None
         return self._steps
 
-    def _source(self, data: Tokens | Mixture, settings: Mapping[str, Any]) -> _Source:
+    def _make_factory(self, data: Tokens | Mixture, settings: Mapping[str, Any]) -> _BatchFactory:
         if self.trainer is None:
-            return _Source(data, settings, self._workers, torch.device("cpu"))
+            return _BatchFactory(data, settings, self._workers, torch.device("cpu"))
         ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
         device = self.trainer.strategy.root_device
-        return _Source(data, {**settings, **ranks}, self._workers, device)
+        return _BatchFactory(data, {**settings, **ranks}, self._workers, device)
 
 
-class _Source:
+@dataclass(frozen=True)
+class _BatchFactory:
     """Makes iterators of batches, in this process or in workers."""
 
-    def __init__(
-        self,
-        data: Tokens | Mixture,
-        settings: Mapping[str, Any],
-        workers: int,
-        device: torch.device,
-    ) -> None:
-        self._data, self._settings, self._workers, self._device = data, settings, workers, device
+    data: Tokens | Mixture
+    settings: Mapping[str, Any]
+    workers: int
+    device: torch.device
 
-    def loader(self, **limit: Any) -> Loader:
-        return Loader(self._data, device=self._device, **self._settings, **limit)
+    def make_loader(self, **limit: Any) -> Loader:
+        return Loader(self.data, device=self.device, **self.settings, **limit)
 
-    def batches(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
+    def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
         """The batches from a row on: those of the loader, which is at that row, or of workers."""
-        if not self._workers:
+        if not self.workers:
             return loader
-        settings = {name: value for name, value in self._settings.items() if name != "prefetch"}
-        dataset = TokenBatches(self._data, start=row, **settings, limit_rows=loader.arrays.limit)
-        return iter(
-            DataLoader(
-                dataset,
-                batch_size=None,
-                num_workers=self._workers,
-                pin_memory=self._device.type == "cuda",
-            )
-        )
+        settings = {name: value for name, value in self.settings.items() if name != "prefetch"}
+        dataset = TokenBatches(self.data, start=row, **settings, limit_rows=loader.arrays.limit)
+        pins = self.device.type == "cuda"
+        workers = DataLoader(dataset, batch_size=None, num_workers=self.workers, pin_memory=pins)
+        return iter(workers)
 
 
 class _TrainingSteps:
@@ -192,9 +184,11 @@ class _TrainingSteps:
     checkpoints would then be one batch ahead.
     """
 
-    def __init__(self, source: _Source, steps: int | None, trainer: pl.Trainer | None) -> None:
+    def __init__(
+        self, factory: _BatchFactory, steps: int | None, trainer: pl.Trainer | None
+    ) -> None:
         self.trainer = trainer
-        self._source, self._loader = source, source.loader()
+        self._factory, self._loader = factory, factory.make_loader()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             compare_ranks(self._loader.arrays)
         rows = self._loader.arrays.rows
@@ -210,7 +204,7 @@ class _TrainingSteps:
     def __iter__(self) -> Iterator[AnyBatch]:
         if getattr(self.trainer, "overfit_batches", 0):  # needs the same batches each epoch
             self.load_state_dict({**self._loader.state_dict(), "row": 0})
-        batches = self._source.batches(self._loader, self._row)
+        batches = self._factory.iterate(self._loader, self._row)
         for _ in range(self._length):
             if (finished := self._count_finished()) != self._unfinished[0]:
                 self._unfinished = finished, self._row
@@ -244,8 +238,8 @@ class _TrainingSteps:
 class _FixedSteps:
     """The same batches each time, and equally many on all ranks."""
 
-    def __init__(self, source: _Source, rows: int | None) -> None:
-        loader = source.loader().arrays
+    def __init__(self, factory: _BatchFactory, rows: int | None) -> None:
+        loader = factory.make_loader().arrays
         windows = loader.rows.orders[0].windows
         rows = windows if rows is None else min(rows, windows)
         self._rows = trim_last_step(rows, loader.batch_size, loader.world_size)
@@ -255,10 +249,10 @@ class _FixedSteps:
                 f"{loader.world_size} devices needs at least one. Use more tokens or a smaller "
                 "`seq_len`."
             )
-        self._source, self._global_batch = source, loader.global_batch
+        self._factory, self._global_batch = factory, loader.global_batch
 
     def __len__(self) -> int:
         return -(-self._rows // self._global_batch)
 
     def __iter__(self) -> Iterator[AnyBatch]:
-        return iter(self._source.batches(self._source.loader(limit_rows=self._rows), 0))
+        return iter(self._factory.iterate(self._factory.make_loader(limit_rows=self._rows), 0))
