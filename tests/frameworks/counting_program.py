@@ -1,4 +1,4 @@
-"""A tiny GPT-2 under `Trainer`, which learns to count: prints its rows and what it predicts.
+"""A tiny GPT-2 under `Trainer` learns to count: writes its rows and its predictions.
 
 counting_program.py FOLDER: trains in FOLDER/run, stops in the middle, and resumes.
 """

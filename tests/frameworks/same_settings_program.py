@@ -1,4 +1,4 @@
-"""A process of two: makes loaders that differ between the two, and writes down what is refused.
+"""One of two processes: makes loaders that differ between them, and writes the errors as JSON.
 
 same_settings_program.py torch FOLDER, under torchrun
 same_settings_program.py jax FOLDER PROCESS PORT
@@ -18,7 +18,7 @@ SAME = {"batch_size": 4, "seq_len": 16, "seed": 3}
 
 
 def attempts(rank):
-    """Names, and the settings of this rank."""
+    """The settings of this rank, by name."""
     return {
         "same": SAME,
         "batch_size": {**SAME, "batch_size": 8 if rank else 4},
