@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Batch": "tokenmill.load.maker",
+    "Batch": "tokenmill.load.batches",
     "Config": "tokenmill.training.config",
     "Dataset": "tokenmill.dataset.opening",
-    "DocumentedBatch": "tokenmill.load.maker",
+    "DocumentedBatch": "tokenmill.load.batches",
     "Loader": "tokenmill.load.loader",
     "Mixture": "tokenmill.load.mixture",
     "Report": "tokenmill.preparation.prepare",
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
-    from tokenmill.load.maker import Batch, DocumentedBatch
     from tokenmill.load.mixture import Mixture
     from tokenmill.preparation.prepare import Report, prepare
     from tokenmill.preparation.pretokenize import pretokenize

@@ -2,13 +2,13 @@
 
     make_dataset    a `grain.MapDataset` of whole batches: `dataset[i]` is the batch of step i
     READ_OPTIONS    how to iterate over it: Grain's own default of 16 threads is several times slower
-    TokenBatches    its source, one gather a batch
+    TokenBatches    its source, one gather per batch
     TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
-Guarantees: equal to what `tokenmill.Loader` gives, with any number of Grain's threads and worker
-processes; rows are already in the order of the run, so do not shuffle them. The state of Grain's own
-iterators is enough to resume. The `repr` of a source, which Grain compares with that of a checkpoint,
-identifies the run: it is equal for equal rows, wherever the files are.
+Guarantees: the batches and rows equal those of `tokenmill.Loader`, with any number of Grain's threads
+and worker processes; rows are already in the order of the run, so do not shuffle them. The state of
+Grain's own iterators is enough to resume. The `repr` of a source, which Grain compares with that of a
+checkpoint, identifies the run: it is equal for equal rows, wherever the files are.
 
 Costs: Grain takes about 90 µs per element, whether a row or a batch, so batches are much faster.
 """
@@ -30,10 +30,11 @@ except ModuleNotFoundError as error:
     raise
 
 from tokenmill.errors import UsageError
+from tokenmill.load.adapters import BatchesByStep, RowPlaces, check_index
 from tokenmill.load.loader import Loader
 from tokenmill.load.mixture import Mixture
-from tokenmill.load.rows import Rows
-from tokenmill.load.steps import NearPlaces, Steps
+from tokenmill.load.rows import RunRows
+from tokenmill.load.settings import RowSettings, check_whole
 from tokenmill.order.rows import Kind
 from tokenmill.store.tokens import Tokens
 
@@ -43,14 +44,14 @@ READ_OPTIONS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class Batch(NamedTuple):
-    """Inputs and the tokens that follow them, (rows, seq_len) each, or (seq_len,) of one row."""
+    """Inputs and the tokens that follow them, each (rows, seq_len), or (seq_len,) for one row."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
 
 
 class DocumentedBatch(NamedTuple):
-    """A batch, the document of each token in its row, and the token's place in it."""
+    """A batch, the document of each token in its row, and the token's position in it."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
@@ -61,8 +62,9 @@ class DocumentedBatch(NamedTuple):
 class TokenBatches:
     """A source of batches: batch i is that of step i. `settings` are those of `tokenmill.Loader`.
 
-    Without a limit it is as long as Grain's `repeat()` makes a dataset. Ranks are told by the
-    environment, or by `rank=jax.process_index(), world_size=jax.process_count()`.
+    Without a limit its length is `sys.maxsize`, like that of a dataset after Grain's `repeat()`. The
+    rank comes from the environment, or from `rank=jax.process_index(),
+    world_size=jax.process_count()`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batches[0].targets
@@ -72,36 +74,39 @@ class TokenBatches:
 
     def __init__(self, data: Tokens | Mixture, **settings: Any) -> None:
         if "prefetch" in settings:
-            raise UsageError("Grain reads ahead by itself; see grain.ReadOptions.")
-        self._steps = Steps(
+            raise UsageError(
+                "`prefetch` does not apply to this dataset, since Grain reads ahead. Use "
+                "grain.ReadOptions."
+            )
+        self._batches = BatchesByStep(
             Loader(data, **{"dtype": np.int32, "contiguous": True, **settings}, prefetch=0)
         )
         _allow_workers()
 
     def __len__(self) -> int:
-        loader = self._steps.loader
+        loader = self._batches.loader
         return sys.maxsize if loader.limit is None else len(loader)
 
     def __getitem__(self, step: SupportsIndex) -> Batch | DocumentedBatch:
-        batch = self._steps[_inside(step, len(self), "batches")]
+        batch = self._batches[check_index(step, len(self), "batches")]
         if batch.documents is None:
             return Batch(batch.inputs, batch.targets)
         found = batch.documents
         return DocumentedBatch(batch.inputs, batch.targets, found.ids, found.positions)
 
     def __repr__(self) -> str:
-        loader = self._steps.loader
+        loader = self._batches.loader
         more = {
             "batch_size": loader.batch_size,
             "rank": [loader.rank, loader.world_size],
             "batches": len(self),
-            "dtype": loader.maker.dtype.name,
+            "dtype": loader.settings.dtype.name,
         }
-        return _tell("TokenBatches", loader.rows, more)
+        return _describe("TokenBatches", loader.rows, more)
 
 
 class TokenRows:
-    """A source of rows, up to a limit; an epoch, unless it is said otherwise.
+    """A source of rows, up to `limit_rows`; by default one epoch.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
@@ -119,11 +124,10 @@ class TokenRows:
         limit_rows: int | None = None,
         dtype: npt.DTypeLike = np.int32,
     ) -> None:
-        rows = Rows(data, seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
-        if limit_rows is None and rows.mixture is not None:
-            raise UsageError("each source of a mixture has its own epochs; give `limit_rows`.")
-        self._length = rows.orders[0].windows if limit_rows is None else limit_rows
-        self._places = NearPlaces(rows)
+        settings = RowSettings(seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
+        rows = RunRows(data, settings)
+        self._length = check_whole("limit_rows", rows.count_epoch(limit_rows), 0)
+        self._places = RowPlaces(rows)
         self._dtype = np.dtype(dtype)
         _allow_workers()
 
@@ -133,12 +137,12 @@ class TokenRows:
     def __getitem__(self, row: SupportsIndex) -> Batch:
         rows = self._places.rows
         out = np.empty((1, rows.seq_len + 1), self._dtype)
-        rows.read(self._places.locate(_inside(row, self._length, "rows"), 1), out)
+        rows.read(self._places.locate(check_index(row, self._length, "rows"), 1), out)
         return Batch(out[0, :-1], out[0, 1:])
 
     def __repr__(self) -> str:
         more = {"rows": self._length, "dtype": self._dtype.name}
-        return _tell("TokenRows", self._places.rows, more)
+        return _describe("TokenRows", self._places.rows, more)
 
 
 def make_dataset(
@@ -157,19 +161,12 @@ def make_dataset(
     return grain.MapDataset.source(source)
 
 
-def _inside(number: SupportsIndex, length: int, what: str) -> int:
-    place = number.__index__()
-    if not -length <= place < length:
-        raise IndexError(f"{what} go from 0 to {length - 1:,}, and {place:,} is not one of them")
-    return place % length
-
-
-def _tell(name: str, rows: Rows, more: dict[str, Any]) -> str:
+def _describe(name: str, rows: RunRows, more: dict[str, Any]) -> str:
     return f"{name}({orjson.dumps({**rows.identity, **more}).decode()})"
 
 
 def _allow_workers() -> None:
-    """Let Grain start workers in a program that has no flags of absl's: with JAX installed, it
-    stops at flags that were not parsed."""
+    """Let Grain start workers in a program without absl flags: with JAX installed, it refuses to if
+    flags were not parsed."""
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()

@@ -62,9 +62,9 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
         if not self._has_warned and any(b > a + 1 for a, b in pairwise(rows)):
             self._has_warned = True
             warnings.warn(
-                "The rows of tokenmill are read out of order. They are shuffled already; shuffling "
+                "The rows of tokenmill are read out of order. They are already shuffled. Shuffling "
                 "them again takes memory for a list of all row numbers, and step n no longer has "
-                'its own rows. Use TrainingArguments(train_sampling_strategy="sequential"), or '
+                'the rows that tokenmill assigns to it. Use TrainingArguments(train_sampling_strategy="sequential"), or '
                 "DataLoader without shuffle=True.",
                 stacklevel=2,
             )
@@ -76,7 +76,7 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
 def _check_division() -> None:
     """Refuse to read if Accelerate gives all rows to each of several processes.
 
-    On a machine without an accelerator it meets the other processes, and then ignores them.
+    On a machine without an accelerator it joins the process group and then ignores it.
     """
     accelerate = sys.modules.get("accelerate.state")
     if accelerate is None or not torch.distributed.is_initialized():
@@ -85,7 +85,7 @@ def _check_division() -> None:
     processes = torch.distributed.get_world_size()
     if found == 1 and processes > 1:
         raise UsageError(
-            f"Accelerate does not divide the rows: there are {processes} processes, and each would "
-            "train alone, on all rows. Without a GPU, set ACCELERATE_USE_CPU=true in the environment, "
+            f"Accelerate does not divide the rows: each of the {processes} processes would train on "
+            "all of them. Without a GPU, set ACCELERATE_USE_CPU=true in the environment, "
             "or use TrainingArguments(use_cpu=True) or Accelerator(cpu=True)."
         )

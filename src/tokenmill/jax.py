@@ -7,7 +7,7 @@ rows, the same on all processes, and can be loaded with another mesh.
 
 Costs: a thread reads rows ahead, and the next batches are copied to the devices while one is in use.
 On the CPU, JAX may use the memory of a batch without a copy; it then holds a reference to that memory,
-which tells the loader that it is in use.
+so the loader does not reuse it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -30,24 +29,27 @@ except ModuleNotFoundError as error:
     raise
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.load import loader as arrays
-from tokenmill.load.agreement import check_agreement
-from tokenmill.load.maker import Batch as ArrayBatch
+from tokenmill.load.adapters import LoaderAdapter
+from tokenmill.load.batches import Batch as ArrayBatch
+from tokenmill.load.distributed import check_same_settings
+from tokenmill.load.loader import Loader as ArrayLoader
+from tokenmill.load.loader import SourceLedger, make_ledger
 from tokenmill.load.mixture import Mixture
+from tokenmill.load.settings import LoaderArguments
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader"]
 
-# What a loader of arrays takes, and what follows from the sharding here.
-_DECIDED = {
-    "rank": "JAX knows which process this is",
+# Arguments of `tokenmill.Loader` that this loader sets, and why.
+_NOT_SETTABLE = {
+    "rank": "JAX knows the number of this process",
     "world_size": "JAX knows how many processes there are",
-    "contiguous": "the arrays on a device always are",
-    "drop_last": "a step that is cut short would not fit the sharding, and is always left out",
+    "contiguous": "arrays on a device always are",
+    "drop_last": "an incomplete last step would not fit the sharding, so it is always omitted",
 }
 
-_PATIENCE = 60_000  # ms to wait for the coordinator
-_ON_THE_WAY = 2  # batches that are brought to the devices ahead
+_TIMEOUT = 60_000  # ms to wait for the coordinator
+_PLACED_AHEAD = 2  # batches that are copied to the devices ahead
 
 
 class Batch(NamedTuple):
@@ -58,24 +60,27 @@ class Batch(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """The document of each token in its row, from 0, and the token's place in it."""
+    """The document of each token in its row, from 0, and the token's position in it."""
 
     ids: jax.Array
     positions: jax.Array
 
 
 class DocumentedBatch(NamedTuple):
-    """A batch, and the documents in it."""
+    """A batch and its documents."""
 
     inputs: jax.Array
     targets: jax.Array
     documents: Documents
 
 
-Placed = tuple[Batch | DocumentedBatch, int]  # with the first row behind its step
+class _Arguments(LoaderArguments, total=False):
+    sharding: Sharding | None
+    mesh: Mesh | None
+    data_axis: str
 
 
-if TYPE_CHECKING:  # a TypeVar default needs Python 3.13 at run time
+if TYPE_CHECKING:  # the default of a TypeVar is new in Python 3.13
     from typing_extensions import TypeVar
 
     B = TypeVar("B", bound=Batch | DocumentedBatch, default=Batch, covariant=True)
@@ -85,7 +90,7 @@ else:
     B = TypeVar("B")
 
 
-class Loader(Generic[B]):
+class Loader(LoaderAdapter[B]):
     """Batches of `batch_size` rows over all devices and processes, endless or up to a limit.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
@@ -110,9 +115,9 @@ class Loader(Generic[B]):
     dtype
         Dtype of the arrays; JAX disables 64-bit integers by default.
     prefetch
-        How many batches a thread reads ahead; 0: no thread, None: some megabytes.
+        How many batches a thread reads ahead; None: a few megabytes; 0: no thread.
     settings
-        The other arguments of `tokenmill.Loader`. With a limit, an incomplete last step is left out.
+        The other arguments of `tokenmill.Loader`. With a limit, an incomplete last step is omitted.
     """
 
     @overload
@@ -120,14 +125,8 @@ class Loader(Generic[B]):
         self: Loader[Batch],
         data: Tokens | Mixture,
         *,
-        batch_size: int,
-        seq_len: int,
         documents: Literal[False] = ...,
-        sharding: Sharding | None = ...,
-        mesh: Mesh | None = ...,
-        data_axis: str = ...,
-        dtype: npt.DTypeLike = ...,
-        **settings: Unpack[arrays.LoaderSettings],
+        **settings: Unpack[_Arguments],
     ) -> None: ...
 
     @overload
@@ -135,14 +134,17 @@ class Loader(Generic[B]):
         self: Loader[DocumentedBatch],
         data: Tokens | Mixture,
         *,
-        batch_size: int,
-        seq_len: int,
         documents: Literal[True],
-        sharding: Sharding | None = ...,
-        mesh: Mesh | None = ...,
-        data_axis: str = ...,
-        dtype: npt.DTypeLike = ...,
-        **settings: Unpack[arrays.LoaderSettings],
+        **settings: Unpack[_Arguments],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[Batch | DocumentedBatch],
+        data: Tokens | Mixture,
+        *,
+        documents: bool,
+        **settings: Unpack[_Arguments],
     ) -> None: ...
 
     def __init__(
@@ -158,22 +160,19 @@ class Loader(Generic[B]):
         prefetch: int | None = None,
         **settings: Any,
     ) -> None:
-        for name, reason in _DECIDED.items():
+        for name, reason in _NOT_SETTABLE.items():
             if name in settings:
                 raise UsageError(f"`{name}` does not apply to this loader: {reason}.")
         if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
             raise UsageError(
-                f"JAX has no {np.dtype(dtype)} as it is set up. Use int32, or "
+                f"`dtype` is {np.dtype(dtype)}, which JAX does not enable by default. Use int32, or "
                 'jax.config.update("jax_enable_x64", True).'
             )
         self.sharding = _choose_sharding(sharding, mesh, data_axis)
-        block, blocks = _find_block(self.sharding, (batch_size, seq_len))
-        self._place = _Placer(
-            sharding=self.sharding,
-            shape=(batch_size, seq_len),
-            first=block * (batch_size // blocks),
-        )
-        self.arrays = arrays.Loader(
+        self._shape = (batch_size, seq_len)
+        block, blocks = _find_block(self.sharding, self._shape)
+        self._first = block * (batch_size // blocks)  # of a step's rows, in this process
+        self.arrays = ArrayLoader(
             data,
             batch_size=batch_size // blocks,
             seq_len=seq_len,
@@ -186,18 +185,16 @@ class Loader(Generic[B]):
             **settings,
         )
         _compare_processes(self.sharding, batch_size, self.arrays)
-        self._row = 0  # the cursor; that of `arrays` is ahead of it by what was placed
-        self._at_end = False  # whether the run has come to its limit here
-        self._on_the_way = _ON_THE_WAY if prefetch is None else min(prefetch, _ON_THE_WAY)
-        self._placed: deque[Placed] = deque()
+        self._row = 0  # the cursor; that of `arrays` is ahead of it by the batches in `_placed`
+        self._at_end = False  # whether iterating has reached the limit
+        self._ahead = _PLACED_AHEAD if prefetch is None else min(prefetch, _PLACED_AHEAD)
+        # Batches on the devices, each with the first row after its step.
+        self._placed: deque[tuple[B, int]] = deque()
 
     @property
     def row(self) -> int:
         """The cursor: how many rows the run has consumed, on all processes together."""
         return self._row
-
-    def __len__(self) -> int:
-        return len(self.arrays)
 
     def __iter__(self) -> Self:
         if self._at_end:
@@ -205,13 +202,13 @@ class Loader(Generic[B]):
         return self
 
     def __repr__(self) -> str:
-        rows = f"{self._place.shape[0]} x {self._place.shape[1]}"
+        rows = f"{self._shape[0]} x {self._shape[1]}"
         return f"<tokenmill.jax.Loader {rows} of {self.arrays.rows.data!r}, row {self._row:,}>"
 
     def __next__(self) -> B:
         try:
             if not self._placed:
-                self._placed.append(self._place_next())
+                self._place_next()
             batch, row = self._placed.popleft()
         except BaseException as error:
             self.close()
@@ -219,31 +216,30 @@ class Loader(Generic[B]):
             raise
         self._row = row
         self._at_end = self.arrays.limit is not None and not self.arrays.count_steps(row)
-        while len(self._placed) < self._on_the_way:
+        while len(self._placed) < self._ahead:
             try:
-                self._placed.append(self._place_next())
-            except (StopIteration, TokenmillError, OSError):  # which comes again in its turn
+                self._place_next()
+            except (StopIteration, TokenmillError, OSError):  # raised again in its turn
                 break
-        return cast(B, batch)
+        return batch
 
-    def _place_next(self) -> Placed:
+    def _place_next(self) -> None:
         batch = next(self.arrays)
-        return self._place(batch), batch.end
+        self._placed.append((self._convert(batch), batch.end))
 
     def batch_at(self, step: int) -> B:
-        """The batch of any step; see `tokenmill.Loader.batch_at`. All processes have to ask."""
+        """The batch of any step; see `tokenmill.Loader.batch_at`. All processes must call it."""
         if self.arrays.limit is not None and step >= len(self):
-            raise IndexError(
-                f"steps go from 0 to {len(self) - 1:,}, and {step:,} is not one of them"
-            )
-        return cast(B, self._place(self.arrays.batch_at(step)))
+            raise IndexError(f"steps go from 0 to {len(self) - 1:,}; there is no {step:,}")
+        return super().batch_at(step)
 
-    def ledger(self) -> dict[str, arrays.SourceLedger]:
+    def ledger(self) -> dict[str, SourceLedger]:
         """What the run has consumed so far of each source."""
-        return arrays.make_ledger(self.arrays.rows, self._row)
+        return make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, and which run it is: small, fit for JSON, the same on all processes."""
+        """The position of the run and what identifies it: small, JSON can hold it, the same on all
+        processes."""
         return {**self.arrays.state_dict(), "row": self._row}
 
     def load_state_dict(
@@ -255,40 +251,28 @@ class Loader(Generic[B]):
         self._row, self._at_end = self.arrays.row, False
 
     def close(self) -> None:
-        """End the thread; the next batch starts another."""
+        """Stop the thread; the next batch starts another."""
         self._placed.clear()
         self.arrays.load_state_dict(self.state_dict())  # back to the cursor
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Placer:
-    """Makes global arrays of the rows of a step that this process has read, from `first` on."""
-
-    sharding: Sharding
-    shape: tuple[int, int]
-    first: int
-
-    def __call__(self, batch: ArrayBatch) -> Batch | DocumentedBatch:
-        inputs, targets = self._put(batch.inputs), self._put(batch.targets)
+    def _convert(self, batch: ArrayBatch) -> B:
+        inputs, targets = self._place(batch.inputs), self._place(batch.targets)
         if batch.documents is None:
-            return Batch(inputs, targets)
-        ids, positions = batch.documents.ids, batch.documents.positions
-        return DocumentedBatch(inputs, targets, Documents(self._put(ids), self._put(positions)))
+            return cast(B, Batch(inputs, targets))
+        found = batch.documents
+        documents = Documents(self._place(found.ids), self._place(found.positions))
+        return cast(B, DocumentedBatch(inputs, targets, documents))
 
-    def _put(self, rows: npt.NDArray[Any]) -> jax.Array:
-        def part(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
+    def _place(self, rows: npt.NDArray[Any]) -> jax.Array:
+        """The global array of a step, from the rows of it that this process has read."""
+
+        def take(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
             assert index is not None
-            first, stop, _ = index[0].indices(self.shape[0])
-            return rows[first - self.first : stop - self.first, index[1]]
+            first, stop, _ = index[0].indices(self._shape[0])
+            return rows[first - self._first : stop - self._first, index[1]]
 
-        # A quarter of what make_array_from_process_local_data takes.
-        return jax.make_array_from_callback(self.shape, self.sharding, part)
+        # Takes a quarter of the time of make_array_from_process_local_data.
+        return jax.make_array_from_callback(self._shape, self.sharding, take)
 
 
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:
@@ -299,31 +283,31 @@ def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: st
     if mesh is None:
         mesh, data_axis = Mesh(np.array(jax.devices()), ("data",)), "data"
     if data_axis not in mesh.axis_names:
-        there = ", ".join(map(str, mesh.axis_names))
+        axes = ", ".join(map(str, mesh.axis_names))
         raise UsageError(
-            f"the mesh has no axis {data_axis!r} to divide rows over; set `data_axis` to one of: {there}."
+            f"the mesh has no axis {data_axis!r} to divide rows over; set `data_axis` to one of: {axes}."
         )
     return NamedSharding(mesh, PartitionSpec(data_axis))  # type: ignore[no-untyped-call]
 
 
-def _compare_processes(sharding: Sharding, batch_size: int, loader: arrays.Loader) -> None:
+def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader) -> None:
     """Refuse a loader whose settings differ from those of the processes that share its arrays."""
     client: Any = distributed.global_state.client
     if sharding.is_fully_addressable or client is None:
         return
 
     def post(key: str, value: str) -> str:
-        with suppress(jax.errors.JaxRuntimeError):  # another process came first
+        with suppress(jax.errors.JaxRuntimeError):  # another process was first
             client.key_value_set(key, value)
-        return str(client.blocking_key_value_get(key, _PATIENCE))
+        return str(client.blocking_key_value_get(key, _TIMEOUT))
 
-    settings = {"batch_size": batch_size, "limit": loader.limit, **loader.rows.identity}
-    check_agreement(settings, jax.process_index(), post)
+    settings = {**loader.shared_settings, "batch_size": batch_size}
+    check_same_settings(settings, jax.process_index(), post)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """Which of how many equal blocks of a step's rows has all those that devices of this process
-    need: the smallest one."""
+    """The smallest of equal blocks of a step's rows that has all rows of this process's devices: its
+    number, and how many blocks of that size there are."""
     rows = shape[0]
     if rows < 1:
         raise UsageError(f"`batch_size` is {rows}; it must be at least 1.")

@@ -6,14 +6,14 @@ Lightning checkpoint, in the middle of an epoch or at its end, counts the rows o
 trainer has finished, so a resumed run neither repeats nor skips rows, even with another batch size or
 number of devices. Validation uses the same rows each time.
 
-Rank and world size are those of the trainer. Batches come from `tokenmill.torch.Loader`, on the
-trainer's device, or from `DataLoader` workers.
+Costs: those of `tokenmill.torch.Loader`, which makes the batches on the trainer's device, or those of
+`DataLoader` workers. Rank and world size are those of the trainer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from inspect import signature
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 try:
@@ -25,15 +25,15 @@ except ModuleNotFoundError as error:
     raise
 
 from tokenmill.errors import UsageError
-from tokenmill.load import loader as arrays
+from tokenmill.load.distributed import trim_last_step
 from tokenmill.load.mixture import Mixture
-from tokenmill.load.ranks import leave_none_out
+from tokenmill.load.settings import LoaderSettings, check_whole
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch, DocumentedBatch, Loader, TokenBatches, compare_ranks
 
 __all__ = ["TokenDataModule"]
 
-_TRAINERS = {"rank", "world_size", "device", "limit_rows", "limit_tokens", "limit_epochs"}
+_SET_BY_TRAINER = {"rank", "world_size", "device", "limit_rows", "limit_tokens", "limit_epochs"}
 
 AnyBatch: TypeAlias = Batch | DocumentedBatch
 
@@ -63,8 +63,8 @@ class TokenDataModule(pl.LightningDataModule):
         Steps per epoch of the trainer; by default as many whole batches as the windows fill, those
         of all sources of a mixture together.
     val_rows
-        How many rows to validate on; by default all. If fewer rows than devices are left at the
-        end, they are left out.
+        How many rows to validate on; by default all. If the last step has fewer rows than there are
+        devices, it is omitted.
     num_workers
         `DataLoader` workers; 0 makes batches ahead in a thread, which is faster.
     settings
@@ -86,15 +86,15 @@ class TokenDataModule(pl.LightningDataModule):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if refused := _TRAINERS & settings.keys():
+        if refused := _SET_BY_TRAINER & settings.keys():
             raise UsageError(
-                f"{min(refused)} is the trainer's to say: see its devices, max_steps and max_epochs."
+                f"`{min(refused)}` is set by the trainer: use its devices, max_steps and max_epochs."
             )
-        if unknown := settings.keys() - signature(arrays.Loader).parameters.keys():
-            raise UsageError(f"{min(unknown)!r} is not an argument of tokenmill.Loader.")
-        if epoch_steps is not None and epoch_steps < 1:
-            raise UsageError(f"`epoch_steps` is {epoch_steps}; it must be at least 1.")
-        if val is not None and not len(val):  # an empty set counts as none
+        if unknown := settings.keys() - {field.name for field in fields(LoaderSettings)}:
+            raise UsageError(f"`{min(unknown)}` is not an argument of tokenmill.Loader.")
+        if epoch_steps is not None:
+            epoch_steps = check_whole("epoch_steps", epoch_steps, 1)
+        if val is not None and not len(val):  # an empty split: no validation
             val = None
         if settings.pop("in_memory", False):
             train, val = train.in_memory(), val.in_memory() if val is not None else None
@@ -102,126 +102,120 @@ class TokenDataModule(pl.LightningDataModule):
         self._settings = {**settings, "batch_size": batch_size, "seq_len": seq_len, "seed": seed}
         self._epoch_steps, self._val_rows, self._workers = epoch_steps, val_rows, num_workers
         self._steps: _TrainingSteps | None = None
-        if val is None:  # Lightning skips validation where it finds the method that says nothing
+        if val is None:  # Lightning skips validation only if this method is the inherited one
             self.__dict__["val_dataloader"] = super().val_dataloader
 
     def setup(self, stage: str) -> None:
-        """Find out which of how many devices this is."""
+        """Make the loader, with the rank of this device."""
         if stage == "fit":
             self._training_steps()
 
     def teardown(self, stage: str) -> None:
-        """End the thread that makes batches ahead."""
+        """Stop the thread that reads ahead."""
         if stage == "fit" and self._steps is not None:
             self._steps.close()
 
     def train_dataloader(self) -> _TrainingSteps:
-        """The steps of an epoch, from the row on at which the run is."""
+        """The steps of an epoch, from the current row of the run on."""
         return self._training_steps()
 
     def val_dataloader(self) -> _FixedSteps:
-        """The rows for validation, from the first on."""
+        """The validation rows, from the first on."""
         assert self._val is not None
         settings = {**self._settings, "order": "sequential", "shuffle_block": None}
-        return _FixedSteps(self._source(self._val, settings), self._val_rows)
+        return _FixedSteps(self._make_factory(self._val, settings), self._val_rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is; Lightning saves it in its checkpoints."""
+        """The position of the run; Lightning saves it in its checkpoints."""
         return self._training_steps().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a run was; Lightning calls it when it restores a checkpoint."""
-        if self.trainer is None or self.trainer.state.fn == "fit":  # not to validate with its model
+        """Resume a run; Lightning calls this when it restores a checkpoint."""
+        if self.trainer is None or self.trainer.state.fn == "fit":  # validating does not resume
             self._training_steps().load_state_dict(state_dict)
 
     def _training_steps(self) -> _TrainingSteps:
-        """One object for all epochs; another, at the same row, if this gets another trainer."""
+        """One object for all epochs; a new one, at the same row, for a new trainer."""
         steps = self._steps
         if steps is None or steps.trainer is not self.trainer:
             self._steps = _TrainingSteps(
-                self._source(self._train, self._settings), self._epoch_steps, self.trainer
+                self._make_factory(self._train, self._settings), self._epoch_steps, self.trainer
             )
             if steps is not None:
                 self._steps.load_state_dict(steps.state_dict())
         assert self._steps is not None
         return self._steps
 
-    def _source(self, data: Tokens | Mixture, settings: Mapping[str, Any]) -> _Source:
+    def _make_factory(self, data: Tokens | Mixture, settings: Mapping[str, Any]) -> _BatchFactory:
         if self.trainer is None:
-            return _Source(data, settings, self._workers, torch.device("cpu"))
+            return _BatchFactory(data, settings, self._workers, torch.device("cpu"))
         ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
         device = self.trainer.strategy.root_device
-        return _Source(data, {**settings, **ranks}, self._workers, device)
+        return _BatchFactory(data, {**settings, **ranks}, self._workers, device)
 
 
-class _Source:
-    """Makes iterators of batches, here or in workers."""
+@dataclass(frozen=True)
+class _BatchFactory:
+    """Makes iterators of batches, in this process or in workers."""
 
-    def __init__(
-        self,
-        data: Tokens | Mixture,
-        settings: Mapping[str, Any],
-        workers: int,
-        device: torch.device,
-    ) -> None:
-        self._data, self._settings, self._workers, self._device = data, settings, workers, device
+    data: Tokens | Mixture
+    settings: Mapping[str, Any]
+    workers: int
+    device: torch.device
 
-    def loader(self, **limit: Any) -> Loader:
-        return Loader(self._data, device=self._device, **self._settings, **limit)
+    def make_loader(self, **limit: Any) -> Loader:
+        return Loader(self.data, device=self.device, **self.settings, **limit)
 
-    def batches(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
-        """The batches from a row on: those of the loader, which is there, or of workers."""
-        if not self._workers:
+    def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
+        """The batches from a row on: those of the loader, which is at that row, or of workers."""
+        if not self.workers:
             return loader
-        settings = {name: value for name, value in self._settings.items() if name != "prefetch"}
-        dataset = TokenBatches(self._data, start=row, **settings, limit_rows=loader.arrays.limit)
-        return iter(
-            DataLoader(
-                dataset,
-                batch_size=None,
-                num_workers=self._workers,
-                pin_memory=self._device.type == "cuda",
-            )
-        )
+        settings = {name: value for name, value in self.settings.items() if name != "prefetch"}
+        dataset = TokenBatches(self.data, start=row, **settings, limit_rows=loader.arrays.limit)
+        pins = self.device.type == "cuda"
+        workers = DataLoader(dataset, batch_size=None, num_workers=self.workers, pin_memory=pins)
+        return iter(workers)
 
 
 class _TrainingSteps:
-    """An iteration is the steps of an epoch, from the row on at which the run is.
+    """An iteration is the steps of an epoch, from the current row of the run on.
 
-    It has a length because Lightning takes a batch in advance from what has none, and would then
-    save a state that is a batch ahead.
+    It has a length, because Lightning fetches a batch in advance from iterables without one, and its
+    checkpoints would then be one batch ahead.
     """
 
-    def __init__(self, source: _Source, steps: int | None, trainer: pl.Trainer | None) -> None:
+    def __init__(
+        self, factory: _BatchFactory, steps: int | None, trainer: pl.Trainer | None
+    ) -> None:
         self.trainer = trainer
-        self._source, self._loader = source, source.loader()
+        self._factory, self._loader = factory, factory.make_loader()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             compare_ranks(self._loader.arrays)
         rows = self._loader.arrays.rows
         windows = sum(order.windows for order in rows.orders)
         self._length = steps or max(1, windows // self._loader.arrays.global_batch)
         self._row = 0
-        # Of the first batch that the trainer has not finished: how many it had before, and the row.
+        # The first batch that the trainer has not finished: how many came before it, and its row.
         self._unfinished: tuple[int, int] = (-1, 0)
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[AnyBatch]:
-        if getattr(self.trainer, "overfit_batches", 0):  # then it wants the same ones each epoch
+        if getattr(self.trainer, "overfit_batches", 0):  # needs the same batches each epoch
             self.load_state_dict({**self._loader.state_dict(), "row": 0})
-        batches = self._source.batches(self._loader, self._row)
+        batches = self._factory.iterate(self._loader, self._row)
         for _ in range(self._length):
-            if (finished := self._finished()) != self._unfinished[0]:
+            if (finished := self._count_finished()) != self._unfinished[0]:
                 self._unfinished = finished, self._row
             batch = next(batches)
             self._row += self._loader.arrays.global_batch
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        # A checkpoint may be saved in the middle of a step, on a signal or an exception.
+        # A signal or an exception can save a checkpoint in the middle of a step.
         finished, row = self._unfinished
-        if self.trainer is None or self._finished() != finished:
+        if self.trainer is None or self._count_finished() != finished:
             row = self._row
         return {**self._loader.state_dict(), "row": row}
 
@@ -233,8 +227,8 @@ class _TrainingSteps:
     def close(self) -> None:
         self._loader.close()
 
-    def _finished(self) -> int:
-        """The batches that the trainer has done with."""
+    def _count_finished(self) -> int:
+        """How many batches the trainer has finished."""
         if self.trainer is None:
             return 0
         total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
@@ -242,22 +236,23 @@ class _TrainingSteps:
 
 
 class _FixedSteps:
-    """The same batches each time, and as many on all ranks."""
+    """The same batches each time, and equally many on all ranks."""
 
-    def __init__(self, source: _Source, rows: int | None) -> None:
-        loader = source.loader().arrays
+    def __init__(self, factory: _BatchFactory, rows: int | None) -> None:
+        loader = factory.make_loader().arrays
         windows = loader.rows.orders[0].windows
         rows = windows if rows is None else min(rows, windows)
-        self._rows = leave_none_out(rows, loader.batch_size, loader.world_size)
+        self._rows = trim_last_step(rows, loader.batch_size, loader.world_size)
         if not self._rows:
             raise UsageError(
                 f"validation has {rows} rows of {loader.seq_len:,} tokens, and each of the "
-                f"{loader.world_size} devices needs one. Use more tokens, or a smaller seq_len."
+                f"{loader.world_size} devices needs at least one. Use more tokens or a smaller "
+                "`seq_len`."
             )
-        self._source, self._global_batch = source, loader.global_batch
+        self._factory, self._global_batch = factory, loader.global_batch
 
     def __len__(self) -> int:
         return -(-self._rows // self._global_batch)
 
     def __iter__(self) -> Iterator[AnyBatch]:
-        return iter(self._source.batches(self._source.loader(limit_rows=self._rows), 0))
+        return iter(self._factory.iterate(self._factory.make_loader(limit_rows=self._rows), 0))

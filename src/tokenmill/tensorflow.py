@@ -1,8 +1,8 @@
 """Batches as a `tf.data.Dataset`.
 
-Guarantees: equal to what `tokenmill.Loader` gives; a batch is a function of its step, so the dataset
-begins at any row at once, and `tf.train.Checkpoint` saves and restores its iterators, which is a
-number. Costs: one call from TensorFlow into Python for each batch, made ahead.
+Guarantees: the batches equal those of `tokenmill.Loader`. A batch is a function of its step, so a
+dataset starts at any row without reading the rows before it, and `tf.train.Checkpoint` saves its
+iterators as a number. Costs: one call from TensorFlow into Python per batch, made ahead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ except ModuleNotFoundError as error:
     raise
 
 from tokenmill.errors import UsageError
+from tokenmill.load.adapters import BatchesByStep
 from tokenmill.load.loader import Loader
 from tokenmill.load.mixture import Mixture
-from tokenmill.load.steps import Steps
+from tokenmill.load.settings import check_whole
 from tokenmill.store.tokens import Tokens
 
 __all__ = ["make_dataset"]
@@ -41,7 +42,7 @@ def make_dataset(
 ) -> tf.data.Dataset:
     """Batches from row `start` on, as (inputs, targets), each (rows, seq_len).
 
-    `start` is a multiple of the global batch: to resume after `steps`, give
+    `start` is a multiple of the global batch: to resume after `steps`, use
     `start=steps * batch_size * world_size`. With `documents=True` an element has two more tensors: the
     document of each token in its row, and the token's position in it. The other settings are those of
     `tokenmill.Loader`.
@@ -63,22 +64,21 @@ def make_dataset(
         raise UsageError(
             f"`start` is {start}; it must be a multiple of the {loader.global_batch} rows of a step."
         )
-    if prefetch < 0:
-        raise UsageError(f"`prefetch` is {prefetch}; it must be 0 or more.")
-    steps = Steps(loader)
-    kinds = [tf.as_dtype(dtype), *[tf.int32] * (2 * loader.maker.documents)]
+    prefetch = check_whole("prefetch", prefetch, 0)
+    batches = BatchesByStep(loader)
+    kinds = [tf.as_dtype(dtype), *[tf.int32] * (2 * loader.settings.documents)]
     is_whole = loader.limit is None or len(loader) * loader.global_batch <= loader.limit
     shape = (batch_size if is_whole else None, seq_len)
 
     def read(step: npt.NDArray[np.int64]) -> list[Any]:
-        batch = steps[int(step)]
+        batch = batches[int(step)]
         found = batch.documents
         return [batch.tokens] if found is None else [batch.tokens, found.ids, found.positions]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def place(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        # One tensor is taken apart here, because each one that comes from Python takes its time.
-        # Not stateful: the same step gives the same batch, so an iterator may be saved.
+        # Split here: each tensor that comes from Python costs time. Not stateful: the same step gives
+        # the same batch, so TensorFlow can save an iterator.
         tokens, *found = tf.numpy_function(read, [step], kinds, stateful=False)
         tensors = [tokens[:, :-1], tokens[:, 1:], *found]
         return tuple(tf.ensure_shape(tensor, shape) for tensor in tensors)

@@ -1,7 +1,7 @@
-"""A rank under Accelerate: prints the rows that each way of reading gives it, as JSON.
+"""One rank under Accelerate: writes the rows of each way of reading as JSON.
 
-accelerate_program.py FOLDER, with ids.npy in it: a counting sequence, of which row w begins with
-w * 4. Shuffled rows are therefore known by their first token.
+accelerate_program.py FOLDER: ids.npy in FOLDER counts up, so window w starts with w * 4, and the first
+token of a row identifies it.
 """
 
 import json
@@ -62,7 +62,7 @@ def resume_stateful(rows, folder):
 
 
 def resume_registered(tokens, folder):
-    """The same with a loader that Accelerate saves, and does not read."""
+    """The same with a loader that Accelerate only saves."""
     taken = []
     for stop in (3, None):
         accelerator = accelerate()
@@ -80,7 +80,7 @@ def resume_registered(tokens, folder):
 
 
 def read_batches(tokens, **settings):
-    """Whole batches, which Accelerate reads on rank 0 and divides; or why it may not."""
+    """Whole batches, which Accelerate reads on rank 0 and divides, or the error."""
     batches = tokenmill.torch.TokenBatches(
         tokens, batch_size=4, limit_epochs=1, **SETTINGS, **settings
     )
@@ -91,7 +91,7 @@ def read_batches(tokens, **settings):
 
 
 def warn(rows):
-    """What is said when rows are shuffled again."""
+    """The warnings if rows are shuffled again."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         taken = read_all(rows, shuffle=True)
@@ -110,7 +110,7 @@ def main():
     uneven = TokenRows(tokens, **SETTINGS, limit_rows=61)
     fixed = TokenRows(tokens, seq_len=4, order="sequential", limit_rows=16)
     accelerator = accelerate()
-    told = {
+    result = {
         "default": read(rows),
         "dispatched": read(rows, dispatch_batches=True),
         "split": read(rows, batch_size=8, split_batches=True),
@@ -126,7 +126,7 @@ def main():
         "batches of all ranks": read_batches(tokens, rank=0, world_size=1),
         "warning": warn(rows),
     }
-    (folder / f"told-{accelerator.process_index}.json").write_text(json.dumps(told))
+    (folder / f"result-{accelerator.process_index}.json").write_text(json.dumps(result))
     accelerator.end_training()
 
 

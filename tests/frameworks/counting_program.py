@@ -1,4 +1,4 @@
-"""A tiny GPT-2 under `Trainer`, which learns to count: prints its rows and what it predicts.
+"""A tiny GPT-2 under `Trainer` learns to count: writes its rows and its predictions.
 
 counting_program.py FOLDER: trains in FOLDER/run, stops in the middle, and resumes.
 """
@@ -62,8 +62,8 @@ def main():
     model = trainer.model.eval()
     with torch.no_grad():
         logits = model(torch.arange(4, 20)[None]).logits
-    told = {"seen": Recorded.seen, "predicted": logits.argmax(-1)[0].tolist()}
-    (folder / "told.json").write_text(json.dumps(told))
+    result = {"seen": Recorded.seen, "predicted": logits.argmax(-1)[0].tolist()}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A program that iterates with Grain: goes on from a state, with so many workers.
+"""A program that iterates with Grain: resumes from a state, with a number of workers.
 
 grain_program.py IDS WORKERS STEPS [STATE]
 """
@@ -23,8 +23,8 @@ def main():
     batches = iter(dataset)
     if len(sys.argv) > 4:
         batches.set_state(json.loads(sys.argv[4]))
-    told = [[part.tolist() for part in next(batches)] for _ in range(steps)]
-    print(json.dumps({"batches": told, "state": batches.get_state()}))
+    result = [[part.tolist() for part in next(batches)] for _ in range(steps)]
+    print(json.dumps({"batches": result, "state": batches.get_state()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A JAX program: tells what its devices hold of some steps of a run.
+"""A JAX program: prints what its devices hold of some steps of a run.
 
 mesh_program.py IDS PROCESS PROCESSES PORT
 """
@@ -37,7 +37,7 @@ def shardings():
     }
 
 
-def tell(array):
+def describe(array):
     """What the devices of this process hold: first row, first token, values."""
     shards = array.addressable_shards
     return [
@@ -51,7 +51,7 @@ def main():
     if processes > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     tokens = tokenmill.open(path)["train"]
-    told = {}
+    result = {}
     for name, sharding in shardings().items():
         loader = tokenmill.jax.Loader(tokens, **SETTINGS, sharding=sharding)
         next(loader)
@@ -59,13 +59,13 @@ def main():
         again = tokenmill.jax.Loader(tokens, **SETTINGS, sharding=sharding)
         again.load_state_dict(state)
         batches = [next(loader), next(again), loader.batch_at(1_000)]
-        told[name] = {
+        result[name] = {
             "read": loader.arrays.batch_size,
-            "steps": [[tell(array) for array in batch] for batch in batches],
+            "steps": [[describe(array) for array in batch] for batch in batches],
         }
     by_default = tokenmill.jax.Loader(tokens, **SETTINGS, mesh=Mesh(jax.devices(), ("data",)))
     assert by_default.sharding == tokenmill.jax.Loader(tokens, **SETTINGS).sharding
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

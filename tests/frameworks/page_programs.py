@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 SEQ_LEN = 64
 CPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 
-# What goes before a program: every batch that reaches a token embedding is written down, and with
-# crash_at=N the process kills itself when its N-th training batch has come.
+# Runs before a program: records every batch that reaches a token embedding; with crash_at=N the
+# process kills itself at its N-th training batch.
 RECORDER = """
 import json, os, signal
 import torch
@@ -37,14 +37,14 @@ torch.set_num_threads(1)
 
 
 def read_program(title):
-    """The program below a heading of the page."""
+    """The program under a heading of the page."""
     section = PAGE.read_text().split(f"# {title}\n")[1].split("\n#")[0]
     (program,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     return program
 
 
 def make_corpus(folder, documents=145):
-    """A prepared dataset whose rows are all different; returns how many there are to train on."""
+    """Prepare a dataset whose rows all differ; returns the number of training rows."""
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
     texts = [rng.choice(letters, 50).tobytes().decode() for _ in range(documents)]
@@ -55,10 +55,10 @@ def make_corpus(folder, documents=145):
 
 
 def run(folder, program, processes, crash_at=None):
-    """Run a program to its end or its crash; returns what it printed."""
+    """Run a program to its end or its crash; returns its output."""
     (folder / "train.py").write_text(RECORDER + program)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    told = subprocess.run(
+    result = subprocess.run(
         [*command, f"--nproc-per-node={processes}", "train.py"],
         cwd=folder,
         env={**os.environ, **CPU} | ({"CRASH_AT": str(crash_at)} if crash_at else {}),
@@ -66,12 +66,12 @@ def run(folder, program, processes, crash_at=None):
         text=True,
         timeout=300,
     )
-    assert (told.returncode != 0) == (crash_at is not None), told.stderr
-    return told.stdout
+    assert (result.returncode != 0) == (crash_at is not None), result.stderr
+    return result.stdout
 
 
 def take_rows(folder, processes, kind="train"):
-    """The batches that each process had since the last call, as arrays (rows, seq_len)."""
+    """The batches of each process since the last call, as arrays (rows, seq_len)."""
     taken = []
     for rank in range(processes):
         path = folder / f"{kind}-{rank}.jsonl"
@@ -81,7 +81,7 @@ def take_rows(folder, processes, kind="train"):
 
 
 def expected_rows(folder, processes, batch_size, steps, first=0, seed=1):
-    """What each process should have had, by the loader itself."""
+    """The expected batches of each process, from `tokenmill.Loader`."""
     tokens = tokenmill.open(folder / "data" / "corpus")["train"]
     settings = {"batch_size": batch_size, "seq_len": SEQ_LEN, "seed": seed, "prefetch": 0}
     return [

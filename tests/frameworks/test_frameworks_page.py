@@ -1,4 +1,4 @@
-"""docs/frameworks.md: its Python runs, in the order in which it stands there."""
+"""The Python code of docs/frameworks.md runs from top to bottom."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import tokenmill
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 
 
-def test_the_code_on_the_page_runs(tmp_path):
+def test_the_documented_code_runs(tmp_path):
     text = "".join(f"Document {number} of this corpus.<|endoftext|>" for number in range(500))
     (tmp_path / "input.txt").write_text(text)
     tokenmill.prepare(
@@ -18,7 +18,7 @@ def test_the_code_on_the_page_runs(tmp_path):
     )
     code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(code) == 3
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "\n".join(code)], cwd=tmp_path, capture_output=True, text=True
     )
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr

@@ -6,31 +6,14 @@ from pathlib import Path
 import grain
 import numpy as np
 import pytest
+from expected_batches import IDS, SETTINGS, numpy_batches
 
 import tokenmill
 import tokenmill.grain as tg
 from tokenmill import Mixture, Tokens
 from tokenmill.errors import UsageError
 
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
 PROGRAM = Path(__file__).with_name("grain_program.py")
-
-
-@pytest.fixture
-def path(tmp_path):
-    np.save(tmp_path / "ids.npy", IDS)
-    return tmp_path / "ids.npy"
-
-
-@pytest.fixture
-def tokens(path):
-    return tokenmill.open(path)["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batches, expected):
@@ -39,12 +22,12 @@ def assert_equal(batches, expected):
         assert np.array_equal(batch[1], wanted.targets)
 
 
-def test_the_sources_are_what_grain_takes(tokens):
+def test_sources_have_the_interface_of_grain(tokens):
     for source in (tg.TokenRows(tokens, seq_len=16), tg.TokenBatches(tokens, **SETTINGS)):
         assert isinstance(source, grain.sources.RandomAccessDataSource)
 
 
-def test_batches_are_the_numpy_loaders(tokens):
+def test_batches_equal_those_of_the_numpy_loader(tokens):
     dataset = tg.make_dataset(tokens, **SETTINGS, limit_rows=3_999)
     assert len(dataset) == 1_000
     expected = numpy_batches(tokens, 1_000, limit_rows=3_999)  # the last one is short
@@ -57,8 +40,8 @@ def test_batches_are_the_numpy_loaders(tokens):
 
 
 @pytest.mark.parametrize("batch_size", [3, 5_000])
-def test_ranks_take_their_shares(tokens, batch_size):
-    """Also where a batch is in two of the blocks that the order is computed for."""
+def test_each_rank_gets_its_share(tokens, batch_size):
+    """Even if a batch spans two of the blocks of rows whose order is cached."""
     for rank in (0, 1):
         settings = {"batch_size": batch_size, "rank": rank, "world_size": 2}
         source = tg.TokenBatches(tokens, **{**SETTINGS, **settings})
@@ -66,7 +49,7 @@ def test_ranks_take_their_shares(tokens, batch_size):
         assert_equal([source[step] for step in range(len(expected))], expected)
 
 
-def test_rows_are_the_numpy_loaders(tokens):
+def test_rows_equal_those_of_the_numpy_loader(tokens):
     rows = tg.TokenRows(tokens, seq_len=16, seed=3)
     assert len(rows) == 312
     dataset = grain.MapDataset.source(rows).batch(4)
@@ -76,20 +59,20 @@ def test_rows_are_the_numpy_loaders(tokens):
         rows[312]
 
 
-def test_a_mixture_of_rows_wants_a_limit(tokens):
+def test_rows_of_a_mixture_need_a_limit(tokens):
     mixture = Mixture({"a": (tokens, 1), "b": (tokens, 2)})
     with pytest.raises(UsageError, match="limit_rows"):
         tg.TokenRows(mixture, seq_len=16)
     assert len(tg.TokenRows(mixture, seq_len=16, limit_rows=10**9)) == 10**9
 
 
-def test_reading_ahead_is_for_grain_to_say(tokens):
+def test_prefetch_is_refused(tokens):
     with pytest.raises(UsageError, match="ReadOptions"):
         tg.make_dataset(tokens, **SETTINGS, prefetch=2)
 
 
 @pytest.mark.parametrize("options", [None, tg.READ_OPTIONS, grain.ReadOptions(num_threads=0)])
-def test_an_iterator_goes_on_from_its_state_at_every_step(tokens, options):
+def test_an_iterator_resumes_from_its_state_at_every_step(tokens, options):
     dataset = tg.make_dataset(tokens, **SETTINGS, limit_rows=30).to_iter_dataset(options)
     expected = numpy_batches(tokens, 8, limit_rows=30)
     batches = iter(dataset)
@@ -104,14 +87,14 @@ def test_an_iterator_goes_on_from_its_state_at_every_step(tokens, options):
 
 def run(*words):
     command = [sys.executable, PROGRAM, *map(str, words)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
-    answer = json.loads(told.stdout.splitlines()[-1])
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout.splitlines()[-1])
     return answer["batches"], answer["state"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_fresh_process_goes_on_with_or_without_workers(path, tokens, workers):
+def test_a_new_process_resumes_with_or_without_workers(path, tokens, workers):
     expected = numpy_batches(tokens, 21, limit_rows=81)
     first, state = run(path, workers, 7)
     assert_equal(first, expected[:7])
@@ -129,25 +112,25 @@ def make_data_loader(tokens, **settings):
     )
 
 
-def test_grains_own_data_loader_goes_on_and_knows_its_data(tokens):
+def test_the_data_loader_of_grain_resumes_and_identifies_its_data(tokens):
     batches = iter(make_data_loader(tokens))
     expected = numpy_batches(tokens, 78)
     assert_equal([next(batches) for _ in range(30)], expected[:30])
-    again = iter(make_data_loader(tokenmill.Tokens.of(IDS)))  # the same tokens, from elsewhere
+    again = iter(make_data_loader(tokenmill.Tokens.of(IDS)))  # the same tokens, not from the file
     again.set_state(batches.get_state())
     assert_equal(list(again), expected[30:])
     with pytest.raises(ValueError, match=r"(?i)source"):
         iter(make_data_loader(tokens, seed=4)).set_state(batches.get_state())
 
 
-def test_a_source_tells_which_run_it_is(tokens):
+def test_the_repr_of_a_source_identifies_the_run(tokens):
     same = tg.TokenBatches(Tokens.of(IDS), **SETTINGS)
     assert repr(tg.TokenBatches(tokens, **SETTINGS)) == repr(same)
     for other in ({"seed": 4}, {"batch_size": 5}, {"dtype": np.int64}, {"limit_rows": 5}):
         assert repr(tg.TokenBatches(tokens, **{**SETTINGS, **other})) != repr(same)
 
 
-def test_documents_come_with_the_batches():
+def test_batches_have_documents():
     ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
     data = Tokens.of(ids, eot_id=0)
     dataset = tg.make_dataset(data, batch_size=2, seq_len=6, order="sequential", documents=True)

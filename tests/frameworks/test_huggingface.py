@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("title", ["Trainer", "Accelerate"])
-def test_the_program_of_the_page_sees_every_row_once_though_it_crashes(tmp_path, title):
+def test_the_documented_program_sees_every_row_once_despite_a_crash(tmp_path, title):
     assert make_corpus(tmp_path) == 80  # in steps of 4 rows on each of 2 processes, 10 an epoch
     program = read_program(title)
     run(tmp_path, program, processes=2, crash_at=18)
@@ -44,35 +44,35 @@ def launch(program, folder, processes=1, environment=CPU):
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    told = subprocess.run(
+    result = subprocess.run(
         [*command, HERE / program, folder],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What accelerate_program.py tells, of each of two ranks."""
+    """The output of accelerate_program.py on each of two ranks."""
     folder = tmp_path_factory.mktemp("accelerate")
     np.save(folder / "ids.npy", np.arange(64 * 4 + 1, dtype=np.uint16))
     launch("accelerate_program.py", folder, processes=2)
-    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def run_order(rows):
-    """The windows of the first rows of the run, by the loader itself."""
+    """The windows of the first rows of the run, from `tokenmill.Loader`."""
     tokens = tokenmill.Tokens.of(range(64 * 4 + 1))
     loader = tokenmill.Loader(tokens, batch_size=1, seq_len=4, seed=3, prefetch=0)
     return [int(loader.batch_at(row).inputs[0, 0]) // 4 for row in range(rows)]
 
 
 def interleave(ranks, name):
-    """The windows that two ranks had, in the order of their steps."""
+    """The windows of two ranks, in the order of their steps."""
     pairs = zip(ranks[0][name], ranks[1][name], strict=True)
     return [window for pair in pairs for batch in pair for window in batch]
 
@@ -92,7 +92,7 @@ def interleave(ranks, name):
         ("batches of all ranks", 64),
     ],
 )
-def test_accelerate_gives_the_rows_of_the_run(ranks, name, rows):
+def test_accelerate_divides_the_rows_of_the_run(ranks, name, rows):
     assert interleave(ranks, name) == run_order(rows)
 
 
@@ -111,7 +111,7 @@ def test_a_share_of_the_rows_is_not_divided_again(ranks):
         assert "tokenmill.huggingface.TokenRows" in ranks[rank]["batches"]
 
 
-def test_rows_that_are_shuffled_again_are_warned_of_once(ranks):
+def test_shuffling_rows_again_warns_once(ranks):
     for taken, warned in (rank["warning"] for rank in ranks):
         assert sorted(row for batch in taken for row in batch) == list(range(64))
         assert len(warned) == 1
@@ -120,12 +120,12 @@ def test_rows_that_are_shuffled_again_are_warned_of_once(ranks):
 
 def test_a_model_learns_to_count_and_resumes_exactly(tmp_path):
     launch("counting_program.py", tmp_path)
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["predicted"] == list(range(5, 21))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["predicted"] == list(range(5, 21))
     tokens = tokenmill.Tokens.of(np.arange(16 * 32 + 1) % 29)
     loader = tokenmill.Loader(tokens, batch_size=8, seq_len=16, seed=1, prefetch=0)
-    assert len(told["seen"]) == 40 * 4
-    for step, (input_ids, labels) in enumerate(told["seen"]):
+    assert len(result["seen"]) == 40 * 4
+    for step, (input_ids, labels) in enumerate(result["seen"]):
         assert input_ids == labels == loader.batch_at(step).inputs.tolist()
 
 
@@ -151,14 +151,14 @@ def test_rows_that_accelerate_does_not_divide_are_refused(tmp_path):
     (tmp_path / "program.py").write_text(UNDIVIDED)
     environment = {**CPU, "ACCELERATE_USE_CPU": "false"}
     program = tmp_path / "program.py"
-    told = launch(program, tmp_path, processes=2, environment=environment).splitlines()
-    assert len(told) == 2
-    assert all("2 processes" in line and "ACCELERATE_USE_CPU=true" in line for line in told)
-    told = launch(program, tmp_path, environment=environment)
-    assert told == "read 63 batches\n"
+    result = launch(program, tmp_path, processes=2, environment=environment).splitlines()
+    assert len(result) == 2
+    assert all("2 processes" in line and "ACCELERATE_USE_CPU=true" in line for line in result)
+    result = launch(program, tmp_path, environment=environment)
+    assert result == "read 63 batches\n"
 
 
-def test_labels_are_not_the_same_memory_as_the_inputs():
+def test_labels_do_not_share_the_memory_of_the_inputs():
     row = TokenRows(tokenmill.Tokens.of(range(100)), seq_len=9)[3]
     row["labels"][:] = -100
     assert row["input_ids"].min() >= 0

@@ -1,4 +1,4 @@
-"""A framework is imported by the module with its name, and by no other."""
+"""Only the module with the name of a framework imports it."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ FRAMEWORKS = ("torch", "lightning", "jax", "grain", "tensorflow", "transformers"
     ("module", "allowed"),
     [
         ("tokenmill.compat.text_source", set()),
-        ("tokenmill.load.steps", set()),
+        ("tokenmill.load.adapters", set()),
         ("tokenmill.jax", {"jax"}),
         ("tokenmill.grain", {"grain", "jax"}),
         ("tokenmill.huggingface", {"torch"}),
@@ -20,9 +20,9 @@ FRAMEWORKS = ("torch", "lightning", "jax", "grain", "tensorflow", "transformers"
 )
 def test_a_module_imports_no_other_framework(module, allowed):
     code = f"import sys, {module}; print(*[name for name in {FRAMEWORKS} if name in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert set(told.stdout.split()) <= allowed
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert set(result.stdout.split()) <= allowed
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_module_imports_no_other_framework(module, allowed):
 )
 def test_a_missing_framework_is_an_import_error_with_the_line_to_install_it(module, missing, extra):
     code = f"import sys; sys.modules[{missing!r}] = None; import tokenmill.{module}"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.returncode == 1
-    assert "ModuleNotFoundError" in told.stderr
-    assert told.stderr.endswith(f"Install it with: pip install 'tokenmill[{extra}]'\n")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "ModuleNotFoundError" in result.stderr
+    assert result.stderr.endswith(f"Install it with: pip install 'tokenmill[{extra}]'\n")

@@ -9,26 +9,13 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
+from expected_batches import IDS, SETTINGS, numpy_batches
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import tokenmill
 import tokenmill.jax as tj
 from tokenmill import Tokens
 from tokenmill.errors import StateError, TokenmillError, UsageError
-
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    np.save(tmp_path / "ids.npy", IDS)
-    return tokenmill.open(tmp_path / "ids.npy")["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batch, expected):
@@ -39,7 +26,7 @@ def assert_equal(batch, expected):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
-def test_arrays_are_the_numpy_loaders_rows(tokens, prefetch):
+def test_arrays_equal_those_of_the_numpy_loader(tokens, prefetch):
     with tj.Loader(tokens, **SETTINGS, prefetch=prefetch) as loader:
         for step, expected in enumerate(numpy_batches(tokens, 90)):
             assert_equal(next(loader), expected)
@@ -49,7 +36,7 @@ def test_arrays_are_the_numpy_loaders_rows(tokens, prefetch):
         assert_equal(next(loader), numpy_batches(tokens, 91)[90])
 
 
-def test_a_loader_that_gave_its_last_batch_starts_over(tokens):
+def test_a_loader_starts_over_after_its_last_batch(tokens):
     with tj.Loader(tokens, **SETTINGS, limit_rows=14) as loader:
         for _ in range(2):
             for batch, expected in zip(
@@ -59,14 +46,14 @@ def test_a_loader_that_gave_its_last_batch_starts_over(tokens):
 
 
 def aligned(shape):
-    """An array that JAX takes as it is, and what its memory belongs to."""
+    """An array that JAX uses without a copy, and the object that owns its memory."""
     memory = np.empty(int(np.prod(shape)) * 4 + 64, np.uint8)
     begin = -memory.ctypes.data % 64
     return memory, memory[begin : begin + memory.size - 64].view(np.int32).reshape(shape)
 
 
-def test_jax_refers_to_memory_that_it_aliases():
-    """What the loader's reuse of memory rests on."""
+def test_jax_holds_a_reference_to_memory_that_it_aliases():
+    """The reuse of memory in the loader depends on this."""
     memory, rows = aligned((8, 16))
     rows[:] = 1
     before = sys.getrefcount(memory)
@@ -80,11 +67,11 @@ def test_jax_refers_to_memory_that_it_aliases():
     assert sys.getrefcount(memory) == before
 
 
-# So large that few of them share the memory of one group, which is what is taken again.
+# So large that few of them share the memory of a group, which is the unit of reuse.
 LARGE = {**SETTINGS, "batch_size": 64, "seq_len": 256}
 
 
-def test_a_loader_introduces_itself(tokens):
+def test_the_repr_of_a_loader_names_its_data(tokens):
     loader = tj.Loader(tokens, **SETTINGS)
     next(loader)
     rows, length = SETTINGS["batch_size"], SETTINGS["seq_len"]
@@ -98,13 +85,13 @@ def test_arrays_that_are_kept_do_not_change(tokens):
         assert_equal(batch, expected)
 
 
-def test_memory_is_taken_again_when_nobody_holds_it(tokens):
+def test_memory_is_reused_once_nothing_refers_to_it(tokens):
     loader = tj.Loader(tokens, **LARGE, prefetch=0)
     places = {next(loader).inputs.unsafe_buffer_pointer() for _ in range(200)}
     assert len(places) < 100
 
 
-def test_batches_that_only_a_computation_still_needs_do_not_change(tokens):
+def test_batches_do_not_change_while_a_computation_needs_them(tokens):
     @jax.jit
     def slow(inputs):
         def step(_, total):
@@ -125,14 +112,14 @@ def test_batches_that_only_a_computation_still_needs_do_not_change(tokens):
         assert int(result) == int(slow_in_numpy(expected.inputs.astype(np.int32)))
 
 
-def test_a_state_passes_between_the_loaders_of_numpy_and_jax(tokens):
+def test_numpy_and_jax_loaders_exchange_states(tokens):
     arrays = tokenmill.Loader(tokens, **SETTINGS)
     next(arrays)
     loader = tj.Loader(tokens, **{**SETTINGS, "batch_size": 2})
     next(loader)
     loader.load_state_dict(json.loads(json.dumps(arrays.state_dict())))
     assert_equal(next(loader), numpy_batches(tokens, 3, batch_size=2)[2])
-    arrays.load_state_dict(loader.state_dict())  # without what is read ahead
+    arrays.load_state_dict(loader.state_dict())  # does not count batches that are read ahead
     assert arrays.row == 6
     with pytest.raises(StateError, match="seed is 3"):
         tj.Loader(tokens, **{**SETTINGS, "seed": 4}).load_state_dict(arrays.state_dict())
@@ -141,7 +128,7 @@ def test_a_state_passes_between_the_loaders_of_numpy_and_jax(tokens):
 def test_a_limit_ends_a_run_with_its_last_whole_step(tokens):
     loader = tj.Loader(tokens, **SETTINGS, limit_rows=23)
     assert len(loader) == 5
-    for _ in range(2):  # and it begins again
+    for _ in range(2):  # it starts over
         got = list(loader)
         for batch, expected in zip(got, numpy_batches(tokens, 5), strict=True):
             assert_equal(batch, expected)
@@ -151,7 +138,7 @@ def test_a_limit_ends_a_run_with_its_last_whole_step(tokens):
         loader.batch_at(5)
 
 
-def test_documents_come_as_arrays():
+def test_batches_have_documents_as_arrays():
     ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
     loader = tj.Loader(
         Tokens.of(ids, eot_id=0), batch_size=2, seq_len=6, order="sequential", documents=True
@@ -161,7 +148,7 @@ def test_documents_come_as_arrays():
     assert documents.positions.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 1]]
 
 
-def test_an_error_comes_in_its_turn(tokens):
+def test_batches_before_an_error_come_first(tokens):
     ids = np.arange(40, dtype=np.uint32)
     ids[30] = 1 << 31  # beyond int32
     loader = tj.Loader(Tokens.of(ids), batch_size=1, seq_len=8, order="sequential")
@@ -180,12 +167,12 @@ def test_an_error_comes_in_its_turn(tokens):
         ({"mesh": "here", "sharding": "here"}, "not both"),
         ({"batch_size": 0}, "at least 1"),
         ({"prefetch": -1}, "0 or more"),
-        ({"dtype": np.int64}, "no int64"),
+        ({"dtype": np.int64}, "`dtype` is int64"),
         ({"world_size": 2, "rank": 0}, "JAX knows"),
-        ({"drop_last": False}, "always left out"),
+        ({"drop_last": False}, "always omitted"),
     ],
 )
-def test_what_cannot_be_is_said(tokens, settings, message):
+def test_invalid_settings_are_refused(tokens, settings, message):
     mesh = Mesh(np.array(jax.devices()), ("data",))
     here = {"mesh": mesh, "sharding": NamedSharding(mesh, PartitionSpec())}
     given = {key: here[key] if value == "here" else value for key, value in settings.items()}
@@ -193,7 +180,7 @@ def test_what_cannot_be_is_said(tokens, settings, message):
         tj.Loader(tokens, **{**SETTINGS, **given})
 
 
-def test_a_loader_that_is_dropped_ends_its_thread(tokens):
+def test_dropping_a_loader_stops_its_thread(tokens):
     before = threading.active_count()
     loader = tj.Loader(tokens, **SETTINGS)
     next(loader)
@@ -205,8 +192,8 @@ def test_a_loader_that_is_dropped_ends_its_thread(tokens):
     assert threading.active_count() == before
 
 
-def test_a_program_may_end_while_batches_are_read_ahead(tmp_path):
-    """Without care, a thread that is inside JAX then takes the process down."""
+def test_a_program_can_end_while_batches_are_read_ahead(tmp_path):
+    """A thread that is inside JAX at exit could crash the process."""
     np.save(tmp_path / "ids.npy", IDS)
     code = f"""
 import tokenmill, tokenmill.jax
@@ -215,16 +202,16 @@ loaders = [tokenmill.jax.Loader(tokens, batch_size=64, seq_len=16, prefetch=500)
 for loader in loaders:
     next(loader)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("module", ["tokenmill.jax", "tokenmill.torch", "tokenmill"])
-def test_a_short_script_ends_without_a_word(module):
+def test_a_short_script_prints_nothing(module):
     code = f"""
 import numpy as np, tokenmill, {module}
 loader = {module}.Loader(tokenmill.Tokens.of(np.arange(100_000)), batch_size=8, seq_len=64)
 next(loader)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

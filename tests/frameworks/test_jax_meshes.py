@@ -1,4 +1,4 @@
-"""Meshes of four devices, in one process and in two: the rows are those of one device."""
+"""Meshes of four devices in one or two processes have the rows of a single device."""
 
 import json
 import os
@@ -18,7 +18,7 @@ SETTINGS = {"batch_size": 8, "seq_len": 16, "seed": 3}
 
 
 def run(path, processes):
-    """What each process tells."""
+    """The output of each process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -34,26 +34,26 @@ def run(path, processes):
         )
         for process in range(processes)
     ]
-    told = []
+    result = []
     for process in started:
         out, error = process.communicate(timeout=120)
         assert process.returncode == 0, error
-        told.append(json.loads(out.splitlines()[-1]))
-    return told
+        result.append(json.loads(out.splitlines()[-1]))
+    return result
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_devices_together_hold_the_rows_of_one(tmp_path, processes):
+def test_all_devices_together_hold_the_rows_of_one(tmp_path, processes):
     np.save(tmp_path / "ids.npy", IDS)
     loader = tokenmill.Loader(tokenmill.open(tmp_path / "ids.npy")["train"], **SETTINGS)
     expected = [loader.batch_at(step) for step in (1, 1, 1_000)]
-    told = run(tmp_path / "ids.npy", processes)
-    assert len(told[0]) == 8
-    for name in told[0]:
+    result = run(tmp_path / "ids.npy", processes)
+    assert len(result[0]) == 8
+    for name in result[0]:
         for step, batch in enumerate(expected):
             for part, whole in enumerate((batch.inputs, batch.targets)):
                 held = np.zeros(whole.shape, bool)
-                for process in told:
+                for process in result:
                     for row, token, values in process[name]["steps"][step][part]:
                         place = np.s_[row : row + len(values), token : token + len(values[0])]
                         assert np.array_equal(whole[place], values), name
@@ -64,6 +64,6 @@ def test_the_devices_together_hold_the_rows_of_one(tmp_path, processes):
 def test_a_process_reads_no_more_than_its_devices_need(tmp_path):
     np.save(tmp_path / "ids.npy", IDS)
     for process in run(tmp_path / "ids.npy", 2):
-        read = {name: told["read"] for name, told in process.items()}
+        read = {name: result["read"] for name, result in process.items()}
         assert read["rows over all devices"] == read["rows over one axis"] == 4
         assert read["the same everywhere"] == read["tokens alone"] == 8

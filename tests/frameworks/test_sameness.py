@@ -11,7 +11,7 @@ import tokenmill.torch
 
 SEQ_LEN, BATCH = 16, 4
 SETTINGS = {"batch_size": BATCH, "seq_len": SEQ_LEN, "seed": 11}
-# Web ids are even and code ids odd, so that a row tells where it is from.
+# Web ids are even and code ids odd, so a row shows its source.
 WEB = (np.arange(9_001) * 2).astype(np.uint16)
 CODE = (np.arange(4_003) * 2 + 1).astype(np.uint16)
 STEPS = np.random.default_rng(5).integers(0, 100_000, 100).tolist()
@@ -60,7 +60,7 @@ def by_tensorflow(mixture):
 
 
 @pytest.mark.parametrize("read", [by_torch, by_jax, by_grain, by_grain_rows, by_tensorflow])
-def test_random_steps_of_a_shuffled_mixture_are_the_same_everywhere(mixture, expected, read):
+def test_any_step_of_a_shuffled_mixture_is_the_same_in_every_framework(mixture, expected, read):
     batches = read(mixture)
     assert len(batches) >= 20
     for (inputs, targets), batch in zip(batches, expected[: len(batches)], strict=True):
@@ -68,7 +68,7 @@ def test_random_steps_of_a_shuffled_mixture_are_the_same_everywhere(mixture, exp
         assert np.array_equal(targets, batch.targets)
 
 
-def test_the_rows_are_windows_of_the_sources_in_their_shares(expected):
+def test_rows_are_windows_of_the_sources_in_their_shares(expected):
     seen = {"web": 0, "code": 0}
     for batch in expected:
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):

@@ -1,25 +1,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from expected_batches import SETTINGS, numpy_batches
 
 import tokenmill
 import tokenmill.tensorflow as tt
 from tokenmill import Tokens
 from tokenmill.errors import UsageError
-
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    np.save(tmp_path / "ids.npy", IDS)
-    return tokenmill.open(tmp_path / "ids.npy")["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batches, expected):
@@ -29,14 +16,14 @@ def assert_equal(batches, expected):
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])
-def test_tensors_are_the_numpy_loaders_rows_and_stay_it(tokens, prefetch):
+def test_tensors_equal_those_of_the_numpy_loader_and_do_not_change(tokens, prefetch):
     dataset = tt.make_dataset(tokens, **SETTINGS, prefetch=prefetch)
     assert dataset.element_spec == (tf.TensorSpec((4, 16), tf.int32),) * 2
     kept = list(dataset.take(200))
     assert_equal(kept, numpy_batches(tokens, 200))
 
 
-def test_it_begins_at_any_row_of_a_step(tokens):
+def test_a_dataset_starts_at_the_first_row_of_any_step(tokens):
     dataset = tt.make_dataset(tokens, **SETTINGS, start=4_000_000)
     wanted = tokenmill.Loader(tokens, **SETTINGS).batch_at(1_000_000)
     assert_equal([next(iter(dataset))], [wanted])
@@ -45,7 +32,7 @@ def test_it_begins_at_any_row_of_a_step(tokens):
             tt.make_dataset(tokens, **SETTINGS, start=start)
 
 
-def test_a_limit_ends_it(tokens):
+def test_a_dataset_ends_at_its_limit(tokens):
     dataset = tt.make_dataset(tokens, **SETTINGS, limit_rows=81, start=40)
     assert dataset.element_spec[0].shape.as_list() == [None, 16]
     assert len(dataset) == 11
@@ -58,7 +45,7 @@ def test_a_limit_ends_it(tokens):
     assert list(tt.make_dataset(tokens, **SETTINGS, limit_rows=8, start=12)) == []
 
 
-def test_a_checkpoint_has_the_iterator(tokens, tmp_path):
+def test_a_checkpoint_saves_and_restores_the_iterator(tokens, tmp_path):
     batches = iter(tt.make_dataset(tokens, **SETTINGS))
     expected = numpy_batches(tokens, 12)
     for _ in range(5):
@@ -69,7 +56,7 @@ def test_a_checkpoint_has_the_iterator(tokens, tmp_path):
     assert_equal([next(again) for _ in range(7)], expected[5:])
 
 
-def test_documents_come_as_tensors():
+def test_batches_have_documents_as_tensors():
     ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
     data = Tokens.of(ids, eot_id=0)
     dataset = tt.make_dataset(data, batch_size=2, seq_len=6, order="sequential", documents=True)
@@ -79,7 +66,7 @@ def test_documents_come_as_tensors():
     assert positions.numpy().tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 1]]
 
 
-def test_another_dtype_and_an_id_that_does_not_fit(tokens):
+def test_an_id_that_does_not_fit_the_dtype_raises_an_error(tokens):
     inputs, _ = next(iter(tt.make_dataset(tokens, **SETTINGS, dtype=np.int64)))
     assert inputs.dtype == tf.int64
     with pytest.raises(tf.errors.OpError, match="int16"):
@@ -87,6 +74,6 @@ def test_another_dtype_and_an_id_that_does_not_fit(tokens):
 
 
 @pytest.mark.parametrize("settings", [{"prefetch": -1}, {"contiguous": True}])
-def test_what_cannot_be_is_said(tokens, settings):
+def test_invalid_settings_are_refused(tokens, settings):
     with pytest.raises(UsageError, match=next(iter(settings))):
         tt.make_dataset(tokens, **SETTINGS, **settings)

@@ -1,4 +1,4 @@
-"""One rank of a run, as a process: does the jobs that it reads, one a line, and tells their rows."""
+"""One rank of a run: reads jobs from stdin, one per line, and prints hashes of their rows."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import tokenmill
 
 
 def run_loader(tokens, job):
-    """Batches by the loader itself, from a state on; returns them and the state at their end."""
+    """Batches of a loader from a state on, and the state after them."""
     loader = tokenmill.Loader(tokens, **job["settings"])
     if job["state"] is not None:
         loader.load_state_dict(job["state"])
@@ -19,7 +19,7 @@ def run_loader(tokens, job):
 
 
 def run_data_loader(tokens, job):
-    """Batches by PyTorch's DataLoader and its workers, from a row on."""
+    """Batches of a PyTorch DataLoader with workers from a row on, and the row after them."""
     from torch.utils.data import DataLoader
 
     from tokenmill.torch import TokenBatches
@@ -38,8 +38,8 @@ def main():
         job = json.loads(line)
         run = run_loader if job["workers"] is None else run_data_loader
         batches, state = run(tokens, job)
-        told = [[xxhash.xxh3_64_hexdigest(row.tobytes()) for row in batch] for batch in batches]
-        print(json.dumps({"batches": told, "state": state}), flush=True)
+        result = [[xxhash.xxh3_64_hexdigest(row.tobytes()) for row in batch] for batch in batches]
+        print(json.dumps({"batches": result, "state": state}), flush=True)
 
 
 if __name__ == "__main__":

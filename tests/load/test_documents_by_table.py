@@ -9,7 +9,7 @@ import tokenmill
 from tokenmill import Loader, Mixture
 from tokenmill.errors import DatasetError
 
-EOT = 256  # of the tokenizer of bytes
+EOT = 256  # of the bytes tokenizer
 SIZE = 6_000
 
 
@@ -32,7 +32,7 @@ def prepared(tmp_path):
 @pytest.mark.parametrize("order", ["shuffled", "sequential"])
 @pytest.mark.parametrize("prefetch", [None, 0])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_documents_of_every_batch_begin_after_the_end_of_text(prepared, order, prefetch, mixed):
+def test_documents_of_every_batch_start_after_the_end_of_text(prepared, order, prefetch, mixed):
     data = Mixture({name: (tokens, 1) for name, tokens in prepared.items()}, block=10)
     loader = Loader(
         data if mixed else prepared["a"],
@@ -49,7 +49,7 @@ def test_documents_of_every_batch_begin_after_the_end_of_text(prepared, order, p
 
 
 @pytest.mark.parametrize("prefetch", [None, 0])
-def test_a_table_that_is_missing_is_met_where_its_rows_are(prepared, tmp_path, prefetch):
+def test_a_missing_table_raises_an_error_at_its_rows(prepared, tmp_path, prefetch):
     (tmp_path / "a/train/shard_00004.docs.npy").unlink()
     loader = Loader(
         prepared["a"], batch_size=2, seq_len=40, documents=True, seed=7, prefetch=prefetch

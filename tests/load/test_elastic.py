@@ -1,5 +1,5 @@
-"""Every row once, in one order, through real processes: whatever the ranks, workers, batch sizes,
-and wherever the run stops and goes on with others."""
+"""Every row comes once and in order, in real processes, with any ranks, workers and batch sizes, and
+wherever the run stops and resumes with others."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected():
-    """The digest of every row, by the order and NumPy's slices."""
+    """The digest of every row, from the order and slices of NumPy."""
     starts = RowOrder(tokens=len(IDS), seq_len=SEQ_LEN, seed=7).starts(np.arange(ROWS))
     ids = IDS.astype(np.int64)
     return [xxhash.xxh3_64_hexdigest(ids[s : s + SEQ_LEN].tobytes()) for s in starts.tolist()]
@@ -54,7 +54,7 @@ def ranks(path, count):
 
 
 def run(processes, *, world_size, batch_size, steps, workers=None, state=None):
-    """The rows that all ranks together get, in the order of steps and ranks; and the state."""
+    """The rows of all ranks, in the order of steps and ranks, and the state."""
     for rank in range(world_size):
         settings = {
             "batch_size": batch_size,
@@ -75,14 +75,14 @@ def run(processes, *, world_size, batch_size, steps, workers=None, state=None):
     return rows, states[0]
 
 
-def test_data_loader_workers_and_ranks_of_any_number(path, expected):
+def test_any_number_of_ranks_and_data_loader_workers_gives_every_row_once(path, expected):
     grid = itertools.product((1, 2, 3), (0, 1, 2), (1, 4), (1, 5))
     with ranks(path, 3) as processes:
         for world_size, workers, batch_size, stop in grid:
             first, state = run(
                 processes, world_size=world_size, workers=workers, batch_size=batch_size, steps=stop
             )
-            # And on, with as few alike as may be.
+            # Resume with as many differences as possible.
             then, state = run(
                 processes,
                 world_size=4 - world_size,
@@ -95,7 +95,7 @@ def test_data_loader_workers_and_ranks_of_any_number(path, expected):
 
 
 @pytest.mark.parametrize("chain", [(8, 3, 16, 1), (1, 16, 2, 5)])
-def test_chains_of_world_sizes(path, expected, chain):
+def test_any_chain_of_world_sizes_gives_every_row_once(path, expected, chain):
     with ranks(path, max(chain)) as processes:
         rows, state = [], None
         for number, world_size in enumerate(chain):

@@ -27,12 +27,12 @@ def threads():
 
 
 def expected_rows(ids, seq_len, rows, **order):
-    """Rows by the order and NumPy's slices alone."""
+    """Rows from the order and slices of NumPy."""
     starts = RowOrder(tokens=len(ids), seq_len=seq_len, **order).starts(np.asarray(rows))
     return np.stack([ids[start : start + seq_len + 1] for start in starts.tolist()])
 
 
-def test_batches_are_the_rows_of_the_order_in_turn():
+def test_batches_have_the_rows_of_the_order():
     loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16, seed=5)
     for step in range(300):  # nearly three epochs
         batch = next(loader)
@@ -46,7 +46,7 @@ def test_batches_are_the_rows_of_the_order_in_turn():
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("prefetch", [0, 1, 7])
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "random"])
-def test_every_way_of_making_a_batch_makes_the_same(contiguous, prefetch, order):
+def test_every_way_of_making_a_batch_gives_the_same(contiguous, prefetch, order):
     loader = Loader(
         Tokens.of(IDS), batch_size=4, seq_len=10, seed=1, order=order, prefetch=prefetch,
         contiguous=contiguous, dtype=np.int32,
@@ -63,7 +63,7 @@ def test_every_way_of_making_a_batch_makes_the_same(contiguous, prefetch, order)
                 assert one.inputs.flags.c_contiguous == contiguous
 
 
-def test_a_million_steps_ahead_is_as_near_as_the_next():
+def test_any_step_can_be_read_directly():
     loader = Loader(Tokens.of(IDS), batch_size=2, seq_len=16, seed=5)
     rows = expected_rows(IDS, 16, [2_000_000_000_000, 2_000_000_000_001], seed=5)
     assert np.array_equal(loader.batch_at(10**12).inputs, rows[:, :-1])
@@ -72,7 +72,7 @@ def test_a_million_steps_ahead_is_as_near_as_the_next():
 def test_batches_that_are_kept_do_not_change():
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, seed=2, prefetch=2)
     kept = [next(loader) for _ in range(60)]
-    views = [next(loader).targets[1:2, 3:] for _ in range(60)]  # of which only a view is kept
+    views = [next(loader).targets[1:2, 3:] for _ in range(60)]  # only a view is kept
     for step, batch in enumerate(kept):
         rows = expected_rows(IDS, 16, range(4 * step, 4 * step + 4), seed=2)
         assert np.array_equal(batch.inputs, rows[:, :-1])
@@ -131,18 +131,18 @@ def test_limits():
     assert list(Loader(tokens, batch_size=10, seq_len=16, limit_rows=0)) == []
     with pytest.raises(TypeError, match="limit_epochs"):
         len(Loader(tokens, batch_size=10, seq_len=16))
-    with pytest.raises(IndexError, match="from 0 to 24"):
+    with pytest.raises(IndexError, match="0 to 24"):
         loader.batch_at(3)
     whole = Loader(tokens, batch_size=10, seq_len=16, limit_rows=25, drop_last=True)
     assert len(whole.batch_at(len(whole) - 1).inputs) == 10
-    with pytest.raises(IndexError, match="from 0 to 15"):
+    with pytest.raises(IndexError, match="0 to 15"):
         whole.batch_at(len(whole))
-    with pytest.raises(IndexError, match="it has none"):
+    with pytest.raises(IndexError, match="has no batch"):
         Loader(tokens, batch_size=10, seq_len=16, limit_rows=9, drop_last=True).batch_at(0)
     endless = Loader(tokens, batch_size=10, seq_len=16)
     assert endless.batch_from(2**62 - 1).row == 2**62 - 1
     for row in (-1, 2**62, 2**63, 2**70):
-        with pytest.raises(IndexError, match="no batch of the run begins with row"):
+        with pytest.raises(IndexError, match="no batch starts at row"):
             endless.batch_from(row)
 
 
@@ -156,14 +156,14 @@ def test_a_dropped_last_step_stays_dropped_when_the_batch_size_changes():
         )  # fmt: skip
         loader.load_state_dict(first.state_dict())
         assert [len(batch.inputs) for batch in loader] == [4]
-        assert [batch.row for batch in loader] == [4 * rank, 12 + 4 * rank]  # begun again
+        assert [batch.row for batch in loader] == [4 * rank, 12 + 4 * rank]  # after starting over
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_a_loader_that_gave_its_last_batch_starts_over(drop_last):
+def test_a_loader_starts_over_after_its_last_batch(drop_last):
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=14, drop_last=drop_last)
     wanted = [0, 4, 8] + [12] * (not drop_last)
-    for _ in range(3):  # neither asks for a batch after the last one
+    for _ in range(3):  # neither loop asks for a batch after the last one
         assert [batch.row for batch in islice(loader, len(loader))] == wanted
         assert [batch.row for _, batch in zip(range(len(loader)), loader, strict=False)] == wanted
     assert loader.state_dict()["row"] == (12 if drop_last else 14)
@@ -171,7 +171,7 @@ def test_a_loader_that_gave_its_last_batch_starts_over(drop_last):
         next(loader)
 
 
-def test_a_finished_run_that_goes_on_is_at_its_end():
+def test_resuming_a_finished_run_gives_no_batch():
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=12)
     assert len(list(loader)) == 3
     again = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, limit_rows=12)
@@ -189,7 +189,7 @@ def test_an_interrupt_loses_no_batch():
     for _ in range(3):
         next(loader)
     next(loader)
-    loader._made = interrupt(loader._made)
+    loader._batches = interrupt(loader._batches)
     with pytest.raises(KeyboardInterrupt):
         next(loader)
     assert loader.state_dict()["row"] == 16
@@ -198,7 +198,7 @@ def test_an_interrupt_loses_no_batch():
 
 @pytest.mark.parametrize("order", [{}, {"order": "sequential"}, {"shuffle_block": 8}])
 @pytest.mark.parametrize("is_mixed", [False, True])
-def test_ranks_have_as_many_batches_as_each_other(mixture, order, is_mixed):
+def test_all_ranks_have_equally_many_batches(mixture, order, is_mixed):
     data = mixture if is_mixed else Tokens.of(IDS)
     run = {"batch_size": 2, "seq_len": 16, "world_size": 4, "limit_rows": 18, **order}
     counts = [[len(batch.inputs) for batch in Loader(data, rank=rank, **run)] for rank in range(4)]
@@ -218,14 +218,14 @@ def test_the_origin_of_a_row_is_its_source_and_first_token(mixture):
     assert names == {"web", "code"}
 
 
-def test_sources_of_both_kinds_of_long_integers_keep_their_ids():
+def test_a_mixture_of_int64_and_uint64_keeps_large_ids():
     large = 2**53 + 1
     sources = {dtype: (Tokens.of(np.full(100, large, dtype)), 1) for dtype in ("u8", "i8")}
     batch = next(Loader(Mixture(sources, block=2), batch_size=8, seq_len=4))
     assert (batch.inputs == large).all()
 
 
-def test_a_break_and_another_loop_go_on():
+def test_a_new_loop_after_a_break_continues():
     loader = Loader(Tokens.of(IDS), batch_size=2, seq_len=16)
     for batch in loader:
         if batch.row == 8:
@@ -255,7 +255,7 @@ def test_a_mixture_takes_each_source_in_its_own_order(mixture):
             assert batch.inputs[row].tolist() == (base + start + np.arange(4)).tolist()
 
 
-def test_the_ledger_says_what_was_taken_of_each_source(mixture):
+def test_the_ledger_counts_the_rows_of_each_source(mixture):
     loader = Loader(mixture, batch_size=10, seq_len=4)
     for _ in range(16):
         next(loader)
@@ -283,7 +283,7 @@ def test_in_memory_batches_are_the_same(tmp_path, mixture):
         assert np.array_equal(next(plain).inputs, next(copied).inputs)
 
 
-def test_documents_come_with_the_batch(mixture):
+def test_batches_have_documents(mixture):
     ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
     loader = Loader(
         Tokens.of(ids, eot_id=0), batch_size=2, seq_len=6, order="sequential", documents=True
@@ -294,7 +294,7 @@ def test_documents_come_with_the_batch(mixture):
     assert documents.cu_seqlens.tolist() == [0, 3, 5, 6, 10, 12]
 
 
-def test_documents_come_with_every_batch_of_a_group_and_with_empty_ones():
+def test_every_batch_of_a_group_has_documents_even_an_empty_one():
     ids = np.random.default_rng(4).integers(0, 9, 4_000)
     settings = {"batch_size": 3, "seq_len": 8, "documents": True, "world_size": 4}
     for rank in range(4):
@@ -346,7 +346,7 @@ def _digest(tokens):
         return b"".join(next(loader).inputs.tobytes() for _ in range(80))
 
 
-def test_numbers_of_numpy_are_numbers(mixture):
+def test_settings_may_be_numpy_integers(mixture):
     loader = Loader(
         mixture, batch_size=np.int64(2), seq_len=np.int32(4), seed=np.uint8(3),
         limit_tokens=np.int64(64),
@@ -357,7 +357,7 @@ def test_numbers_of_numpy_are_numbers(mixture):
     json.dumps(Loader(changed, batch_size=2, seq_len=4).state_dict())
 
 
-def test_closing_and_dropping_end_the_thread():
+def test_closing_and_dropping_a_loader_stop_its_thread():
     before = len(threads())
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16)
     next(loader)
@@ -373,7 +373,7 @@ def test_closing_and_dropping_end_the_thread():
         time.sleep(0.01)
 
 
-def test_a_program_ends_while_batches_are_made():
+def test_a_program_can_end_while_batches_are_made():
     program = (
         "import numpy as np, tokenmill\n"
         "loader = tokenmill.Loader(tokenmill.Tokens.of(np.arange(9999)), batch_size=2, seq_len=8)\n"
@@ -384,7 +384,7 @@ def test_a_program_ends_while_batches_are_made():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_goes_on_by_itself():
+def test_a_fork_continues_on_its_own():
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, seed=3)
     next(loader)
     reader, writer = os.pipe()
@@ -396,12 +396,12 @@ def test_a_forked_process_goes_on_by_itself():
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        told = pipe.read()
+        result = pipe.read()
     os.waitpid(child, 0)
-    assert told == next(loader).inputs.tobytes() + next(loader).inputs.tobytes()
+    assert result == next(loader).inputs.tobytes() + next(loader).inputs.tobytes()
 
 
-def test_a_pickled_loader_goes_on_where_it_was():
+def test_a_pickled_loader_continues_where_it_was():
     loader = Loader(Tokens.of(IDS), batch_size=4, seq_len=16, seed=3)
     next(loader)
     copy = pickle.loads(pickle.dumps(loader))
@@ -414,9 +414,9 @@ def test_a_mixture_has_no_epochs(mixture):
         Loader(mixture, batch_size=4, seq_len=16, limit_epochs=1)
 
 
-def test_the_larger_batches_are_the_fewer_are_read_at_once():
+def test_fewer_batches_are_read_at_once_if_they_are_larger():
     def count(batch_size):
-        return Loader(Tokens.of(IDS), batch_size=batch_size, seq_len=16, seed=1).maker.read_size
+        return Loader(Tokens.of(IDS), batch_size=batch_size, seq_len=16, seed=1).reader.read_size
 
     sizes = [count(batch_size) for batch_size in (1, 1_000, 100_000, 10_000_000)]
     assert sizes == sorted(sizes, reverse=True)

@@ -1,4 +1,4 @@
-"""Loaders that cannot be, and data that fails on the way: what is told, and when."""
+"""Invalid settings, and data that cannot be read: which error comes, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenmill.errors import DatasetError, UsageError
 IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
 
 
-def test_a_shard_that_is_missing_is_met_where_its_rows_are(tmp_path):
+def test_a_missing_shard_raises_an_error_at_its_rows(tmp_path):
     for number in range(40):
         np.full(1_000, number, "<u2").tofile(tmp_path / f"train_{number:03}.bin")
     tokens = tokenmill.open(tmp_path, dtype="uint16")["train"]
@@ -25,7 +25,7 @@ def test_a_shard_that_is_missing_is_met_where_its_rows_are(tmp_path):
     assert given[-1] > 4 * 250
 
 
-def test_an_id_that_the_dtype_cannot_hold_is_an_error_that_reaches_the_caller():
+def test_an_id_that_does_not_fit_the_dtype_raises_an_error():
     ids = np.zeros(1_000, np.int64)
     ids[500] = 70_000
     for contiguous in (False, True):
@@ -42,7 +42,7 @@ def test_an_id_that_the_dtype_cannot_hold_is_an_error_that_reaches_the_caller():
         assert loader.row == 48
 
 
-def test_a_file_that_is_cut_short_is_an_error_that_reaches_the_caller(tmp_path):
+def test_a_truncated_file_raises_an_error(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, IDS)
     loader = Loader(tokenmill.open(path)["train"], batch_size=4, seq_len=16)
@@ -54,7 +54,7 @@ def test_a_file_that_is_cut_short_is_an_error_that_reaches_the_caller(tmp_path):
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 @pytest.mark.parametrize("prefetch", [None, 0, 3])
-def test_what_can_be_read_comes_before_what_cannot(tmp_path, prefetch, order):
+def test_readable_batches_come_before_the_error(tmp_path, prefetch, order):
     header = np.zeros(256, "<i4")
     for number in range(41):
         header[:3] = 20240520, 1, 100
@@ -73,7 +73,7 @@ def test_what_can_be_read_comes_before_what_cannot(tmp_path, prefetch, order):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"batch_size": 0}, "`batch_size` is 0"),
         ({"seq_len": 0}, "`seq_len` is 0"),
@@ -92,28 +92,28 @@ def test_what_can_be_read_comes_before_what_cannot(tmp_path, prefetch, order):
         ({"dtype": np.float32}, "float32"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(wrong, told):
-    with pytest.raises(UsageError, match=told):
+def test_invalid_settings_are_refused(wrong, message):
+    with pytest.raises(UsageError, match=message):
         Loader(Tokens.of(IDS), **({"batch_size": 4, "seq_len": 16} | wrong))
 
 
-def test_a_dataset_in_place_of_a_split_is_refused():
+def test_data_other_than_a_split_or_mixture_is_refused():
     with pytest.raises(UsageError, match=r'data\["train"\]'):
         Loader(IDS, batch_size=4, seq_len=16)
 
 
-def test_the_name_of_a_source_is_a_string():  # as it is in JSON, and so in a state
+def test_the_name_of_a_source_must_be_a_string():  # as in JSON, which holds the state
     with pytest.raises(UsageError, match="the name of a source is 1"):
         Mixture({1: (Tokens.of(IDS), 1)})
 
 
 @pytest.mark.parametrize("source", [Tokens.of(IDS), IDS, (IDS, 1), (Tokens.of(IDS),)])
-def test_a_source_that_is_no_pair_of_tokens_and_weight_is_refused(source):
+def test_a_source_must_be_a_pair_of_tokens_and_weight(source):
     with pytest.raises(UsageError, match="pair of tokens and weight"):
         Mixture({"a": source})
 
 
-def test_unknown_documents_are_an_error_before_the_first_batch():
+def test_unknown_documents_raise_an_error_before_the_first_batch():
     known, unknown = Tokens.of(np.arange(100), eot_id=0), Tokens.of(np.arange(100))
     mixed = Mixture({"a": (known, 1), "b": (unknown, 1)})
     for data in (unknown, mixed):

@@ -1,4 +1,4 @@
-"""The state of a loader: what is in it, and which run it belongs to."""
+"""The state of a loader: its content, and the runs that it can resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mixture():
     return Mixture({"web": (web, 3), "code": (code, 1)}, changes={100: {"code": 3}}, block=20)
 
 
-def test_a_state_is_small_and_says_what_it_is_of():
+def test_a_state_is_small_and_identifies_its_run():
     loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16, seed=5)
     next(loader)
     state = loader.state_dict()
@@ -71,7 +71,7 @@ def test_force_accepts_what_it_names_and_nothing_else(mixture):
         other.load_state_dict(state, force=force)
         assert other.row == 9
     with pytest.raises(
-        UsageError, match="'sed', which is not in a state; it can name seq_len, seed"
+        UsageError, match="'sed', which is not in the state; it can name seq_len, seed"
     ):
         other.load_state_dict(state, force=["sed"])
     plain = Loader(changed, batch_size=3, seq_len=16, seed=6)
@@ -90,8 +90,8 @@ PHASE = st.tuples(*[st.integers(0, 5)] * 2).filter(any)
     futures=st.tuples(*[st.dictionaries(st.integers(40, 90), PHASE, max_size=2)] * 2),
     row=st.integers(40, 60),
 )
-def test_what_changes_at_a_later_row_does_not_make_another_run(first, past, futures, row):
-    """Two runs that are the same up to row 40, one of which has a third source from later on."""
+def test_a_state_loads_if_only_later_rows_differ(first, past, futures, row):
+    """Two runs with the same first 40 rows; one has a third source from a later row on."""
 
     def make(future, extra=None):
         tokens = {name: Tokens.of(np.arange(n * 10_000, n * 10_000 + 900)) for n, name in NAMES}
@@ -133,7 +133,7 @@ def test_a_state_of_other_data_or_another_mixture_is_refused(mixture):
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1)])
-def test_a_state_knows_whose_weights_are_which(weights):
+def test_a_state_with_swapped_sources_is_refused(weights):
     web, code = Tokens.of(np.arange(3_000)), Tokens.of(np.arange(10_000, 11_000))
     mixed = Mixture({"web": (web, weights[0]), "code": (code, weights[1])})
     state = Loader(mixed, batch_size=3, seq_len=16).state_dict()
@@ -142,25 +142,20 @@ def test_a_state_knows_whose_weights_are_which(weights):
         Loader(swapped, batch_size=3, seq_len=16).load_state_dict(json.loads(json.dumps(state)))
 
 
-def test_a_state_without_names_is_read_in_the_order_of_its_sources():
-    web, code = Tokens.of(np.arange(3_000)), Tokens.of(np.arange(10_000, 11_000))
-    mixed = Loader(Mixture({"web": (web, 1), "code": (code, 1)}), batch_size=3, seq_len=16)
-    state = {**mixed.state_dict(), "row": 9}
+def test_a_state_without_the_names_of_its_sources_is_refused(mixture):
+    loader = Loader(mixture, batch_size=3, seq_len=16)
+    state = {**loader.state_dict(), "row": 9}
     del state["names"]
-    mixed.load_state_dict(json.loads(json.dumps(state)))
-    assert mixed.row == 9
-    swapped = Loader(Mixture({"code": (code, 1), "web": (web, 1)}), batch_size=3, seq_len=16)
-    with pytest.raises(StateError, match="names is"):
-        swapped.load_state_dict(state)
-    with pytest.raises(StateError, match="names is None"):
-        mixed.load_state_dict({**state, "sources": 5})
+    for damaged in (state, {**state, "sources": 5}):
+        with pytest.raises(StateError, match="names is None in the state"):
+            loader.load_state_dict(damaged)
 
 
 @pytest.mark.parametrize(
     "state",
     [{}, [], None, {"version": 2}, {"version": 1, "row": -1}, {"version": 1, "row": 1 << 63}],
 )
-def test_what_is_no_state_is_refused(state):
+def test_an_invalid_state_is_refused(state):
     loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16)
     with pytest.raises(StateError):
         loader.load_state_dict(state)

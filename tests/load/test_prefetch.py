@@ -1,4 +1,4 @@
-"""Work done ahead: in its order, once, no further ahead than was said, and ended when nobody asks."""
+"""Jobs run ahead: in order, once, at most `depth` of them, and they stop when no longer needed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tokenmill.load.prefetch import Prefetch, leave_if_stopped
 
 
 class Jobs:
-    """Jobs that give their numbers, some of them late, and note who does what."""
+    """Jobs that give their numbers, some of them late, and record the threads that run them."""
 
     def __init__(self, sizes: list[int], pauses: list[int], fails_at: int | None = None) -> None:
         self.sizes, self.pauses, self.fails_at = sizes, pauses, fails_at
-        self.begun = self.taken = self.furthest = 0
+        self.started = self.taken = self.furthest = 0
         self.threads: set[str] = set()
 
     def __iter__(self) -> Iterator[Iterator[int]]:
         first = 0
         for number, size in enumerate(self.sizes):
-            self.begun = number + 1
+            self.started = number + 1
             self.furthest = max(self.furthest, first - self.taken)
             yield self._do(number, first, size)
             first += size
@@ -49,7 +49,7 @@ class Jobs:
     depth=st.integers(1, 5),
     failure=st.none() | st.integers(0, 30),
 )
-def test_results_come_in_order_and_a_failure_in_its_turn(
+def test_results_and_errors_come_in_order(
     sizes: list[int], pauses: list[int], waits: list[int], depth: int, failure: int | None
 ) -> None:
     jobs = Jobs(sizes, pauses, failure)
@@ -60,23 +60,23 @@ def test_results_come_in_order_and_a_failure_in_its_turn(
         assert next(ahead) == number
         jobs.taken = number + 1
         time.sleep(waits[number % len(waits)] / 10_000)
-    for _ in range(2):  # whoever asks again gets the same answer
+    for _ in range(2):  # a second call gets the same answer
         with pytest.raises(OSError if fails else StopIteration):
             next(ahead)
-    # A job is begun when fewer than `depth` others are not yet taken to their last result.
+    # A job starts only if fewer than `depth` earlier ones still have results.
     assert jobs.furthest <= depth * max(sizes, default=0)
     ahead.close()
     assert not ahead._thread.is_alive()
 
 
-def test_who_waits_helps() -> None:
+def test_a_caller_that_would_wait_runs_jobs() -> None:
     jobs = Jobs([1] * 40, [50])
     ahead = Prefetch(jobs, depth=4)
     assert list(ahead) == list(range(40))
     assert jobs.threads == {"tokenmill", threading.current_thread().name}
 
 
-def test_who_helps_can_be_interrupted_while_another_job_takes_long() -> None:
+def test_a_caller_that_runs_a_job_can_be_interrupted() -> None:
     go, ready = threading.Event(), threading.Event()
 
     def wait() -> Iterator[int]:
@@ -107,22 +107,22 @@ def test_who_helps_can_be_interrupted_while_another_job_takes_long() -> None:
     ahead.close()
 
 
-def test_no_more_is_begun_than_there_is_room_for() -> None:
+def test_at_most_depth_jobs_are_started_ahead() -> None:
     jobs = Jobs([2] * 40, [0])
     ahead = Prefetch(jobs, depth=3)
     deadline = time.monotonic() + 10
-    while jobs.begun < 3 and time.monotonic() < deadline:
+    while jobs.started < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert jobs.begun == 3
+    assert jobs.started == 3
     assert [next(ahead) for _ in range(6)] == list(range(6))
     ahead.close()
-    begun = jobs.begun
+    started = jobs.started
     time.sleep(0.05)
-    assert jobs.begun == begun
+    assert jobs.started == started
 
 
-def test_an_object_that_is_dropped_ends_its_thread() -> None:
+def test_dropping_the_object_stops_its_thread() -> None:
     ahead = Prefetch(Jobs([1] * 1_000, [1]), depth=2)
     next(ahead)
     thread, dropped = ahead._thread, weakref.ref(ahead)
@@ -149,4 +149,4 @@ def test_closing_does_not_wait_for_the_rest_of_a_long_job() -> None:
     ahead.close()
     assert time.monotonic() - started < 5
     assert not ahead._thread.is_alive()
-    leave_if_stopped()  # of no other thread's concern
+    leave_if_stopped()  # does nothing in other threads

@@ -1,12 +1,12 @@
-"""Sources have their exact share of each block and give their rows in turn, through all phases."""
+"""Sources have their exact share of each block and give their rows in turn, across phases."""
 
 from __future__ import annotations
 
 import pickle
 from fractions import Fraction
 
-import by_the_page
 import numpy as np
+import order_reference
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def settings_of_mixtures(draw):
 
 def build(order):
     for _, weights in order["phases"]:
-        shares = by_the_page.share_slots(weights, order["block"])
+        shares = order_reference.share_slots(weights, order["block"])
         assume(all(share or not weight for share, weight in zip(shares, weights, strict=True)))
     names = tuple(f"source {n}" for n in range(len(order["phases"][0][1])))
     return MixtureOrder(names=names, **order)
@@ -39,9 +39,9 @@ def build(order):
 
 @settings(max_examples=150, deadline=None)
 @given(order=settings_of_mixtures(), data=st.data())
-def test_rows_are_assigned_as_the_page_says(order, data):
+def test_rows_are_assigned_as_documented(order, data):
     mixture = build(order)
-    expected = by_the_page.mixture(600, **order)
+    expected = order_reference.mixture(600, **order)
     sources, rows = mixture.assign(np.arange(600))
     assert list(zip(sources.tolist(), rows.tolist(), strict=True)) == expected
     some = data.draw(st.lists(st.integers(0, 599), max_size=10))
@@ -53,7 +53,7 @@ def test_rows_are_assigned_as_the_page_says(order, data):
 
 
 @pytest.mark.parametrize("block", [10, 1_000, 10_000])
-def test_each_block_holds_exactly_the_shares_in_an_order_of_its_own(block):
+def test_each_block_has_the_exact_shares_in_its_own_order(block):
     mixture = MixtureOrder(names=("a", "b", "c"), phases=((0, (0.5, 0.3, 0.2)),), block=block)
     sources, _ = mixture.assign(np.arange(20 * block))
     blocks = sources.reshape(20, block)
@@ -73,7 +73,7 @@ def test_slots_of_a_block_go_to_each_source_equally_often():
 
 
 @pytest.mark.parametrize("first", [0, 10**15 + 7, 2**61])
-def test_the_prefix_property_holds_anywhere(first):
+def test_sources_give_their_rows_in_turn_at_any_row(first):
     phases = ((0, (5, 2, 1)), (123_457, (1, 0, 3)), (2**60, (1, 1, 1)))
     mixture = MixtureOrder(names=("a", "b", "c"), phases=phases, seed=9)
     sources, rows = mixture.assign(np.arange(first, first + 300_000))
@@ -98,7 +98,7 @@ def test_a_later_phase_changes_nothing_before_it():
     assert rows.tolist() == list(range(short.counts(1_000)[0], short.counts(1_000)[0] + 100))
 
 
-def test_rows_are_asked_for_in_any_order_and_shape():
+def test_rows_may_have_any_order_and_shape():
     mixture = MixtureOrder(names=("a", "b"), phases=((0, (1, 2)), (500, (2, 1))), block=64)
     rows = np.random.default_rng(3).integers(0, 100_000, (20, 30))
     sources, numbers = mixture.assign(rows)
@@ -108,7 +108,7 @@ def test_rows_are_asked_for_in_any_order_and_shape():
     assert mixture.assign(np.empty(0, np.int64))[0].shape == (0,)
 
 
-def test_what_is_handed_out_may_be_written_to():
+def test_writing_to_results_does_not_change_later_ones():
     mixture = MixtureOrder(names=("a", "b"), phases=((0, (1, 2)),))
     expected = mixture.assign(np.arange(50))[0].tolist()
     sources, rows = mixture.assign(np.arange(50))
@@ -118,7 +118,7 @@ def test_what_is_handed_out_may_be_written_to():
     assert mixture.counts(50).tolist() == [expected.count(0), expected.count(1)]
 
 
-def test_seeds_make_orders_and_pickling_keeps_them():
+def test_seeds_change_the_order_and_pickling_keeps_it():
     orders = {}
     for seed in range(5):
         mixture = MixtureOrder(names=("a", "b"), phases=((0, (1, 2)),), seed=seed)
@@ -130,7 +130,7 @@ def test_seeds_make_orders_and_pickling_keeps_them():
 
 @settings(deadline=None)
 @given(st.lists(weight, min_size=1, max_size=30).filter(any), st.integers(1, 10_000))
-def test_shares_are_exact_to_less_than_a_slot(weights, slots):
+def test_shares_are_within_a_slot_of_the_exact_ones(weights, slots):
     shares = share_slots(tuple(weights), slots)
     assert sum(shares) == slots
     total = sum(map(Fraction, weights))
@@ -149,24 +149,24 @@ def test_shares_are_exact_to_less_than_a_slot(weights, slots):
         ({"phases": ((0, (1, float("inf"))),)}, "weight inf"),
         ({"phases": ((0, (0, 0.0)),)}, "all weights are 0"),
         ({"phases": ((0, (1,)),)}, "1 weights for 2 sources"),
-        ({"phases": ()}, "the first must begin at row 0"),
+        ({"phases": ()}, "the first must start at row 0"),
         ({"phases": ((5, (1, 1)),)}, "rows [5]"),
         ({"phases": ((0, (1, 1)), (9, (1, 1)), (9, (1, 2)))}, "after the one before it"),
         ({"names": ("a", "a")}, "all different"),
-        ({"names": ()}, "one or more"),
+        ({"names": ()}, "at least one"),
         ({"block": 0}, "`block` is 0"),
         ({"block": 2**20 + 1}, "from 1 to 1,048,576"),
     ],
 )
-def test_what_cannot_be_is_refused(change, message):
+def test_invalid_settings_are_refused(change, message):
     with pytest.raises(UsageError) as refusal:
         MixtureOrder(**{"names": ("a", "b"), "phases": ((0, (1, 1)),)} | change)
     assert message in str(refusal.value)
 
 
-def test_rows_below_0_are_refused():
+def test_negative_rows_are_refused():
     mixture = MixtureOrder(names=("a",), phases=((0, (1,)),))
-    with pytest.raises(UsageError, match="row -1 cannot be"):
+    with pytest.raises(UsageError, match="there is no row -1"):
         mixture.assign(np.array([-1]))
-    with pytest.raises(UsageError, match="row -1 cannot be"):
+    with pytest.raises(UsageError, match="there is no row -1"):
         mixture.counts(-1)

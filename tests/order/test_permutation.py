@@ -1,9 +1,9 @@
-"""The permutation is a bijection for every size, is what the page says, and depends on the key."""
+"""The permutation is a bijection for every size, equals docs/order.md, and depends on the key."""
 
 from __future__ import annotations
 
-import by_the_page
 import numpy as np
+import order_reference
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def test_sizes_around_powers_of_two_are_bijections(power):
 
 
 @pytest.mark.parametrize("size", [2**40 + 1, 2**53 - 1, 2**61 + 1, 2**62 - 1, 2**62])
-def test_large_sizes_repeat_nothing_and_stay_inside(size):
+def test_large_sizes_have_no_repetition_and_stay_inside(size):
     scattered = np.unique(np.random.default_rng(0).integers(0, size, 200_000))
     for places in (np.arange(1_000_000), np.arange(size - 100_000, size), scattered):
         reached = Permutation(size, 5)(places)
@@ -44,23 +44,23 @@ def test_large_sizes_repeat_nothing_and_stay_inside(size):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), size=st.integers(1, 2**62) | st.integers(1, 5_000), key=any_key)
-def test_it_is_what_the_page_says(data, size, key):
+def test_permutation_is_as_documented(data, size, key):
     places = data.draw(st.lists(st.integers(0, size - 1), max_size=6))
-    expected = [by_the_page.permute(place, size, key) for place in places]
+    expected = [order_reference.permute(place, size, key) for place in places]
     assert Permutation(size, key)(np.array(places, np.int64)).tolist() == expected
 
 
 @settings(deadline=None)
 @given(keys=st.lists(any_key, min_size=2, max_size=20), size=st.integers(1, 100))
-def test_a_key_for_each_place_gives_what_each_key_gives(keys, size):
+def test_one_key_per_place_equals_separate_calls(keys, size):
     places = np.arange(len(keys)) % size
     together = permute(places, size, np.array(keys, np.uint64))
-    alone = [by_the_page.permute(n % size, size, key) for n, key in enumerate(keys)]
+    alone = [order_reference.permute(n % size, size, key) for n, key in enumerate(keys)]
     assert together.tolist() == alone
 
 
 @pytest.mark.parametrize("size", [11, 70_001])
-def test_a_call_of_many_pieces_equals_many_calls(size):
+def test_one_call_of_many_chunks_equals_many_calls(size):
     places = np.random.default_rng(1).integers(0, size, 50_000)
     keys = derive_keys(3, places)
     whole, many_keys = Permutation(size, 9)(places), permute(places, size, keys)
@@ -70,7 +70,7 @@ def test_a_call_of_many_pieces_equals_many_calls(size):
         assert np.array_equal(permute(places[piece], size, keys[piece]), many_keys[piece])
 
 
-def test_places_keep_their_shape_and_are_left_as_they_were():
+def test_places_keep_their_shape_and_are_not_modified():
     places = np.arange(12).reshape(3, 4)
     keys = np.array([3], np.uint64)
     result = Permutation(12, 3)(places)
@@ -83,12 +83,12 @@ def test_places_keep_their_shape_and_are_left_as_they_were():
 
 @settings(deadline=None)
 @given(parts=st.lists(any_part, max_size=5))
-def test_keys_are_what_the_page_says(parts):
-    assert make_key(*parts) == by_the_page.make_key(*parts)
+def test_keys_are_as_documented(parts):
+    assert make_key(*parts) == order_reference.make_key(*parts)
     assert 0 <= make_key(*parts) < 2**64
 
 
-def test_keys_tell_apart_what_reads_alike():
+def test_keys_of_similar_parts_differ():
     alike = [
         ("1", "2"),
         ("12",),
@@ -107,8 +107,8 @@ def test_keys_tell_apart_what_reads_alike():
 
 @settings(deadline=None)
 @given(key=any_key, numbers=st.lists(st.integers(0, 2**62), min_size=1, max_size=5))
-def test_derived_keys_are_what_the_page_says(key, numbers):
-    expected = [by_the_page.derive(key, number) for number in numbers]
+def test_derived_keys_are_as_documented(key, numbers):
+    expected = [order_reference.derive(key, number) for number in numbers]
     assert derive_keys(key, np.array(numbers)).tolist() == expected
     assert derive_keys(np.array([key], np.uint64), np.array(numbers)).tolist() == expected
     assert derive_keys(key, numbers[0]).tolist() == expected[:1]
@@ -117,15 +117,15 @@ def test_derived_keys_are_what_the_page_says(key, numbers):
 @pytest.mark.parametrize(
     ("size", "key", "place", "message"),
     [
-        (0, 0, 0, "a permutation of 0 places"),
+        (0, 0, 0, "1 to 2**62 places, not 0"),
         (2**62 + 1, 0, 0, "1 to 2**62"),
         (5, -1, 0, "key is -1"),
         (5, 2**64, 0, "make_key"),
-        (5, 0, 5, "place 5 is not one of the 5"),
+        (5, 0, 5, "place 5 is not between 0 and 4"),
         (5, 0, -1, "place -1"),
     ],
 )
-def test_what_cannot_be_is_refused(size, key, place, message):
+def test_invalid_settings_are_refused(size, key, place, message):
     with pytest.raises(UsageError) as refusal:
         Permutation(size, key)(np.array([0, place]))
     assert message in str(refusal.value)

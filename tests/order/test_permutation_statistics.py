@@ -1,8 +1,8 @@
-"""The orders look drawn at random: chi-square tests with fixed keys, so that they never waver.
+"""The orders look random: chi-square tests with fixed keys, so that results never vary.
 
 Each test compares counts with what uniform orders would give. `surprise` turns the chi-square sum
 into a standard normal deviate; beyond 4 on either side, too even included, is a failure. Keys are
-neighbours (0, 1, 2, ...), the hardest ones to tell apart.
+neighbours (0, 1, 2, ...), the hardest case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def orders(size, keys):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 16, 63, 64, 100])
-def test_every_element_goes_everywhere_equally_often(size):
+def test_every_element_reaches_every_place_equally_often(size):
     drawn = orders(size, 20_000)
     for element in range(size):
         counts = np.bincount(drawn[:, element], minlength=size)
@@ -45,7 +45,7 @@ def test_every_element_goes_everywhere_equally_often(size):
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7])
-def test_every_order_of_a_few_comes_equally_often(size):
+def test_every_order_of_a_few_places_is_equally_frequent(size):
     # All orders, not only the even ones: a grid of 3 by 3 for 7 places would show here.
     drawn = orders(size, 60_000)
     _, counts = np.unique(drawn @ size ** np.arange(size), return_counts=True)
@@ -54,7 +54,7 @@ def test_every_order_of_a_few_comes_equally_often(size):
 
 
 @pytest.mark.parametrize("size", [9, 25, 81, 225])
-def test_odd_orders_come_as_often_as_even_ones(size):
+def test_odd_permutations_are_as_frequent_as_even_ones(size):
     odd = 0
     for order in orders(size, 1_000).tolist():
         cycles, seen = 0, set()
@@ -88,7 +88,7 @@ def test_gaps_between_neighbours_are_uniform(size, apart):
 
 
 @pytest.mark.parametrize("size", [10**6 + 3, 2**40 + 1, 2**62])
-def test_a_range_of_places_spreads_evenly_in_coarse_and_in_fine(size):
+def test_a_range_of_places_spreads_evenly_at_large_and_small_scale(size):
     reached = Permutation(size, 12)(np.arange(200_000))
     coarse = np.bincount((reached / size * 64).astype(int), minlength=64)
     fine = np.bincount(reached % 61, minlength=61)
@@ -146,7 +146,7 @@ def test_random_starts_are_uniform_and_unrelated_to_their_neighbours():
     assert abs(surprise(pairs, len(starts[1:]) / 400)) < BOUND
 
 
-def test_the_numbers_under_a_key_are_uniform():
+def test_keys_derived_from_one_key_are_uniform():
     numbers = derive_keys(make_key("any", 1), np.arange(500_000))
     for shift in range(0, 64, 8):
         octets = (numbers >> np.uint64(shift)) & np.uint64(255)

@@ -30,6 +30,7 @@ PREAMBLES = {
 USER = """
 import numpy as np
 import tokenmill
+import tokenmill.grain
 import tokenmill.jax
 import tokenmill.torch
 import torch
@@ -51,6 +52,25 @@ for inputs, targets in tokenmill.torch.TokenBatches(tokens, batch_size=2, seq_le
     inputs + targets
 left, right = next(tokenmill.jax.Loader(tokens, batch_size=2, seq_len=4))
 left.sharding
+
+
+def load(with_documents: bool) -> None:
+    # Only at run time is it known which of the two kinds of batches comes.
+    either = tokenmill.Loader(tokens, batch_size=2, seq_len=4, documents=with_documents)
+    assert_type(next(either), tokenmill.Batch)  # of which DocumentedBatch is a subclass
+    tensors = tokenmill.torch.Loader(tokens, batch_size=2, seq_len=4, documents=with_documents)
+    assert_type(next(tensors), tokenmill.torch.Batch | tokenmill.torch.DocumentedBatch)
+    batches = tokenmill.torch.TokenBatches(
+        tokens, batch_size=2, seq_len=4, documents=with_documents
+    )
+    for inputs, targets, *_ in batches:
+        inputs.shape, targets.shape
+    arrays = tokenmill.jax.Loader(tokens, batch_size=2, seq_len=4, documents=with_documents)
+    assert_type(next(arrays), tokenmill.jax.Batch | tokenmill.jax.DocumentedBatch)
+    source = tokenmill.grain.TokenBatches(
+        tokens, batch_size=2, seq_len=4, documents=with_documents
+    )
+    assert_type(source[0], tokenmill.grain.Batch | tokenmill.grain.DocumentedBatch)
 
 
 def train(loader: tokenmill.Loader) -> int:

@@ -220,15 +220,6 @@ def test_what_may_change_is_not_refused() -> None:
     assert asdict(changed) != asdict(STATE)
 
 
-def test_a_mixture_from_before_states_had_names_goes_on() -> None:
-    weights = {"weights": [[0, [0.7, 0.3]]]}
-    sources: dict = {"web": {}, "code": {}}
-    before = replace(STATE, loader={"sources": sources, **weights})
-    refuse_other_run(before, replace(STATE, loader={"names": ["web", "code"], **weights}), "")
-    with pytest.raises(StateError, match=r"web 0\.7, code 0\.3 then, code 0\.7, web 0\.3 now"):
-        refuse_other_run(before, replace(STATE, loader={"names": ["code", "web"], **weights}), "")
-
-
 def test_who_may_read_the_folder_may_read_the_files(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).write(STATE, MODEL, {}, keep=1)
     modes = {file.stat().st_mode & 0o777 for file in path.iterdir()}

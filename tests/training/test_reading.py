@@ -74,7 +74,7 @@ def test_a_file_that_is_cut_between_two_looks_at_it_is_told_of(tmp_path: Path) -
 def test_a_loader_of_large_batches_closes_in_the_middle_of_one(tmp_path: Path) -> None:
     tokens = read_not_mapped(save(tmp_path / "a"))
     loader = tokenmill.Loader(tokens, batch_size=1_000_000, seq_len=1)  # takes half a minute
-    ahead = Prefetch(loader.maker.jobs(0), 1)
+    ahead = Prefetch(loader.reader.plan_reads(0), 1)
     time.sleep(0.5)
     started = time.monotonic()
     ahead.close()

@@ -109,7 +109,7 @@ def train(
     wandb
         Log to Weights & Biases.
     """
-    from tokenmill.load.ranks import find_rank
+    from tokenmill.load.distributed import find_rank
     from tokenmill.training.display import Display
     from tokenmill.training.folder import CHECKPOINTS_NAME
     from tokenmill.training.run import find_run

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError
-from tokenmill.load.ranks import find_rank, leave_none_out
+from tokenmill.load.distributed import find_rank, trim_last_step
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch, TokenBatches, TokenRows
 
@@ -90,7 +90,7 @@ class LocalTokenizedDataset(IterableDataset[Any]):
         self._epoch, self._rows = 0, self.num_sequences
         self._batches()  # which finds settings that cannot be
         if batch_size is not None:
-            self._rows = leave_none_out(self._rows, batch_size, find_rank(None, None)[1])
+            self._rows = trim_last_step(self._rows, batch_size, find_rank(None, None)[1])
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that of an epoch, from 0."""

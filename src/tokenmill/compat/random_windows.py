@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tokenmill.load.ranks import find_rank
-from tokenmill.load.rows import Rows
+from tokenmill.load.distributed import find_rank
+from tokenmill.load.rows import RunRows
+from tokenmill.load.settings import RowSettings
 from tokenmill.store.tokens import Tokens
 from tokenmill.torch import Batch
 
@@ -26,7 +27,7 @@ class RandomWindows:
     """
 
     def __init__(self, tokens: Tokens, block_size: int, seed: int) -> None:
-        self._rows = Rows(tokens, seq_len=block_size, seed=seed, order="random")
+        self._rows = RunRows(tokens, RowSettings(seq_len=block_size, seed=seed, order="random"))
         self._rank, self._world_size = find_rank(None, None)
         self._drawn = 0  # rows, on all ranks together
 

@@ -1,4 +1,7 @@
-"""Several sources as one: what a loader takes its rows from, and in what proportions."""
+"""Several sources for one loader, and how many rows each contributes.
+
+Costs: nothing is read here; `order/mixture.py` computes which source a row comes from.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Mixture:
             ):
                 raise UsageError(
                     f"source {name!r} must be a pair of tokens and weight, such as "
-                    f'(data["train"], 0.7); an array goes in as Tokens.of(array).'
+                    f'(data["train"], 0.7). Pass an array as Tokens.of(array).'
                 )
         self.names = tuple(sources)
         self.tokens = tuple(tokens for tokens, _ in sources.values())
@@ -52,7 +55,7 @@ class Mixture:
             if unknown:
                 raise UsageError(
                     f"the change at row {row:,} names {unknown[0]!r}, which is not a source of the "
-                    f"mixture; there are {', '.join(self.names)}."
+                    f"mixture; the sources are {', '.join(self.names)}."
                 )
             weights |= {name: float(weight) for name, weight in changed.items()}
             phases.append((row, tuple(weights.values())))
@@ -65,12 +68,12 @@ class Mixture:
         return copied
 
     def __repr__(self) -> str:
-        told = [
+        phases = [
             ", ".join(f"{name} {weight:g}" for name, weight in zip(self.names, phase, strict=True))
             for _, phase in self.phases
         ]
         later = [
             f"; from row {row:,}: {text}"
-            for (row, _), text in zip(self.phases[1:], told[1:], strict=True)
+            for (row, _), text in zip(self.phases[1:], phases[1:], strict=True)
         ]
-        return f"<Mixture: {told[0]}{''.join(later)}>"
+        return f"<Mixture: {phases[0]}{''.join(later)}>"

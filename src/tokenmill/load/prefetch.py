@@ -1,13 +1,12 @@
-"""Work done ahead by a thread, and by whoever would have to wait for it.
+"""Jobs run ahead by a thread, and by the caller instead of waiting.
 
-The work is cut into jobs, each of which gives some results. The thread does one job after another;
-who asks for a result that is not there does the next job rather than wait, so that both are busy
-where the thread alone is too slow.
+Each job gives some results. The thread runs one job after another. If the next result is not ready,
+the caller runs the next job instead of waiting, so both are busy if the thread alone is too slow.
 
-Guarantees: results come in the order of the jobs; an exception comes in its turn, to whoever asks;
-no more than `depth` jobs are begun ahead; closing, dropping the object and the end of the program
-all end the thread, after the current job or where that job calls `leave_if_stopped`. Costs: two threads that wake each other, some 10 µs a job, so jobs should be
-large.
+Guarantees: results come in the order of the jobs, and so does an exception. At most `depth` jobs are
+started ahead. The thread ends when the object is closed or dropped and when the program ends, after
+the current job or where that job calls `leave_if_stopped`. Costs: about 10 µs per job, because the two
+threads wake each other, so jobs should be large.
 """
 
 from __future__ import annotations
@@ -22,78 +21,79 @@ from weakref import WeakKeyDictionary, finalize
 
 T = TypeVar("T")
 _LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
-_here = threading.local()  # `work` is what this thread was started for
+_this_thread = threading.local()  # `work` is the work that this thread was started for
 
 
 class _StoppedError(Exception):
-    """The results of this job are no longer wanted."""
+    """The results of this job are no longer needed."""
 
 
 def leave_if_stopped() -> None:
-    """End the current job here if nobody wants its results; long jobs call this now and then.
+    """End the current job if its results are no longer needed; long jobs call this now and then.
 
     Does nothing in threads that `Prefetch` did not start.
     """
-    work: _Work[object] | None = getattr(_here, "work", None)
+    work: _Work[object] | None = getattr(_this_thread, "work", None)
     if work is not None and work.is_stopped:
         raise _StoppedError
 
 
 class _Job(Generic[T]):
-    """A job that was begun: what has come of it, once it is done."""
+    """A job that was started, and its results once it is done."""
 
     def __init__(self) -> None:
         self.results: deque[T] = deque()
         self.error: BaseException | None = None
         self.is_done = False
 
-    def do(self, work: Iterable[T]) -> None:
+    def run(self, work: Iterable[T]) -> None:
         try:
             self.results.extend(work)
-        except BaseException as error:  # whoever asks shall meet it
+        except BaseException as error:  # raised again in `Prefetch.__next__`
             self.error = error
         self.is_done = True
 
 
 class _Work(Generic[T]):
-    """The jobs in their order, and those of them that were begun."""
+    """All jobs in their order, and those that were started."""
 
     def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
-        self.changed = threading.Condition()  # which a garbage collection may enter once more
-        self.taking = threading.Lock()  # held before `changed`, by whoever takes the next job
+        self.changed = threading.Condition()  # reentrant: a garbage collection may call `stop`
+        self.starting = (
+            threading.Lock()
+        )  # held while the next job starts, acquired before `changed`
         self.process = os.getpid()
         self.jobs, self.depth = iter(jobs), depth
-        self.begun: deque[_Job[T]] = deque()
-        self.are_all_begun = self.is_stopped = False
+        self.started: deque[_Job[T]] = deque()
+        self.are_all_started = self.is_stopped = False
 
-    def begin(self) -> tuple[_Job[T], Iterable[T]] | None:
-        """The next job, if there is one and room for it."""
-        with self.taking:
-            if self.are_all_begun or len(self.begun) >= self.depth:
+    def start_next(self) -> tuple[_Job[T], Iterable[T]] | None:
+        """The next job, if there is one and fewer than `depth` are started."""
+        with self.starting:
+            if self.are_all_started or len(self.started) >= self.depth:
                 return None
             job = _Job[T]()
             try:
-                work = next(self.jobs)  # which may take long, so `changed` is free for others
+                work = next(self.jobs)  # may take long, so `changed` is not held
             except BaseException as error:
-                self.are_all_begun = job.is_done = True
+                self.are_all_started = job.is_done = True
                 job.error, work = error, ()
-            self.begun.append(job)
+            self.started.append(job)
             return job, work
 
     def run(self) -> None:
-        """What the thread does."""
-        _here.work = self
-        while not self.is_stopped and not self.are_all_begun:
-            taken = self.begin()
-            if taken is not None:
-                taken[0].do(taken[1])
+        """Run jobs until all are started or the work is stopped; the thread's function."""
+        _this_thread.work = self
+        while not self.is_stopped and not self.are_all_started:
+            if (started := self.start_next()) is not None:
+                started[0].run(started[1])
             with self.changed:
                 self.changed.notify_all()
-                while len(self.begun) >= self.depth and not self.is_stopped:
+                while len(self.started) >= self.depth and not self.is_stopped:
                     self.changed.wait()
 
     def stop(self) -> None:
-        if self.process != os.getpid():  # a fork, in which nobody would give the lock back
+        if self.process != os.getpid():  # in a fork, nobody would release the lock
             return
         with self.changed:
             self.is_stopped = True
@@ -104,7 +104,7 @@ _threads: WeakKeyDictionary[threading.Thread, _Work[object]] = WeakKeyDictionary
 
 
 class Prefetch(Generic[T]):
-    """The results of jobs, made ahead by a thread; jobs are begun one at a time, and done by any.
+    """The results of jobs, which a thread runs ahead; jobs start one at a time.
 
     >>> list(Prefetch([[1, 2], [3]], depth=1))
     [1, 2, 3]
@@ -112,16 +112,16 @@ class Prefetch(Generic[T]):
 
     def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
         self._work = _Work(jobs, depth)
-        # The thread does not refer to this object, which therefore ends when nobody else does.
+        # The thread does not refer to this object, so it is freed when nothing else does.
         self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
         _threads[self._thread] = self._work  # type: ignore[assignment]
-        # Not __del__: at exit, the module's names may be gone before the object is.
+        # Not __del__: at exit, the names of this module may be gone before the object is.
         finalize(self, self._work.stop)
         self._thread.start()
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread can be here: a fork does not inherit it."""
+        """Whether the thread is in this process: a fork does not inherit it."""
         return self._work.process == os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -131,36 +131,36 @@ class Prefetch(Generic[T]):
         work = self._work
         while True:
             with work.changed:
-                if work.begun and work.begun[0].is_done:
-                    first = work.begun[0]
+                if work.started and work.started[0].is_done:
+                    first = work.started[0]
                     result = first.results.popleft() if first.results else None
                     if not first.results and first.error is None:
-                        work.begun.popleft()
+                        work.started.popleft()
                         work.changed.notify_all()
                     if result is not None:
                         return result
                     if first.error is not None:
-                        raise first.error  # it stays, for whoever asks again
+                        raise first.error  # it stays first, so the next call raises it too
                     continue
-            if (taken := work.begin()) is not None:
-                taken[0].do(taken[1])
-                if isinstance(taken[0].error, KeyboardInterrupt):
-                    raise taken[0].error  # now: its turn may be long to come
+            if (started := work.start_next()) is not None:
+                started[0].run(started[1])
+                if isinstance(started[0].error, KeyboardInterrupt):
+                    raise started[0].error  # now, not after the jobs before it
                 continue
             with work.changed:
-                if not work.begun[0].is_done:
+                if not work.started[0].is_done:
                     work.changed.wait()
 
     def close(self) -> None:
-        """End the thread, and wait until it has ended, unless a job takes very long."""
+        """Stop the thread, and wait until it has ended, unless a job takes very long."""
         self._work.stop()
-        if self.is_of_this_process and self._thread.is_alive():  # Ctrl-C may have come before it
+        if self.is_of_this_process and self._thread.is_alive():  # Ctrl-C may come before it starts
             self._thread.join(_LAST_WAIT)
 
 
 @atexit.register
 def _end_threads() -> None:
-    """End all threads before the interpreter does, which would tear them out of native code."""
+    """Stop all threads before the interpreter exits, which could crash them in native code."""
     threads = list(_threads.items())
     for _, work in threads:
         work.stop()

@@ -2,7 +2,7 @@
 
 A state belongs to a run if all rows before the state's row are the same in both. Settings that only
 affect later rows may differ: weights that change at a later row, and sources whose weight was 0 so
-far.
+far. The check compares a few values and reads no tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenmill.errors import StateError, UsageError
 
+VERSION = 1
 MOST_ROWS = 1 << 62
 
 
@@ -23,10 +24,10 @@ def check_state(
     cure: str | None = None,
     after: int = 0,
 ) -> int:
-    """The row at which to resume.
+    """The row of a state, if it belongs to the run of the loader whose state is `own`.
 
-    `own` is the loader's own state. Differences are refused with an error that names them, unless
-    `force` names them or is True. The next `after` rows must be the same too.
+    Raises an error that names all differences, unless `force` names them or is True. The next `after`
+    rows must be the same too.
 
     >>> own = {"version": 1, "row": 0, "seed": 2}
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own)
@@ -43,8 +44,8 @@ def check_state(
         )
     if state["version"] != own["version"]:
         raise StateError(
-            f"This state has version {state['version']!r}, and this tokenmill reads version "
-            f"{own['version']}. Use the version of tokenmill that saved it."
+            f"This state has version {state['version']!r}; this tokenmill reads version "
+            f"{own['version']}. Resume with the tokenmill that saved the state."
         )
     row = state.get("row")
     if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < MOST_ROWS:
@@ -53,8 +54,6 @@ def check_state(
     wanted, there = (
         {key: value for key, value in one.items() if key not in ignored} for one in (own, state)
     )
-    if "names" in wanted:
-        there["names"] = find_names(there)
     accepted = _find_accepted(force, {**wanted, **there})
     reached = row + after
     found = [
@@ -73,25 +72,15 @@ def check_state(
                     "To change the weights of a run, keep the old ones and give the new ones to "
                     f"Mixture as `changes={{ROW: {{NAME: WEIGHT}}}}`. {cure}"
                 )
-        told = "; ".join(text for _, text in found)
-        raise StateError(f"This state is from another run: {told}.\n{cure}")
+        differences = "; ".join(text for _, text in found)
+        raise StateError(f"This state is from another run: {differences}.\n{cure}")
     return row
-
-
-def find_names(state: Mapping[str, Any]) -> Any:
-    """The sources of a mixture in their order. States once had no names, but were written in it.
-
-    >>> find_names({"names": ["b", "a"]}), find_names({"sources": {"b": {}, "a": {}}})
-    (['b', 'a'], ['b', 'a'])
-    """
-    sources = state.get("sources")
-    return state.get("names", list(sources) if isinstance(sources, Mapping) else None)
 
 
 def find_differences(
     there: Any, here: Any, name: str = "", where: tuple[str, str] = ("in the state", "here")
 ) -> Iterator[tuple[str, str]]:
-    """The name of each setting that differs, and how it differs.
+    """The name of each setting that differs, and a text with both values.
 
     >>> list(find_differences({"seed": 1, "block": 8}, {"seed": 2, "block": 8}))
     [('seed', 'seed is 1 in the state and 2 here')]
@@ -111,7 +100,7 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
     for name in accepted:
         if name.partition(".")[0] not in known:
             raise UsageError(
-                f"`force` names {name!r}, which is not in a state; it can name {', '.join(known)}."
+                f"`force` names {name!r}, which is not in the state; it can name {', '.join(known)}."
             )
     return accepted
 
@@ -133,5 +122,5 @@ def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists for tuples: JSON knows no tuples."""
+    """Tuples as lists, which is how JSON stores them."""
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -1,1 +1,1 @@
-"""The order of training rows: from a row's number to its tokens, by computation alone."""
+"""The order of training rows: pure functions from a row's number to the place of its tokens."""

@@ -3,11 +3,11 @@
 Guarantees: the rows of a phase are cut into blocks, and in each block every source has exactly
 its share of the slots, in an order that a key decides. The rows of a source are used in turn:
 after any number of rows of the run, each source has given its rows [0, k) and no others. When the
-weights change, at a row that is said beforehand, every source goes on from where it was. All of
-it follows from (phases, seed, block) and the row's number.
+weights change, every source continues where it was. All of this depends only on (phases, seed,
+block) and the row's number.
 
-Costs: about 40 ns a row in calls of many thousands. The last layouts are kept, so that a call for
-the next few rows takes 15 µs, and one for rows elsewhere 0.3 ms; row 10**15 costs what row 0 does.
+Costs: about 40 ns a row in calls of many thousands. The last layouts are cached, so a call for the
+next few rows takes 15 µs, and one for rows elsewhere 0.3 ms. Row 10**15 costs as much as row 0.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tokenmill.order.rows import check_rows
 
 LARGEST_BLOCK = 2**20
 _SLOT_BITS = np.uint64(LARGEST_BLOCK - 1)
-_STRETCH = 8_192  # slots laid out at once, if blocks are smaller: NumPy has its price for each call
+_STRETCH = 8_192  # slots laid out at once if blocks are smaller: each NumPy call has a fixed cost
 
 
 class _Stretch(NamedTuple):
-    """A few whole blocks of a phase, laid out together; the end of the phase may cut them short."""
+    """A few blocks of a phase, laid out together; the end of the phase may cut them short."""
 
     first: int  # row
     stop: int
     sources: Places  # of each slot
-    ranks: Places  # of each slot among those of its source
-    before: Places  # the rows that each source gave before the first
+    numbers: Places  # of each slot among those of its source
+    before: Places  # how many rows each source has given before the first
 
     def count_before(self, row: int) -> Places:
-        """The rows that each source gave before a row of this stretch."""
+        """How many rows each source has given before a row of this stretch."""
         taken = self.sources[: row - self.first]
         return self.before + np.bincount(taken, minlength=len(self.before))
 
@@ -64,11 +64,11 @@ class MixtureOrder:
         The sources.
     phases
         (first row, weights) of each phase, the first at row 0: a weight for each source, in the
-        order of the names. Weights are relative; a source of weight 0 rests.
+        order of the names. Weights are relative; a source of weight 0 pauses.
     seed
-        Another seed, another order.
+        Seed of the order.
     block
-        The rows in which each source has exactly its share, to the nearest whole row.
+        The number of rows in which each source has exactly its share, to the nearest whole row.
     """
 
     names: tuple[str, ...]
@@ -78,13 +78,15 @@ class MixtureOrder:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            raise UsageError(f"names is {self.names!r}; give one or more, all different.")
+            raise UsageError(
+                f"the names of the sources are {self.names!r}; give at least one, all different."
+            )
         if not 1 <= self.block <= LARGEST_BLOCK:
             raise UsageError(f"`block` is {self.block:,}; it must be from 1 to {LARGEST_BLOCK:,}.")
         firsts = [first for first, _ in self.phases]
         if not firsts or firsts[0] != 0 or sorted(set(firsts)) != firsts:
             raise UsageError(
-                f"the phases begin at rows {firsts}; the first must begin at row 0, and each of "
+                f"the phases start at rows {firsts}; the first must start at row 0, and each of "
                 "the others after the one before it."
             )
         for first, weights in self.phases:
@@ -93,20 +95,20 @@ class MixtureOrder:
 
     @cached_property
     def shares(self) -> tuple[tuple[int, ...], ...]:
-        """For each phase, the slots of each source in a block: what the weights come to."""
+        """For each phase, the number of slots of each source in a block."""
         shares = tuple(share_slots(weights, self.block) for _, weights in self.phases)
         for (first, weights), slots in zip(self.phases, shares, strict=True):
             for name, weight, slot in zip(self.names, weights, slots, strict=True):
                 if weight > 0 and not slot:
                     raise UsageError(
                         f"source {name!r} has weight {weight} of {sum(weights)} in the phase "
-                        f"from row {first:,}, which is less than one row in a block of {self.block:,}. Use a "
-                        "larger block, a larger weight, or 0 to leave it out."
+                        f"from row {first:,}, which is less than one row in a block of "
+                        f"{self.block:,}. Use a larger block, a larger weight, or 0 to omit it."
                     )
         return shares
 
     def assign(self, rows: Places) -> tuple[Places, Places]:
-        """The source (its number in `names`) of each row, and which of the source's rows it is."""
+        """The source of each row, as its place in `names`, and which of the source's rows it is."""
         rows = check_rows(rows)
         flat = rows.ravel()
         if (flat[1:] < flat[:-1]).any():
@@ -122,28 +124,28 @@ class MixtureOrder:
     def counts(self, row: int) -> npt.NDArray[np.int64]:
         """How many of the first `row` rows of the run come from each source."""
         check_rows(np.array([row]))
-        return self._stretch(row).count_before(row)
+        return self._find_stretch(row).count_before(row)
 
     def _assign_ascending(self, rows: Places) -> tuple[Places, Places]:
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
         done = 0
         while done < len(rows):
-            stretch = self._stretch(int(rows[done]))
+            stretch = self._find_stretch(int(rows[done]))
             end = int(np.searchsorted(rows, stretch.stop))
             places = rows[done:end] - stretch.first
             taken = stretch.sources[places]
             sources[done:end] = taken
-            numbers[done:end] = stretch.ranks[places] + stretch.before[taken]
+            numbers[done:end] = stretch.numbers[places] + stretch.before[taken]
             done = end
         return sources, numbers
 
-    def _stretch(self, row: int) -> _Stretch:
+    def _find_stretch(self, row: int) -> _Stretch:
         """The stretch that holds a row."""
-        phase = int(np.searchsorted(self._firsts, row, side="right")) - 1
-        return self._stretch_of(phase, row, self._given[phase])
+        phase = int(np.searchsorted(self._phase_firsts, row, side="right")) - 1
+        return self._make_stretch(phase, row, self._given[phase])
 
-    def _stretch_of(self, phase: int, row: int, given: Places) -> _Stretch:
-        """The stretch of a phase that holds a row, or would, if the phase did not end at it."""
+    def _make_stretch(self, phase: int, row: int, given: Places) -> _Stretch:
+        """The stretch of a phase that holds a row, or would hold it if the phase did not end there."""
         phase_first = self.phases[phase][0]
         blocks = max(1, _STRETCH // self.block)
         number = (row - phase_first) // (blocks * self.block)
@@ -153,28 +155,28 @@ class MixtureOrder:
             stop = min(stop, self.phases[phase + 1][0])
         key = make_key("mixture", self.seed, phase_first)
         shares = self.shares[phase]
-        sources, ranks = _lay_out(key, number * blocks, blocks, shares)
+        sources, numbers = _lay_out(key, number * blocks, blocks, shares)
         before = given + number * blocks * np.array(shares)
-        return _Stretch(first, stop, sources, ranks, before)
+        return _Stretch(first, stop, sources, numbers, before)
 
     @cached_property
-    def _firsts(self) -> Places:
+    def _phase_firsts(self) -> Places:
         return np.array([first for first, _ in self.phases])
 
     @cached_property
     def _given(self) -> list[Places]:
-        """The rows that each source gave before each phase."""
+        """How many rows each source has given before each phase."""
         given = [np.zeros(len(self.names), np.int64)]
-        for phase, row in enumerate(self._firsts[1:].tolist()):
-            # The last block of a phase may be cut short, so its layout has to be counted.
-            given.append(self._stretch_of(phase, row, given[-1]).count_before(row))
+        for phase, row in enumerate(self._phase_firsts[1:].tolist()):
+            # The last block of a phase may be cut short, so its slots have to be counted.
+            given.append(self._make_stretch(phase, row, given[-1]).count_before(row))
         return given
 
 
 def share_slots(weights: tuple[float, ...], slots: int) -> tuple[int, ...]:
-    """Divide slots in proportion to weights: all of them, each share within one of exact.
+    """Divide all slots in proportion to weights; each share is within one slot of the exact one.
 
-    What is left over after rounding down goes to the largest remainders; of equal ones, to the
+    The slots that remain after rounding down go to the largest remainders, and of equal ones to the
     first. The arithmetic is exact.
 
     >>> share_slots((0.5, 0.25, 0.25), 10)
@@ -208,22 +210,24 @@ def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: st
 def _lay_out(
     key: int, first_block: int, blocks: int, shares: tuple[int, ...]
 ) -> tuple[Places, Places]:
-    """Source and rank of every slot of some blocks, (blocks * sum(shares)) each, read-only."""
+    """The source of every slot of some blocks, and its number among those of its source, each
+    (blocks * sum(shares)) and read-only."""
     size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)
     keys = derive_keys(key, np.arange(first_block, first_block + blocks))
-    # Shuffled, the slots of a block go to the first source, the second and so on; a number that
-    # carries its slot in its lower bits sorts several times faster than slots sort by numbers.
+    # The shuffled slots of a block go to the first source, then the second, and so on. Sorting
+    # random numbers with the slot in their lower bits is several times as fast as sorting slots by
+    # random numbers.
     drawn = derive_keys(keys[:, None], slots.view(np.int64)) & ~_SLOT_BITS | slots
     drawn.sort(axis=1)
     sources = np.repeat(np.arange(len(shares)), shares)
     by_source = sources * size + (drawn & _SLOT_BITS).view(np.int64)
     by_source.sort(axis=1)
-    # Now the slots of each source ascend, and all blocks look alike but for the slots.
+    # Now the slots of each source ascend, so position i has the same source and number in all blocks.
     places = by_source - sources * size + np.arange(blocks)[:, None] * size
-    slot_sources, slot_ranks = np.empty((2, blocks * size), np.int64)
+    slot_sources, slot_numbers = np.empty((2, blocks * size), np.int64)
     slot_sources[places] = sources
-    ranks = np.concatenate([np.arange(share) for share in shares])
-    slot_ranks[places] = ranks + np.arange(blocks)[:, None] * np.array(shares)[sources]
-    slot_sources.flags.writeable = slot_ranks.flags.writeable = False
-    return slot_sources, slot_ranks
+    numbers = np.concatenate([np.arange(share) for share in shares])
+    slot_numbers[places] = numbers + np.arange(blocks)[:, None] * np.array(shares)[sources]
+    slot_sources.flags.writeable = slot_numbers.flags.writeable = False
+    return slot_sources, slot_numbers

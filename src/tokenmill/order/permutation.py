@@ -1,19 +1,18 @@
 """A keyed shuffle of [0, size) that is computed, not stored.
 
-Guarantees: for every size from 1 to 2**62 and every key, each place goes to a place of its own;
-the result follows from (size, key, place) alone, for good (docs/order.md says how, to the bit,
-and golden values pin it). Keys made of different parts, or neighbours, give unrelated orders.
+Guarantees: for every size from 1 to 2**62 and every key, no two places go to the same place. The
+result depends only on (size, key, place) and will not change: docs/order.md specifies it to the bit,
+and golden values pin it. Different keys, even neighbouring ones, give unrelated orders.
 
 It is a Feistel network on the smallest grid of about sqrt(size) by sqrt(size) that holds all
-places: each round turns every column by an amount that a hash of the other coordinate and the key
-decides, so every round, and all of them, can be undone. The grid has hardly more cells than there
-are places; whatever lands outside goes through again until it is inside.
+places. Each round rotates every row or column by a hash of its number and the key, so it can be
+undone, and so can all of them together. The grid has hardly more cells than there are places; a place
+that lands outside goes through again until it is inside.
 
 Costs: the result, 1 MB of work space, and, for calls of more places than the grid has columns,
-tables of what a round does to each column: 5 MB at most, those of the last 16 keys kept. Some 15 ns
-a place in such calls of many thousands, 25 ns without tables, and 0.1 ms for a call of a few. Below
-4,096 places twice and below 64 four times as many rounds are needed. docs/order.md has the
-measurements.
+tables of the rotations: at most 5 MB per key, for the last 16 keys. About 15 ns a place in such calls
+of many thousands, 25 ns without tables, and 0.1 ms for a call of a few. Fewer than 4,096 places need
+twice as many rounds, and fewer than 64 four times as many. docs/order.md has the measurements.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ Places = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 
 LARGEST_SIZE = 2**62
-# Each pair of rounds brings the order nearer to a uniform one by a factor of the grid's shorter
-# side, so small grids need more of them.
-ROUNDS = ((64, 32), (4_096, 16), (LARGEST_SIZE + 1, 8))  # (for sizes below, rounds)
+# Each pair of rounds brings the order closer to a uniform one by a factor of the grid's shorter
+# side, so small grids need more rounds.
+ROUNDS = ((64, 32), (4_096, 16), (LARGEST_SIZE + 1, 8))  # (for sizes below this, rounds)
 
 _WEYL = 0x9E3779B97F4A7C15
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
-_LARGEST_TABLE = 16_384  # places of a side: all tables of a permutation are then 4.5 MB
-_PIECE = 32_768  # places worked on at a time: larger, and the work space leaves the cache
+_LARGEST_TABLE = 16_384  # cells of a side: all tables of a permutation are then 4.5 MB
+_CHUNK = 32_768  # places processed at a time, so that the work space stays in the cache
 
 
 class Permutation:
@@ -55,7 +54,7 @@ class Permutation:
 
     def __init__(self, size: int, key: int) -> None:
         if not 1 <= size <= LARGEST_SIZE:
-            raise UsageError(f"a permutation of {size:,} places cannot be: give 1 to 2**62.")
+            raise UsageError(f"a permutation has 1 to 2**62 places, not {size:,}.")
         if not 0 <= key < 2**64:
             raise UsageError(f"key is {key}; it must be from 0 to 2**64 - 1. See make_key.")
         self.size = size
@@ -68,7 +67,7 @@ class Permutation:
         places = np.asarray(places, np.int64)
         if places.size and not 0 <= places.min() <= places.max() < self.size:
             outside = places[(places < 0) | (places >= self.size)].flat[0]
-            raise UsageError(f"place {outside} is not one of the {self.size:,} from 0 on.")
+            raise UsageError(f"place {outside} is not between 0 and {self.size - 1:,}.")
         return permute(places.ravel(), self.size, _as_keys(self.key)).reshape(places.shape)
 
 
@@ -91,9 +90,9 @@ def make_key(*parts: int | str) -> int:
 
 
 def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
-    """The key that belongs to a number (an epoch, a block) under a key; unlike for every number.
+    """The key of a number (of an epoch or a block) under a key; different for every number.
 
-    Either may be one for all, or an array with one for each; the result is always an array.
+    Each argument may be a single value or an array; the result is always an array.
 
     >>> derive_keys(make_key("rows", 1, "web"), np.arange(2)).tolist()
     [6903143637703399420, 17818133443133240145]
@@ -103,25 +102,25 @@ def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
 
 
 def permute(places: Places, size: int, keys: Keys) -> Places:
-    """Where each of the places (n) goes; `keys` has one key for all of them, or one for each.
+    """Where each of the places (n) goes; `keys` has one key for all places, or one for each.
 
     >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
     [9, 4]
     """
     values = places.astype(np.uint64)
     keys = _mix(keys.copy())
-    _turn(values, size, keys)
+    _run_rounds(values, size, keys)
     outside = np.flatnonzero(values >= np.uint64(size))
     while len(outside):
         walking = values[outside]
-        _turn(walking, size, pick_keys(keys, outside))
+        _run_rounds(walking, size, pick_keys(keys, outside))
         values[outside] = walking
         outside = outside[walking >= np.uint64(size)]
     return values.view(np.int64)
 
 
 def pick_keys(keys: Keys, chosen: npt.NDArray[np.intp]) -> Keys:
-    """The keys of the chosen places; a key for all is the key of any."""
+    """The keys of the chosen places; a single key belongs to all places."""
     return keys if len(keys) == 1 else keys[chosen]
 
 
@@ -139,51 +138,51 @@ def _mix(values: Keys) -> Keys:
     return values
 
 
-def _turn(values: Keys, size: int, keys: Keys) -> None:
-    """One pass of all rounds over the values, in place, a piece at a time."""
+def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
+    """Replace the values by the result of all rounds, a chunk at a time."""
     height = math.isqrt(size - 1) + 1
-    height += height % 2  # an even side lets odd permutations happen as often as even ones
+    height += height % 2  # with two odd sides, all permutations would be even ones
     width = -(-size // height)
     rounds = next(rounds for below, rounds in ROUNDS if size < below)
     tables = None
     if len(keys) == 1 and height <= _LARGEST_TABLE and height <= len(values):
         tables = _make_tables(height, width, rounds, int(keys[0]))
-    work = np.empty((4, min(_PIECE, len(values))), np.uint64)
-    for start in range(0, len(values), _PIECE):
-        piece = values[start : start + _PIECE]
-        row, column, *spare = work[:, : len(piece)]
-        np.floor_divide(piece, np.uint64(width), out=row)
+    work = np.empty((4, min(_CHUNK, len(values))), np.uint64)
+    for start in range(0, len(values), _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        row, column, *spare = work[:, : len(chunk)]
+        np.floor_divide(chunk, np.uint64(width), out=row)
         np.multiply(row, np.uint64(width), out=column)
-        np.subtract(piece, column, out=column)
+        np.subtract(chunk, column, out=column)
         if tables is not None:
-            _turn_by_tables(row, column, tables, spare[0])
+            _rotate_by_tables(row, column, tables, spare[0])
         else:
-            piece_keys = keys.copy() if len(keys) == 1 else keys[start : start + _PIECE].copy()
-            _turn_by_keys(row, column, (height, width), rounds, piece_keys, spare)
-        np.add(row, column, out=piece)
+            chunk_keys = keys.copy() if len(keys) == 1 else keys[start : start + _CHUNK].copy()
+            _rotate_by_keys(row, column, (height, width), rounds, chunk_keys, spare)
+        np.add(row, column, out=chunk)
 
 
-def _turn_by_keys(
+def _rotate_by_keys(
     row: Keys, column: Keys, sides: tuple[int, int], rounds: int, keys: Keys, spare: list[Keys]
 ) -> None:
-    """All rounds over one piece, in place: the row becomes the place that it begins with. `keys`
-    counts on from round to round."""
+    """All rounds of one chunk, in place. At the end `row` holds the first cell of the row. `keys` is
+    incremented in each round."""
     amounts, more = spare
-    turned, fixed = row, column
+    rotated, fixed = row, column
     for number in range(rounds):
         side = sides[number % 2]
         _find_amounts(fixed, keys, side, amounts, more)
         keys += np.uint64(_WEYL)
-        np.add(turned, amounts, out=turned)
-        # Modulo the side: where subtracting it wraps below 0, the sum was the smaller number.
-        np.subtract(turned, np.uint64(side), out=amounts)
-        np.minimum(turned, amounts, out=turned)
-        turned, fixed = fixed, turned
+        np.add(rotated, amounts, out=rotated)
+        # Modulo the side: if subtracting it wraps below 0, the sum is the smaller of the two.
+        np.subtract(rotated, np.uint64(side), out=amounts)
+        np.minimum(rotated, amounts, out=rotated)
+        rotated, fixed = fixed, rotated
     np.multiply(row, np.uint64(sides[1]), out=row)
 
 
 def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys) -> None:
-    """By how much each place turns in a round, from the part of it that stays."""
+    """By how much each cell rotates in a round, from the coordinate that stays."""
     np.bitwise_xor(fixed, keys, out=amounts)
     np.multiply(amounts, _FIRST, out=amounts)
     np.right_shift(amounts, _HALF, out=spare)
@@ -196,14 +195,14 @@ def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys
 
 
 class _Tables(NamedTuple):
-    """What the rounds do, for each part that stays, and what the two parts come to in the end.
+    """The rotation of each coordinate in each round, and the values of both after the last round.
 
-    Parts are not reduced modulo their side between rounds: tables go on for as many sides as a part
-    may have grown to by then.
+    Coordinates are not reduced modulo their side between rounds. Instead, a table repeats for as many
+    sides as a coordinate can reach by then.
     """
 
     rounds: list[Keys]
-    row: Keys  # where it begins
+    row: Keys  # its first cell
     column: Keys
 
 
@@ -223,18 +222,18 @@ def _make_tables(height: int, width: int, rounds: int, key: int) -> _Tables:
     return _Tables(tables, row * np.uint64(width), column)
 
 
-def _turn_by_tables(row: Keys, column: Keys, tables: _Tables, spare: Keys) -> None:
-    """The same as `_turn_by_keys`, with a third of its steps."""
-    turned, fixed = row, column
+def _rotate_by_tables(row: Keys, column: Keys, tables: _Tables, spare: Keys) -> None:
+    """The same as `_rotate_by_keys`, with a third of its operations."""
+    rotated, fixed = row, column
     for table in tables.rounds:
         _look_up(table, fixed, spare)
-        np.add(turned, spare, out=turned)
-        turned, fixed = fixed, turned
-    for table, part in ((tables.row, row), (tables.column, column)):
-        _look_up(table, part, spare)
-        part[:] = spare
+        np.add(rotated, spare, out=rotated)
+        rotated, fixed = fixed, rotated
+    for table, coordinate in ((tables.row, row), (tables.column, column)):
+        _look_up(table, coordinate, spare)
+        coordinate[:] = spare
 
 
 def _look_up(table: Keys, places: Keys, out: Keys) -> None:
-    # All places are inside, and NumPy is told how to go on without looking.
+    # No place is outside; "clip" only avoids NumPy's check of the bounds.
     table.take(places.view(np.int64), out=out, mode="clip")

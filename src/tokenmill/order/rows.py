@@ -1,16 +1,16 @@
-"""The order of one source's rows: from a row's number to the token that it begins with.
+"""The order of one source's rows: from a row's number to its first token.
 
-Guarantees: the start of a row follows from (tokens, seq_len, seed, name, kind, shuffle_block) and
-its number alone. Shuffled and sequential rows visit every window once an epoch, whatever the
-number of windows and the size of blocks; no two epochs, seeds or names share an order. Rows have
-no end: epoch follows on epoch, and row 10**15 costs what row 0 costs.
+Guarantees: the start of a row depends only on (tokens, seq_len, seed, name, kind, shuffle_block) and
+its number. Shuffled and sequential rows visit every window once per epoch, for any number of windows
+and any size of blocks; no two epochs, seeds or names share an order. Rows never end: one epoch follows
+another, and row 10**15 costs as much as row 0.
 
-A row is `seq_len + 1` tokens, the last of which is also the first of the next window: it is the
-last target of the one and the first input of the other.
+A row is `seq_len + 1` tokens. Its last token is also the first of the next window: the last target
+of one row and the first input of the other.
 
-Costs, in calls of many thousands: 15 to 30 ns a shuffled row, 100 ns with `shuffle_block`, and
-below 10 ns a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms: ask for many
-at once.
+Costs, in calls of many thousands: 15 to 30 ns a shuffled row, 100 ns with `shuffle_block`, and less
+than 10 ns a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms, so ask for
+many at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tokenmill.order.permutation import (
 
 Kind = Literal["shuffled", "sequential", "random"]
 
-# What the numbers below an epoch's key belong to, when blocks are shuffled.
+# The numbers of the keys that are derived from an epoch's key if blocks are shuffled.
 _BLOCK_ORDER, _REST_PLACE, _FIRST_BLOCK = 0, 1, 2
-_MANY = 4_096  # rows of an epoch that are worth a call of their own
+_MANY = 4_096  # rows of an epoch from which a separate call is faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,16 @@ class RowOrder:
     tokens
         The length of the source.
     seq_len
-        The inputs of a row, which has one token more.
+        The number of inputs of a row; the row has one token more.
     seed
-        Another seed, another order.
+        Seed of the order.
     name
-        The name of the source: sources of the same length have orders of their own.
+        The name of the source; sources with different names have different orders.
     kind
-        shuffled (each window once an epoch), sequential, or random (any start, with replacement).
+        shuffled (each window once per epoch), sequential, or random (any start, with replacement).
     shuffle_block
-        Shuffle blocks of so many neighbouring windows, and the windows in each, so that reads stay
-        near each other; None shuffles all windows as one.
+        Shuffle blocks of this many neighbouring windows, and the windows in each, so that reads stay
+        near each other; None shuffles all windows together.
     """
 
     tokens: int
@@ -94,25 +94,21 @@ class RowOrder:
         if self.shuffle_block is not None and self.shuffle_block < 1:
             raise UsageError(
                 f"`shuffle_block` is {self.shuffle_block}; it must be at least 1, or None to shuffle "
-                "all windows as one."
+                "all windows together."
             )
         if self.shuffle_block is not None and self.kind != "shuffled":
             raise UsageError(
                 f"`shuffle_block` is {self.shuffle_block}, but `order` is {self.kind!r}: only a "
-                "shuffled order has blocks. Omit it, or use `order='shuffled'`."
+                "shuffled order has blocks. Omit `shuffle_block`, or use `order='shuffled'`."
             )
 
     @property
     def windows(self) -> int:
-        """The windows of `seq_len + 1` tokens, each `seq_len` after the last: rows an epoch."""
+        """The rows of an epoch: windows of `seq_len + 1` tokens, each `seq_len` after the last."""
         return (self.tokens - 1) // self.seq_len
 
-    def epoch(self, row: int) -> int:
-        """The epoch, from 0, that a row belongs to."""
-        return row // self.windows
-
     def starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The first token of each row; any rows from 0 on, in any order and shape."""
+        """The first token of each row; rows count from 0, in any order and shape."""
         rows = check_rows(rows)
         flat = rows.ravel()
         starts = self._draw(flat) if self.kind == "random" else self._visit(flat) * self.seq_len
@@ -132,7 +128,7 @@ class RowOrder:
             return rows
         first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))
         if first < last <= first + len(rows) // _MANY:
-            # One by one, because a key for all rows is faster than a key for each.
+            # One epoch at a time, because one key for all rows is faster than one for each.
             if (rows[1:] < rows[:-1]).any():
                 order, found = rows.argsort(), np.empty_like(rows)
                 found[order] = self._visit(rows[order])
@@ -150,24 +146,24 @@ class RowOrder:
 
 
 def check_rows(rows: npt.NDArray[np.int64]) -> Places:
-    """Rows as an array, none of them below 0.
+    """Row numbers as an array; negative ones are refused.
 
     >>> check_rows(np.array([4, -1]))
     Traceback (most recent call last):
     ...
-    tokenmill.errors.UsageError: row -1 cannot be: rows count from 0.
+    tokenmill.errors.UsageError: there is no row -1: rows count from 0.
     """
     rows = np.asarray(rows, np.int64)
     if rows.size and rows.min() < 0:
-        raise UsageError(f"row {rows.min()} cannot be: rows count from 0.")
+        raise UsageError(f"there is no row {rows.min()}: rows count from 0.")
     return rows
 
 
 def _shuffle_blocks(places: Places, windows: int, size: int, keys: Keys) -> Places:
     """The window at each place (n) of epochs that `keys` (1 or n) shuffle block by block.
 
-    All blocks but the last are full. The full ones come in shuffled order; the rest comes before
-    one of them or after all, wherever the key says.
+    All blocks but the last are full. The full ones come in shuffled order; the key decides before
+    which of them the last one comes, or whether after all.
     """
     full, rest = divmod(windows, size)
     if not rest:

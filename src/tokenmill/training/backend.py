@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.load.ranks import find_rank
+from tokenmill.load.distributed import find_rank
 from tokenmill.training.config import Config
 from tokenmill.training.model import Arrays, Shape, count_operations
 

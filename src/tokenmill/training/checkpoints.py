@@ -26,7 +26,6 @@ import orjson
 import xxhash
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.load.state import find_names
 from tokenmill.storage.files import sync_folder
 from tokenmill.training.model import Arrays, Shape
 
@@ -240,7 +239,7 @@ def _tell_mixture(loader: dict[str, Any]) -> str:
     'web 0.7, code 0.3'
     """
     phases = loader.get("weights", [])
-    told = [zip(find_names(loader), weights, strict=True) for _, weights in phases]
+    told = [zip(loader["names"], weights, strict=True) for _, weights in phases]
     return (
         "; ".join(", ".join(f"{name} {weight:g}" for name, weight in one) for one in told) or "none"
     )

@@ -32,7 +32,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.load.ranks import find_rank
+from tokenmill.load.distributed import find_rank
 from tokenmill.training.backend import Pause, Rows, StepReport, never, rows_at_once
 from tokenmill.training.config import Config
 from tokenmill.training.devices import find_peak_flops, find_process_memory

@@ -1,4 +1,4 @@
-"""Memory that comes and goes stays with the process."""
+"""The process keeps the memory of freed batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource
 import numpy as np
-from tokenmill.load.buffers import keep_freed_memory
+from tokenmill.load.batches import keep_freed_memory
 
 def fill_and_free():
     arrays = [np.ones(3 << 20, np.uint8) for _ in range(10)]
@@ -26,8 +26,10 @@ print(faults * resource.getpagesize() // (30 << 20))
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others need not be told")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc returns such memory to the system"
+)
 def test_freed_memory_is_kept():
     command = [sys.executable, "-c", PROGRAM]
-    told = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
-    assert int(told) == 0  # times that all of it was fresh: five, unless it is kept
+    result = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    assert int(result) == 0  # how often all memory was new: 5 times if glibc does not keep it

@@ -1,6 +1,6 @@
-"""docs/order.md written a second time, in plain Python integers: the oracle of these tests.
+"""A second implementation of docs/order.md in plain Python integers: the oracle of these tests.
 
-`python tests/order/by_the_page.py > tests/golden/order.json` wrote the golden values.
+`python tests/order/order_reference.py > tests/golden/order.json` wrote the golden values.
 """
 
 from __future__ import annotations

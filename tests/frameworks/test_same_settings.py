@@ -1,4 +1,4 @@
-"""Ranks with different settings are told so, by name, and none waits for one that does not come."""
+"""Ranks with different settings get an error that names them, and no rank waits for another."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from page_programs import CPU
 
 import tokenmill
 
-PROGRAM = Path(__file__).with_name("agreement_program.py")
+PROGRAM = Path(__file__).with_name("same_settings_program.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 TRAIN = """
@@ -49,13 +49,13 @@ def test_loaders_that_differ_between_ranks_are_refused_by_name(tmp_path, kind):
             port = free.getsockname()[1]
         processes = [start(PROGRAM, kind, tmp_path, n, port, JAX_PLATFORMS="cpu") for n in (0, 1)]
     for process in processes:
-        status, told = finish(process)
-        assert status == 0, told
-    ranks = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+        status, result = finish(process)
+        assert status == 0, result
+    ranks = [json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in (0, 1)]
 
     def refused(name):
-        """What the rank says that came second, and with which values."""
-        (one,) = [told[name] for told in ranks if told.get(name)]
+        """The error of the rank that came second, and its values."""
+        (one,) = [result[name] for result in ranks if result.get(name)]
         return one
 
     named = {
@@ -70,14 +70,14 @@ def test_loaders_that_differ_between_ranks_are_refused_by_name(tmp_path, kind):
             assert part in refused(name).replace(".\n", " \n")
         assert "`rank=0` and `world_size=1`" in refused(name)
     for name in ("same", "same again", "one rank", "same after it"):
-        assert not any(told.get(name) for told in ranks), name
+        assert not any(result.get(name) for result in ranks), name
     if kind == "torch":
         assert "seed is" in refused("batches")
         assert not ranks[0]["a share on one rank"]
         assert "seq_len is 8 there and 16 here" in ranks[1]["after it"]
 
 
-def test_training_on_ranks_with_different_settings_does_not_begin(tmp_path):
+def test_training_does_not_start_on_ranks_with_different_settings(tmp_path):
     (tmp_path / "x.txt").write_text("some text\n" * 2_000)
     tokenmill.prepare(
         tmp_path / "x.txt", tmp_path / "data", tokenizer="bytes", workers=1, dedup="none"
@@ -85,9 +85,9 @@ def test_training_on_ranks_with_different_settings_does_not_begin(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     small = "--layers 1 --heads 2 --width 16 --seq-len 32 --batch-tokens 256 --max-steps 5"
     own = ["train", "--data", tmp_path / "data", "--runs", tmp_path, "--name", "x", *small.split()]
-    status, told = finish(start(*TORCHRUN, tmp_path / "train.py", *own))
+    status, result = finish(start(*TORCHRUN, tmp_path / "train.py", *own))
     assert status != 0
-    assert "The ranks were started differently." in told
-    assert "seed 42" in told or "seed 7" in told
-    assert "val_every" in told
-    assert "learning_rate" not in told
+    assert "The ranks were started differently." in result
+    assert "seed 42" in result or "seed 7" in result
+    assert "val_every" in result
+    assert "learning_rate" not in result

@@ -19,19 +19,19 @@ from tokenmill import Loader, Mixture, Tokens
 from tokenmill.errors import StateError, UsageError
 from tokenmill.lightning import TokenDataModule
 
-# What Lightning itself does and says.
+# Warnings of Lightning itself.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
 ]
 
 LENGTH = 4
-TRAIN = Tokens.of(np.arange(50 * LENGTH + 1))  # token n is n: a row tells its window
+TRAIN = Tokens.of(np.arange(50 * LENGTH + 1))  # token n is n, so a row shows its window
 VAL = Tokens.of(np.arange(1_000, 1_000 + 7 * LENGTH + 3))
 
 
 class Model(pl.LightningModule):
-    """Remembers the first token of every row that it is given."""
+    """Records the first token of every row of its batches."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Model(pl.LightningModule):
 
 
 class ValidatedModel(Model):
-    """Remembers those of each validation, too."""
+    """Records those of each validation, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ def module(data: Tokens | Mixture = TRAIN, val: Tokens | None = None, **settings
 
 
 def firsts(rows: int, data: Tokens | Mixture = TRAIN) -> list[int]:
-    """The first tokens of the first rows of the run, from the loader of arrays."""
+    """The first tokens of the first rows of the run, from `tokenmill.Loader`."""
     loader = Loader(data, batch_size=rows, seq_len=LENGTH, seed=7, prefetch=0)
     return next(loader).inputs[:, 0].tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_go_on_with_the_rows_of_the_run(tmp_path: Path, workers: int) -> None:
+def test_epochs_continue_with_the_rows_of_the_run(tmp_path: Path, workers: int) -> None:
     model = Model()
     trainer(tmp_path, max_epochs=3).fit(model, module(num_workers=workers))
     steps = 50 // 4
@@ -113,7 +113,7 @@ def test_epochs_cut_short_by_the_trainer_lose_no_rows(tmp_path: Path) -> None:
     assert model.seen == firsts(4 * 5 * 4)
 
 
-def test_loaders_asked_for_again_go_on(tmp_path: Path) -> None:
+def test_reloaded_dataloaders_continue(tmp_path: Path) -> None:
     model = Model()
     again = trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1)
     again.fit(model, module(epoch_steps=3))
@@ -122,7 +122,7 @@ def test_loaders_asked_for_again_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_steps": 30}], ids=["epochs", "steps"])
 @pytest.mark.parametrize(("step", "workers"), [(5, 0), (12, 0), (17, 0), (24, 0), (17, 2)])
-def test_a_checkpoint_goes_on_at_the_next_row(
+def test_a_checkpoint_resumes_at_the_next_row(
     tmp_path: Path, workers: int, limits: dict[str, int], step: int
 ) -> None:
     whole = Model()
@@ -136,7 +136,7 @@ def test_a_checkpoint_goes_on_at_the_next_row(
 
 
 @pytest.mark.parametrize("after_validation", [True, False])
-def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(
+def test_a_checkpoint_at_the_end_of_an_epoch_resumes_with_the_next(
     tmp_path: Path, after_validation: bool
 ) -> None:
     saved = [
@@ -154,7 +154,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(
     assert again.seen == whole.seen[12 * 4 :]
 
 
-def test_a_checkpoint_after_validation_within_an_epoch_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_after_validation_within_an_epoch_resumes(tmp_path: Path) -> None:
     saved = [
         ModelCheckpoint(folder, filename="{step}", save_top_k=-1, save_on_train_epoch_end=False)
         for folder in (tmp_path, tmp_path / "again")
@@ -178,7 +178,7 @@ def test_a_checkpoint_counts_batches_whose_gradients_are_summed(tmp_path: Path) 
     assert again.seen == whole.seen[4 * 2 * 4 :]
 
 
-def test_a_checkpoint_goes_on_with_another_batch_size(tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_with_another_batch_size(tmp_path: Path) -> None:
     trainer(tmp_path, every(tmp_path, 5), max_steps=5).fit(Model(), module())
     again = Model()
     trainer(tmp_path, every(tmp_path / "again", 5), max_steps=9).fit(
@@ -187,7 +187,7 @@ def test_a_checkpoint_goes_on_with_another_batch_size(tmp_path: Path) -> None:
     assert again.seen == firsts(20 + 4 * 6)[20:]
 
 
-def test_a_checkpoint_saved_within_a_step_gives_its_rows_again(tmp_path: Path) -> None:
+def test_a_checkpoint_saved_within_a_step_repeats_its_rows(tmp_path: Path) -> None:
     class SaveOnError(Callback):
         def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
             trainer.save_checkpoint(tmp_path / "broken.ckpt")
@@ -202,7 +202,7 @@ def test_a_checkpoint_saved_within_a_step_gives_its_rows_again(tmp_path: Path) -
     assert broken.seen + again.seen == firsts(12 * 4)
 
 
-def test_a_checkpoint_saved_after_a_fit_that_failed_gives_its_rows_again(tmp_path: Path) -> None:
+def test_a_checkpoint_saved_after_a_failed_fit_repeats_its_rows(tmp_path: Path) -> None:
     broken, fit = Model(stop_at=7), trainer(tmp_path, max_steps=20, enable_checkpointing=False)
     with pytest.raises(RuntimeError, match="out of memory"):
         fit.fit(broken, module())
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_validation_is_the_same_rows_each_time(tmp_path: Path) -> None:
+def test_validation_has_the_same_rows_each_time(tmp_path: Path) -> None:
     model = ValidatedModel()
     trainer(tmp_path, max_epochs=2, val_check_interval=4, num_sanity_val_steps=1).fit(
         model, module(val=VAL)
@@ -229,7 +229,7 @@ def test_validation_is_the_same_rows_each_time(tmp_path: Path) -> None:
     assert model.validated == [expected[:4], *[expected] * 6]
 
 
-def test_an_empty_validation_split_is_no_validation(tmp_path: Path) -> None:
+def test_an_empty_validation_split_disables_validation(tmp_path: Path) -> None:
     model = Model()
     data = module(val=Tokens.of(VAL[:0], split="val"))
     trainer(tmp_path, max_epochs=1, num_sanity_val_steps=1).fit(model, data)
@@ -245,7 +245,7 @@ def test_validating_with_a_checkpoint_does_not_move_the_run(tmp_path: Path) -> N
     assert data.state_dict()["row"] == 40
 
 
-def test_the_search_for_a_learning_rate_takes_no_rows(tmp_path: Path) -> None:
+def test_the_learning_rate_finder_consumes_no_rows(tmp_path: Path) -> None:
     model, data = Model(), module()
     run = trainer(tmp_path, max_steps=5, enable_checkpointing=True)
     pl.tuner.Tuner(run).lr_find(model, datamodule=data, num_training=20, update_attr=False)
@@ -266,11 +266,11 @@ def test_no_thread_is_left_behind(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=5).fit(ValidatedModel(), data)
     for thread in set(threading.enumerate()) - before:
         if thread.name == "tokenmill":
-            thread.join(timeout=5)  # one that has nothing more to do may be about to end
+            thread.join(timeout=5)  # one without work may be about to end
             assert not thread.is_alive()
 
 
-def test_mixtures_have_the_epochs_that_one_says(tmp_path: Path) -> None:
+def test_mixtures_have_epochs_of_the_given_steps(tmp_path: Path) -> None:
     mixed = Mixture({"train": (TRAIN, 1), "val": (VAL, 1)}, block=4)
     model = Model()
     trainer(tmp_path, max_epochs=2).fit(model, module(mixed, epoch_steps=5))
@@ -278,13 +278,13 @@ def test_mixtures_have_the_epochs_that_one_says(tmp_path: Path) -> None:
     assert len(module(mixed).train_dataloader()) == (50 + 7) // 4
 
 
-def test_documents_come_along(tmp_path: Path) -> None:
+def test_batches_have_documents(tmp_path: Path) -> None:
     tokens = Tokens.of(np.arange(201) % 10, eot_id=0)
     batch = next(iter(module(tokens, documents=True).train_dataloader()))
     assert batch.documents.cu_seqlens[-1] == 16
 
 
-def test_a_module_by_itself_counts_what_it_gave() -> None:
+def test_a_module_without_a_trainer_counts_its_batches() -> None:
     data = module()
     taken = [batch for _, batch in zip(range(3), data.train_dataloader(), strict=False)]
     state = json.loads(json.dumps(data.state_dict()))
@@ -298,14 +298,16 @@ def test_a_module_by_itself_counts_what_it_gave() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 1}, "rank is the trainer's to say"),
-        ({"limit_epochs": 1}, "limit_epochs is the trainer's to say"),
-        ({"limit_tokens": 1}, "limit_tokens is the trainer's to say"),
+        ({"rank": 1}, "`rank` is set by the trainer"),
+        ({"limit_epochs": 1}, "`limit_epochs` is set by the trainer"),
+        ({"limit_tokens": 1}, "`limit_tokens` is set by the trainer"),
         ({"sed": 3}, "not an argument of tokenmill.Loader"),
         ({"epoch_steps": 0}, "`epoch_steps` is 0"),
     ],
 )
-def test_what_is_the_trainers_to_say_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_of_the_trainer_and_unknown_ones_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         module(**settings)
 
@@ -319,14 +321,14 @@ model = ValidatedModel()
 run = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, max_steps=15,
     enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     enable_checkpointing=False)
-os.environ["RANK"], os.environ["WORLD_SIZE"] = "5", "6"  # of another launcher: not to be believed
+os.environ["RANK"], os.environ["WORLD_SIZE"] = "5", "6"  # of another launcher; must be ignored
 run.fit(model, module(val=VAL), ckpt_path=sys.argv[2] + "/step=5.ckpt")
 with open(f"{sys.argv[2]}/{run.global_rank}.json", "w") as file:
     json.dump([model.seen, model.validated], file)
 """
 
 
-def test_a_run_goes_on_with_more_ranks_which_are_the_trainers(tmp_path: Path) -> None:
+def test_a_run_resumes_with_more_ranks_taken_from_the_trainer(tmp_path: Path) -> None:
     trainer(tmp_path, every(tmp_path, 5), max_steps=5).fit(Model(), module())
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)

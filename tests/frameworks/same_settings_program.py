@@ -1,7 +1,7 @@
-"""A process of two: makes loaders that differ between the two, and writes down what is refused.
+"""One of two processes: makes loaders that differ between them, and writes the errors as JSON.
 
-agreement_program.py torch FOLDER, under torchrun
-agreement_program.py jax FOLDER PROCESS PORT
+same_settings_program.py torch FOLDER, under torchrun
+same_settings_program.py jax FOLDER PROCESS PORT
 """
 
 import json
@@ -18,7 +18,7 @@ SAME = {"batch_size": 4, "seq_len": 16, "seed": 3}
 
 
 def attempts(rank):
-    """Names, and the settings of this rank."""
+    """The settings of this rank, by name."""
     return {
         "same": SAME,
         "batch_size": {**SAME, "batch_size": 8 if rank else 4},
@@ -46,22 +46,22 @@ def run_torch():
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    told = {name: make(Loader, settings) for name, settings in attempts(rank).items()}
+    result = {name: make(Loader, settings) for name, settings in attempts(rank).items()}
     dist.barrier()
-    if rank == 0:  # nobody waits for the other rank
-        told["one rank"] = make(Loader, SAME, rank=0, world_size=1)
+    if rank == 0:  # does not wait for the other rank
+        result["one rank"] = make(Loader, SAME, rank=0, world_size=1)
     dist.barrier()
-    told["same after it"] = make(Loader, SAME)
+    result["same after it"] = make(Loader, SAME)
     other = {**SAME, "seed": rank}
-    told["batches"] = make(lambda *a, **k: iter(TokenBatches(*a, **k)), other)
+    result["batches"] = make(lambda *a, **k: iter(TokenBatches(*a, **k)), other)
     dist.barrier()
     if rank == 0:  # its share alone, so rows would be missing; the next comparison notices
-        told["a share on one rank"] = make(Loader, {**SAME, "seq_len": 8})
+        result["a share on one rank"] = make(Loader, {**SAME, "seq_len": 8})
     dist.barrier()
     if rank == 1:
-        told["after it"] = make(Loader, SAME)
+        result["after it"] = make(Loader, SAME)
     dist.destroy_process_group()
-    return rank, told
+    return rank, result
 
 
 def run_jax(process, port):
@@ -70,18 +70,18 @@ def run_jax(process, port):
     from tokenmill.jax import Loader
 
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
-    told = {name: make(Loader, settings) for name, settings in attempts(process).items()}
+    result = {name: make(Loader, settings) for name, settings in attempts(process).items()}
     own = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     if process == 0:
-        told["one rank"] = make(Loader, SAME, sharding=own)
-    told["same after it"] = make(Loader, SAME)
-    return process, told
+        result["one rank"] = make(Loader, SAME, sharding=own)
+    result["same after it"] = make(Loader, SAME)
+    return process, result
 
 
 def main():
     kind, folder, *others = sys.argv[1:]
-    rank, told = run_torch() if kind == "torch" else run_jax(*map(int, others))
-    Path(folder, f"told-{rank}.json").write_text(json.dumps(told))
+    rank, result = run_torch() if kind == "torch" else run_jax(*map(int, others))
+    Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

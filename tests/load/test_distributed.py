@@ -1,7 +1,7 @@
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.load.ranks import find_rank
+from tokenmill.load.distributed import find_rank
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ from tokenmill.load.ranks import find_rank
         ),
     ],
 )
-def test_the_launcher_is_believed(environment, found):
+def test_the_rank_comes_from_the_launcher(environment, found):
     assert find_rank(None, None, environment) == found
 
 
-def test_what_is_given_wins():
+def test_arguments_take_precedence_over_the_environment():
     assert find_rank(1, 3, {"RANK": "0", "WORLD_SIZE": "8"}) == (1, 3)
 
 
-def test_nonsense_in_the_environment_is_named():
+def test_an_invalid_environment_is_named():
     with pytest.raises(UsageError, match="RANK='x'"):
         find_rank(None, None, {"RANK": "x", "WORLD_SIZE": "8"})

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from expected_batches import IDS, SETTINGS, numpy_batches
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -12,21 +13,6 @@ import tokenmill
 import tokenmill.torch as tt
 from tokenmill import Mixture, Tokens
 from tokenmill.errors import StateError, UsageError
-
-IDS = np.random.default_rng(0).integers(0, 60_000, 5_003).astype(np.uint16)
-SETTINGS = {"batch_size": 4, "seq_len": 16, "seed": 3}
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    """From a file, as in life: workers map it themselves."""
-    np.save(tmp_path / "ids.npy", IDS)
-    return tokenmill.open(tmp_path / "ids.npy")["train"]
-
-
-def numpy_batches(tokens, steps, **settings):
-    loader = tokenmill.Loader(tokens, **{**SETTINGS, "prefetch": 0, **settings})
-    return [loader.batch_at(step) for step in range(steps)]
 
 
 def assert_equal(batch, expected):
@@ -38,7 +24,7 @@ def assert_equal(batch, expected):
     assert np.array_equal(targets.numpy(), expected.targets)
 
 
-def test_tensors_are_the_numpy_loaders_rows(tokens):
+def test_tensors_equal_those_of_the_numpy_loader(tokens):
     loader = tt.Loader(tokens, **SETTINGS)
     for step, expected in enumerate(numpy_batches(tokens, 90)):
         assert_equal(next(loader), expected)
@@ -48,14 +34,14 @@ def test_tensors_are_the_numpy_loaders_rows(tokens):
     loader.close()
 
 
-def test_a_loader_introduces_itself(tokens):
+def test_the_repr_of_a_loader_names_its_data(tokens):
     loader = tt.Loader(tokens, **SETTINGS, device="cpu")
     next(loader)
     assert repr(loader) == f"<tokenmill.torch.{repr(loader.arrays)[1:-1]}, on cpu>"
     assert "Loader 4 x 16 of <Tokens" in repr(loader)
 
 
-def test_views_are_the_same_rows(tokens):
+def test_views_have_the_same_rows(tokens):
     loader = tt.Loader(tokens, **SETTINGS, contiguous=False)
     for expected in numpy_batches(tokens, 20):
         inputs, targets = next(loader)
@@ -64,7 +50,7 @@ def test_views_are_the_same_rows(tokens):
         assert np.array_equal(targets.numpy(), expected.targets)
 
 
-def test_the_loader_is_closed_behind_a_block(tokens):
+def test_a_with_block_closes_the_loader(tokens):
     with tt.Loader(tokens, **SETTINGS) as loader:
         assert loader.seq_len == 16
         assert_equal(loader.batch_from(8), numpy_batches(tokens, 3)[2])
@@ -72,14 +58,14 @@ def test_the_loader_is_closed_behind_a_block(tokens):
     assert loader.row == 4
 
 
-def test_dtypes_of_pytorch_are_understood(tokens):
+def test_dtypes_may_be_those_of_pytorch(tokens):
     inputs, _ = next(tt.Loader(tokens, **SETTINGS, dtype=torch.int32))
     assert inputs.dtype == torch.int32
     with pytest.raises(UsageError, match="float32"):
         tt.Loader(tokens, **SETTINGS, dtype=torch.float32)
 
 
-def test_ranks_of_pytorch_are_known(tokens, tmp_path):
+def test_the_rank_is_that_of_the_process_group(tokens, tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
@@ -93,12 +79,12 @@ def test_ranks_of_pytorch_are_known(tokens, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_reading_ahead_is_for_the_data_loader_to_say(tokens):
+def test_token_batches_refuse_prefetch(tokens):
     with pytest.raises(UsageError, match="prefetch_factor"):
         tt.TokenBatches(tokens, **SETTINGS, prefetch=2)
 
 
-def test_a_device_that_is_not_the_cpu_gets_the_same_shapes(tokens):
+def test_other_devices_get_the_same_shapes(tokens):
     inputs, targets = next(tt.Loader(tokens, **SETTINGS, device="meta"))
     assert inputs.shape == targets.shape == (4, 16)
     assert inputs.device.type == "meta"
@@ -118,7 +104,7 @@ def test_tensors_that_are_kept_do_not_change(tokens):
         assert_equal(batch, expected)
 
 
-def test_a_state_passes_between_the_loaders_of_arrays_and_tensors(tokens):
+def test_numpy_and_torch_loaders_exchange_states(tokens):
     arrays = tokenmill.Loader(tokens, **SETTINGS)
     next(arrays)
     loader = tt.Loader(tokens, **{**SETTINGS, "batch_size": 2})
@@ -128,7 +114,7 @@ def test_a_state_passes_between_the_loaders_of_arrays_and_tensors(tokens):
     assert arrays.row == 6
 
 
-def test_documents_come_as_tensors():
+def test_batches_have_documents_as_tensors():
     ids = np.array([5, 5, 0, 6, 0, 7, 7, 7, 7, 0, 8, 8, 8])
     loader = tt.Loader(
         Tokens.of(ids, eot_id=0), batch_size=2, seq_len=6, order="sequential", documents=True
@@ -155,7 +141,7 @@ def test_workers_do_not_change_the_order(tokens, workers, context):
     got = list(loader)
     for batch, expected in zip(got, numpy_batches(tokens, 21, limit_rows=81), strict=True):
         assert_equal(batch, expected)
-    assert len(list(loader)) == 21  # and it can be had again
+    assert len(list(loader)) == 21  # a second iteration
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 2, "num_workers": 1}])
@@ -168,7 +154,7 @@ def test_batches_of_batches_are_refused(options, documents):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_that_is_left_early_starts_over(tokens, workers):
+def test_a_data_loader_starts_over_after_a_break(tokens, workers):
     batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=80)
     loader = DataLoader(
         batches, batch_size=None, num_workers=workers, persistent_workers=workers > 0
@@ -181,7 +167,7 @@ def test_a_data_loader_that_is_left_early_starts_over(tokens, workers):
                 break
 
 
-def test_a_loader_that_is_left_early_continues(tokens):
+def test_a_loader_continues_after_a_break(tokens):
     loader = tt.Loader(tokens, **SETTINGS, limit_rows=80)
     rows = []
     while len(rows) < 20:
@@ -204,7 +190,7 @@ def test_persistent_workers_follow_the_epochs_of_a_copy(tokens, copied):
         assert torch.equal(taken, wanted)
 
 
-def test_epochs_of_rows_follow_on_each_other(tokens):
+def test_epochs_of_rows_follow_each_other(tokens):
     rows = tt.TokenRows(tokens, seq_len=16, seed=3, limit_rows=100)
     rows.set_epoch(2)
     got = list(DataLoader(rows, batch_size=4))
@@ -216,7 +202,7 @@ def test_epochs_of_rows_follow_on_each_other(tokens):
     assert torch.equal(fixed[7].inputs, first.inputs)
 
 
-def test_a_start_in_the_middle_goes_on_with_other_workers(tokens):
+def test_batches_start_at_any_row_with_any_number_of_workers(tokens):
     batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=80, start=20)
     got = list(DataLoader(batches, batch_size=None, num_workers=2))
     for batch, expected in zip(got, numpy_batches(tokens, 20)[5:], strict=True):
@@ -226,7 +212,7 @@ def test_a_start_in_the_middle_goes_on_with_other_workers(tokens):
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 6, 20])
-def test_a_stateful_data_loader_goes_on_exactly(tokens, workers, stop):
+def test_a_stateful_data_loader_resumes_exactly(tokens, workers, stop):
     def make():
         batches = tt.TokenBatches(tokens, **SETTINGS, limit_rows=83)
         return StatefulDataLoader(batches, batch_size=None, num_workers=workers)
@@ -255,7 +241,7 @@ def test_a_worker_state_of_another_run_is_refused(tokens):
         tt.TokenBatches(tokens, **SETTINGS).load_state_dict({**state, "given": "x"})
 
 
-def test_a_worker_state_knows_the_weights_of_the_rows_it_gave(tokens):
+def test_a_worker_state_is_refused_if_the_weights_of_its_rows_differ(tokens):
     def make(changes):
         data = Mixture({"a": (tokens, 1), "b": (tokens, 1)}, changes=changes, block=10)
         return tt.TokenBatches(data, **SETTINGS)

@@ -1,0 +1,307 @@
+"""A rank's batches, read in groups from any row on.
+
+Reading copies rows in the dtype of the files. It may wait for a disk, so a thread can do it.
+Finishing casts the rows to the dtype of the batches and hands them out. Much is read at once, so that
+threads seldom wake each other; little is finished at once, so that it stays in the cache.
+
+The memory of a batch is reused once nothing refers to it. A new array of half a megabyte costs several
+times what filling it costs, because the system supplies its pages one by one. Views of an array,
+tensors made from it and arrays that alias it all hold a reference to it, so its reference count says
+whether it is free.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import TokenmillError
+from tokenmill.load.rows import ResolvedRows, RunRows
+from tokenmill.load.settings import LoaderSettings
+from tokenmill.order.documents import DocumentBatch
+from tokenmill.store.tokens import cast
+
+_SECTION_ROWS = 65_536  # rows whose order is computed at once
+_GROUP_BYTES = 1 << 20  # of finished rows
+_READ_BYTES = 4 << 20  # of rows that are read at once, in the dtype of the files
+_READS_AHEAD = 5  # of that size
+_BUFFERS = 8  # groups whose memory is reused
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+@dataclass(slots=True, eq=False)  # not frozen: that takes longer than everything else in it
+class Batch:
+    """Some rows: `targets` are the tokens that follow `inputs`, both (rows, seq_len).
+
+    `row` is the number of the first row, and `end` that of the first row after the step, on all
+    ranks. Inputs and targets are views of `tokens`, (rows, seq_len + 1), unless the loader has
+    `contiguous=True`; `documents` is set if it has `documents=True`.
+    """
+
+    inputs: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    row: int
+    end: int
+    tokens: npt.NDArray[Any] | None = None
+    documents: DocumentBatch | None = None
+
+
+class DocumentedBatch(Batch):
+    """A batch of a loader with `documents=True`."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        documents: DocumentBatch
+
+
+class BatchGroup(NamedTuple):
+    """The rows of some batches, in the dtype of the files."""
+
+    rows: npt.NDArray[Any]
+    firsts: Sequence[int]  # the number of each batch's first row
+    ends: Sequence[int]  # the first row after each batch's step
+    documents: list[DocumentBatch] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReader:
+    """Reads a rank's batches of a run, from any row up to the limit."""
+
+    rows: RunRows
+    settings: LoaderSettings
+    limit: int | None  # in rows
+
+    @cached_property
+    def group_size(self) -> int:
+        """The batches that are finished at once: one if an id may not fit the dtype, so that an
+        error loses no batch before it."""
+        settings = self.settings
+        if not np.can_cast(self.rows.dtype, settings.dtype):
+            return 1
+        size = settings.batch_size * settings.seq_len * settings.dtype.itemsize
+        return max(1, _GROUP_BYTES // (size << settings.contiguous))
+
+    @property
+    def read_size(self) -> int:
+        """The number of batches that is best read at once."""
+        settings = self.settings
+        size = settings.batch_size * settings.seq_len * self.rows.dtype.itemsize
+        return max(1, _READ_BYTES // size)
+
+    @property
+    def ahead_size(self) -> int:
+        """The number of batches that a thread best reads ahead."""
+        return _READS_AHEAD * self.read_size
+
+    def iterate(self, row: int, *, stride: int = 1) -> Iterator[Batch]:
+        """The batches from a row on, read one at a time; only every `stride`-th step."""
+        buffers = self.make_buffers()
+        for group in chain.from_iterable(self.plan_reads(row, stride=stride)):
+            yield from self.finish(group, buffers)
+
+    def plan_reads(
+        self, row: int, *, count: int = 1, stride: int = 1
+    ) -> Iterator[Iterator[BatchGroup]]:
+        """The batches from a row on, as jobs that read groups; threads may run several at once.
+
+        The first job reads one batch, because the caller waits for it; later jobs read more and more,
+        up to `count`. With a stride, only every so many steps: for processes that take turns.
+        """
+        keep_freed_memory()
+        step = self.settings.global_batch * stride
+        whole = self._count_whole_steps(row, step)
+        sections = self._cut_sections(range(row, row + whole * step, step), count)
+        section, size = next(sections, None), 1
+        while section:
+            following, first = next(sections, None), 0
+            while first < section.steps:
+                last = min(first + size, section.steps)
+                yield self._read_steps(section, first, last)
+                if first == 0 and following:
+                    yield following.resolve_early()
+                first, size = last, min(2 * size, count)
+            section = following
+        row += whole * step
+        if self.limit is not None and row < self.limit and not self.settings.drop_last:
+            yield map(self.read_one, [row])
+
+    def _cut_sections(self, step_rows: range, count: int) -> Iterator[_Section]:
+        """The steps that start at these rows, in sections. The first has one step, and later ones
+        more and more: a section may have to open many shards."""
+        most = max(1, _SECTION_ROWS // self.settings.batch_size // count) * count
+        done = 0
+        while done < len(step_rows):
+            some = step_rows[done : done + min(most, 4 * done or 1)]
+            yield _Section(self, some)
+            done += len(some)
+
+    def _read_steps(self, section: _Section, first: int, last: int) -> Iterator[BatchGroup]:
+        """The batches of the steps [first, last) of a section. If one cannot be read, those before
+        it come first, and then its exception."""
+        batch_size, documents = self.settings.batch_size, None
+        some = first * batch_size, last * batch_size
+        try:
+            resolved = section.resolved
+            rows = resolved.read(*some)
+            if self.settings.documents:
+                documents = resolved.find_documents(*some, rows).split(last - first)
+        except (TokenmillError, OSError):
+            if last - first == 1:
+                raise
+            for number in range(first, last):
+                yield from self._read_steps(section, number, number + 1)
+        else:
+            steps = section.step_rows[first:last]
+            firsts = _shift(steps, self.settings.rank * batch_size)
+            yield BatchGroup(rows, firsts, _shift(steps, self.settings.global_batch), documents)
+
+    def _count_whole_steps(self, row: int, step: int) -> int:
+        """How many steps, `step` rows apart, end before the limit."""
+        if self.limit is None:
+            return 1 << 40
+        room = self.limit - row - self.settings.global_batch
+        return room // step + 1 if room >= 0 else 0
+
+    def read_one(self, row: int) -> BatchGroup:
+        """The batch of the step that starts at a row; the limit may cut it short."""
+        rank, world_size = self.settings.rank, self.settings.world_size
+        end = row + self.settings.global_batch
+        if self.limit is not None:
+            end = min(end, self.limit)
+        first, stop = (row + (end - row) * each // world_size for each in (rank, rank + 1))
+        starts = self.rows.locate(np.arange(first, stop))
+        rows = self.rows.read(starts)
+        documents = None
+        if self.settings.documents:
+            documents = [self.rows.find_documents(starts, rows)]
+        return BatchGroup(rows, [first], [end], documents)
+
+    def finish(self, group: BatchGroup, buffers: BufferPool | None = None) -> Iterator[Batch]:
+        """The batches of a group, cast to the dtype of the settings."""
+        rows, firsts, ends, documents = group
+        dtype, contiguous = self.settings.dtype, self.settings.contiguous
+        length, size = len(rows) // len(firsts), self.group_size
+        none: Any = repeat(None)
+        for first in range(0, len(firsts), size):
+            some = slice(first, first + size)
+            part, numbers = rows[first * length : some.stop * length], firsts[some]
+            memory = np.empty(self._shape(len(part)), dtype) if buffers is None else buffers.take()
+            if contiguous:
+                memory = memory[:, : len(part)]
+                cast(part[:, :-1], memory[0])
+                cast(part[:, 1:], memory[1])
+                tokens = none
+                inputs, targets = memory.reshape(2, len(numbers), length, self.rows.seq_len)
+            else:
+                memory = memory[: len(part)]
+                cast(part, memory)
+                tokens = memory.reshape(len(numbers), length, part.shape[1])
+                inputs, targets = tokens[..., :-1], tokens[..., 1:]
+            # NumPy iterates over an array faster than slices do.
+            columns = inputs, targets, numbers, ends[some], tokens
+            kind = DocumentedBatch if documents else Batch
+            yield from map(kind, *columns, documents[some] if documents else none)
+            del memory, tokens, inputs, targets, columns  # only the caller may hold references
+
+    def make_buffers(self) -> BufferPool:
+        """Memory for finished groups."""
+        shape = self._shape(self.group_size * self.settings.batch_size)
+        return BufferPool(shape, self.settings.dtype, _BUFFERS)
+
+    def _shape(self, rows: int) -> tuple[int, ...]:
+        length = self.rows.seq_len
+        return (2, rows, length) if self.settings.contiguous else (rows, length + 1)
+
+
+class _Section:
+    """Steps whose rows are resolved together, by the first thread that needs them."""
+
+    def __init__(self, reader: BatchReader, step_rows: range) -> None:
+        self.reader, self.step_rows, self.steps = reader, step_rows, len(step_rows)
+        self._resolving = threading.Lock()
+        self._resolved: ResolvedRows | None = None
+
+    @property
+    def resolved(self) -> ResolvedRows:
+        """The rows of the rank's batches of these steps, one after another."""
+        with self._resolving:
+            if self._resolved is None:
+                rows, settings = self.reader.rows, self.reader.settings
+                own = np.arange(settings.batch_size) + settings.rank * settings.batch_size
+                starts = rows.locate(np.add.outer(np.array(self.step_rows), own).ravel())
+                self._resolved = rows.resolve(starts, documents=settings.documents)
+            return self._resolved
+
+    def resolve_early(self) -> Iterator[BatchGroup]:
+        """A job without groups, which resolves the rows before they are needed."""
+        _ = self.resolved
+        yield from ()
+
+
+def _shift(numbers: range, by: int) -> range:
+    return range(numbers.start + by, numbers.stop + by, numbers.step)
+
+
+class BufferPool:
+    """Arrays of one shape and dtype that are reused once nothing else refers to them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike, most: int) -> None:
+        self._shape, self._dtype, self._most = shape, np.dtype(dtype), most
+        self._arrays: deque[npt.NDArray[Any]] = deque()
+
+    def take(self) -> npt.NDArray[Any]:
+        """An array with arbitrary content that nothing else refers to."""
+        # An array leaves the queue while its references are counted, so no two threads find the same
+        # one free. A lock would do the same, but a fork may inherit it locked. Free arrays go to the
+        # front: the fewer are in use, the more of them stay in the cache.
+        for _ in range(len(self._arrays)):
+            try:
+                array = self._arrays.popleft()
+            except IndexError:  # another thread has it
+                break
+            if sys.getrefcount(array) == _FREE:
+                self._arrays.appendleft(array)
+                return array
+            self._arrays.append(array)
+            del array
+        array = self._make()
+        if len(self._arrays) < self._most:
+            self._arrays.append(array)
+        return array
+
+    def _make(self) -> npt.NDArray[Any]:
+        """A new array that starts on a page: on the CPU, JAX uses such memory without a copy. A
+        fork gets its own copy of it."""
+        size = int(np.prod(self._shape)) * self._dtype.itemsize
+        # Not a view of another array, so that references are to this one.
+        return np.ndarray(self._shape, self._dtype, mmap.mmap(-1, max(size, 1), _PRIVATE))
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let glibc keep arrays of a few megabytes when they are freed.
+
+    By default glibc returns them to the system, which then supplies their pages one by one again. Once
+    a larger block has been freed, up to 32 MB with what glibc adds to it, glibc keeps up to twice its
+    size. Other C libraries are not affected.
+    """
+    np.empty((32 << 20) - 2 * mmap.PAGESIZE, np.uint8)
+
+
+def _count_free() -> int:
+    """The reference count of an array that nothing else refers to; it depends on the Python version."""
+    array = np.empty(1)
+    return sys.getrefcount(array)
+
+
+_FREE = _count_free()
