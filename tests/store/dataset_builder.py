@@ -39,6 +39,12 @@ def seal(body: dict[str, Any]) -> bytes:
     return head + f'"xxh3_128": "{xxhash.xxh3_128_hexdigest(head)}"\n}}\n'.encode()
 
 
+def seal_bytes(data: bytes) -> bytes:
+    """A changed manifest with the checksum that it needs."""
+    head = data[: data.rindex(b'"xxh3_128"')]
+    return head + f'"xxh3_128": "{xxhash.xxh3_128_hexdigest(head)}"\n}}\n'.encode()
+
+
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the manifest and seal it again, as someone with intent would."""
     path = folder / "dataset_metadata.json"
@@ -82,7 +88,6 @@ def build(
     shard_tokens: int = 10,
     eot: str = "after",
     dtype: str = "uint16",
-    version: int = 2,
 ) -> dict[str, np.ndarray]:
     """Write a dataset of byte tokens; returns each split's tokens as the oracle."""
     tokenizer = load_tokenizer("bytes")
@@ -128,7 +133,7 @@ def build(
     kept = sum(split["documents"] for split in splits.values())
     body = {
         "format": "tokenmill",
-        "version": version,
+        "version": 3,
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
@@ -153,10 +158,7 @@ def build(
         },
     }
     sources = [{"path": "texts/a.txt", "bytes": offset + 30, "unit": "byte"}]
-    if version == 1:
-        body["sources"] = sources
-    else:
-        body["sources"] = write_sources(folder, sources)
+    body["sources"] = write_sources(folder, sources)
     (folder / "tokenizer_state.json").write_text(json.dumps(tokenizer.state(), indent=1))
     (folder / "dataset_metadata.json").write_bytes(seal(body))
     return oracle

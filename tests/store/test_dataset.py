@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from dataset_builder import build, edit_manifest
+from dataset_builder import build, edit_manifest, seal_bytes
 
 import tokenmill
 from tokenmill.errors import DatasetError, TokenizerError
@@ -42,13 +42,16 @@ def test_an_unknown_split_lists_those_there(folder):
         tokenmill.open(folder)["test"]
 
 
-def test_what_is_no_dataset_is_told_apart(folder, tmp_path):
+def test_the_error_says_what_is_there_instead_of_a_dataset(folder, tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
         tokenmill.open(tmp_path / "nothing")
     with pytest.raises(DatasetError, match="is a file, and a dataset is a folder; give the folder"):
         tokenmill.open(folder / "dataset_metadata.json")
-    with pytest.raises(DatasetError, match="not a finished dataset"):
+    with pytest.raises(DatasetError, match=r"has datasets in it\. Name one of them"):
         tokenmill.open(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match="not a finished dataset"):
+        tokenmill.open(tmp_path / "empty")
     (tmp_path / ".work").mkdir()
     with pytest.raises(DatasetError, match="interrupted or is still running"):
         tokenmill.open(tmp_path)
@@ -113,14 +116,99 @@ def test_a_hand_edited_manifest_is_refused(folder):
         ("sources", [{"path": "a"}]),
         ("sources", {"path": "../sources.jsonl", "count": 1, "bytes": 1, "xxh3_128": ""}),
         ("sources", {"path": "sources.jsonl", "count": -1, "bytes": 1, "xxh3_128": ""}),
-        ("version", 1),  # its sources would be a list
-        ("version", 3),
+        ("version", 1),
+        ("version", 2),
+        ("version", 4),
+        ("version", True),
+        ("version", "3"),
+        ("version", None),
+        ("vocab_size", 5.0),
+        ("dtype", "uint64"),
+        ("tokenizer", {"name": "bytes"}),
+        ("tokenizer", {"name": "bytes", "fingerprint": "", "more": 1}),
+        ("settings", []),
+        ("sources", {"path": "a\x1b", "count": 1, "bytes": 1, "xxh3_128": ""}),
         ("format", "other"),
         ("ledger", None),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused(folder, where, value):
     edit_manifest(folder, lambda body: body.update({where: value}))
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
+        tokenmill.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("vocab_sise", "vocab_size"), ("setings", "settings"), ("zzz", None)],
+)
+def test_an_unknown_entry_is_refused_with_the_nearest_right_name(folder, wrong, near):
+    edit_manifest(folder, lambda body: body.update({wrong: 1}))
+    with pytest.raises(DatasetError, match=f"unknown field '{wrong}'") as caught:
+        tokenmill.open(folder)
+    assert (f"did you mean '{near}'?" in str(caught.value)) == (near is not None)
+
+
+def test_an_unknown_or_missing_entry_of_a_shard_is_refused_with_its_place(folder):
+    def change(edit):
+        edit_manifest(folder, lambda body: edit(body["splits"]["train"]["shards"][1]))
+
+    change(lambda shard: shard.update(document=1))
+    with pytest.raises(DatasetError, match=r"'document'.*shards\[1\].*did you mean 'documents'"):
+        tokenmill.open(folder)
+    change(lambda shard: shard.pop("document"))
+    tokenmill.open(folder)
+    change(lambda shard: shard.pop("documents"))
+    with pytest.raises(DatasetError, match=r"missing required field 'documents'.*shards\[1\]"):
+        tokenmill.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [
+        (b'"vocab_size"', "vocab_size"),
+        (b'"fingerprint"', "fingerprint"),
+        (b'"documents_path"', "documents_path"),
+        (b'"seed"', "seed"),
+        (b'"duplicate"', "duplicate"),
+        (b'"train"', "train"),
+    ],
+)
+def test_an_entry_given_twice_is_refused_by_name(folder, entry, key):
+    path = folder / "dataset_metadata.json"
+    data = path.read_bytes()
+    place = data.index(entry)
+    end, depth = place + len(entry) + 1, 0
+    while depth or data[end] not in b",}\n":
+        depth += (data[end] in b"{[") - (data[end] in b"}]")
+        end += 1
+    twice = (
+        data[:end] + b", " + data[place:end].replace(entry, rb'"\u%04x%s' % (entry[1], entry[2:]))
+    )
+    path.write_bytes(seal_bytes(twice + data[end:]))
+    with pytest.raises(DatasetError, match=f"has the entry '{key}' twice"):
+        tokenmill.open(folder)
+
+
+def test_text_with_quotes_and_escapes_in_a_manifest_is_fine(folder):
+    strange = {'"\\"': ["\\", '"', "\n", "\x00", 'a"b\\"c', {"": "é\u2028"}]}
+    edit_manifest(folder, lambda body: body["settings"].update(strange))
+    assert tokenmill.open(folder).manifest.settings['"\\"'] == strange['"\\"']
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 100_000, b'{"a":' * 100_000, b'"', b"\xff", b'{"a":"\\ud800"}']
+)
+def test_a_manifest_that_is_not_json_is_refused(folder, data):
+    (folder / "dataset_metadata.json").write_bytes(data)
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json is damaged: it is not "):
+        tokenmill.open(folder)
+
+
+def test_deep_settings_are_refused(folder):
+    path = folder / "dataset_metadata.json"
+    deep = b"[" * 50_000 + b"]" * 50_000
+    path.write_bytes(seal_bytes(path.read_bytes().replace(b'"seed": 7', b'"seed": ' + deep)))
     with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
         tokenmill.open(folder)
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import DatasetError
-from tokenmill.store.manifest import Manifest
-from tokenmill.store.source_table import Source, SourceTable
+from tokenmill.store.tables import Source, SourceTable
 
 
 @pytest.fixture
@@ -99,35 +98,28 @@ def test_a_table_behind_a_link_out_of_the_folder_is_not_read(folder, tmp_path):
         _ = tokenmill.open(folder)["train"].documents[0]
 
 
-def test_version_1_with_sources_in_the_manifest_is_still_a_dataset(tmp_path):
-    build(tmp_path / "old", version=1)
-    build(tmp_path / "new")
-    old, new = tokenmill.open(tmp_path / "old"), tokenmill.open(tmp_path / "new")
-    assert verify(tmp_path / "old") == []
-    assert list(old["train"].documents) == list(new["train"].documents)
-    assert list(old.manifest.sources) == list(new.manifest.sources)
-    made = tokenmill.export(tmp_path / "old", tmp_path / "npy", to="npy")
-    assert sum(made.tokens.values()) == 97
-    tokenmill.reshard(tmp_path / "old", tmp_path / "resharded", tokens_per_shard=7)
-    assert verify(tmp_path / "resharded") == []
-    assert list(Manifest.read(tmp_path / "resharded").sources) == list(old.manifest.sources)
-
-
-def test_a_finished_dataset_of_version_1_is_still_finished(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_version_is_refused_and_restart_makes_it_anew(tmp_path, version):
     (tmp_path / "a.txt").write_text("To be, or not to be.")
     options = {"tokenizer": "bytes", "val_fraction": 0}
     tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options)
+    edit_manifest(tmp_path / "out", lambda body: body.update(version=version))
+    for use in (
+        lambda: tokenmill.open(tmp_path / "out"),
+        lambda: tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options),
+    ):
+        with pytest.raises(DatasetError, match=rf"version {version}, but .*again.*--restart"):
+            use()
+    (problem,) = verify(tmp_path / "out")
+    assert (problem.file, f"version {version}" in problem.what) == ("dataset_metadata.json", True)
+    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", restart=True, **options)
+    assert verify(tmp_path / "out") == []
 
-    def edit(body):
-        lines = (tmp_path / "out/sources.jsonl").read_text().splitlines()
-        body.update(version=1, sources=[json.loads(line) for line in lines])
 
-    edit_manifest(tmp_path / "out", edit)
-    (tmp_path / "out/sources.jsonl").unlink()
-    assert tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options).was_finished
-    edit_manifest(tmp_path / "out", lambda body: body.update(version=3))
-    with pytest.raises(DatasetError, match="a newer one"):
-        tokenmill.open(tmp_path / "out")
+def test_a_newer_version_is_refused(folder):
+    edit_manifest(folder, lambda body: body.update(version=4))
+    with pytest.raises(DatasetError, match=r"has version 4, .* or a newer one\."):
+        tokenmill.open(folder)
 
 
 def test_a_copied_dataset_reads_its_own_sources(folder, tmp_path):

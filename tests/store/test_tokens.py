@@ -22,7 +22,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats import prepared
 from tokenmill.storage import mapping as files_module
 from tokenmill.store.manifest import Manifest, Split
-from tokenmill.store.shard_table import Shard
+from tokenmill.store.tables import Shard
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -23,7 +24,7 @@ from tokenmill.storage.files import AtomicFile, NpyFile, write_file
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
-from tokenmill.store.shard_table import Shard
+from tokenmill.store.tables import Shard
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
@@ -82,7 +83,7 @@ def write_splits(
                 path.exists() for path in (receipt, folder / job.path, folder / job.documents_path)
             ):
                 shard = _write_shard(folder, job, tokens, records, dtype, vocab_size)
-                told = {"shard": asdict(shard), "facts": records.facts()}
+                told = {"shard": msgspec.structs.asdict(shard), "facts": records.facts()}
                 write_file(receipt, orjson.dumps(told))
             told = orjson.loads(receipt.read_bytes())
             shards.append(Shard(**told["shard"]))

@@ -29,11 +29,11 @@ from tokenmill.dataset.paths import AnyPaths, find_all
 from tokenmill.dataset.problems import Findings, Problem, Problems
 from tokenmill.dataset.verify_foreign import examine_foreign
 from tokenmill.dataset.verify_split import check_split
-from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.formats import prepared
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
-from tokenmill.storage.reading import CURE, DamagedFileError, open_inside
+from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 
 REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl")
@@ -102,11 +102,7 @@ def _examine_prepared(folder: Path, watcher: Watcher) -> Findings:
     try:
         manifest = Manifest.read(folder)
     except DamagedFileError as error:
-        problems.add_error(error)
-        return Findings(problems=problems.all(), notes=[])
-    except DatasetError as error:
-        what, _, cure = str(error).removeprefix(f"{folder / MANIFEST_NAME} ").partition("; ")
-        problems.add(MANIFEST_NAME, what.rstrip("."), cure[:1].upper() + cure[1:] or CURE)
+        problems.add(MANIFEST_NAME, error.what, error.cure)
         return Findings(problems=problems.all(), notes=[])
 
     itemsize = np.dtype(manifest.dtype).itemsize

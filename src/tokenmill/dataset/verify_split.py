@@ -19,7 +19,7 @@ from tokenmill.dataset.problems import Problems
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.documents import read_table_header
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
-from tokenmill.store.shard_table import Shard
+from tokenmill.store.tables import Shard
 
 CHUNK = 4 << 20
 RECORDS = CHUNK // DOCUMENT_DTYPE.itemsize

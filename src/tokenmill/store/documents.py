@@ -23,8 +23,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.storage.mapping import Maps, map_file
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE
-from tokenmill.store.shard_table import ShardTable
-from tokenmill.store.source_table import Source, SourceTable
+from tokenmill.store.tables import ShardTable, Source, SourceTable
 
 Integers = npt.NDArray[np.int64]
 
