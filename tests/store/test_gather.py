@@ -1,4 +1,4 @@
-"""Rows, edges and fingerprints equal NumPy's, whatever the sharding."""
+"""Rows, document starts and fingerprints equal NumPy's, however the tokens are sharded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.starts import FileDocuments, Starts
-from tokenmill.store import tokens as tokens_module
-from tokenmill.store.tokens import Tokens
+from tokenmill.store.gather import Gatherer, ShardFinder, find_distinct
+from tokenmill.store.tokens import Tokens, cast_rows
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
 
@@ -40,9 +40,8 @@ def naive_edges(begins, starts, length):
     piece=st.sampled_from([1, 64, 1 << 18]),
     data=st.data(),
 )
-def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens_module, "PIECE", piece)
+def test_rows_and_document_starts_equal_the_oracle(texts, shard_tokens, eot, piece, data):
+    with tempfile.TemporaryDirectory() as folder:
         oracle = build(Path(folder), {"train": texts}, shard_tokens=shard_tokens, eot=eot)["train"]
         tokens = tokenmill.open(folder)["train"]
         length = data.draw(st.integers(1, len(oracle)))
@@ -62,6 +61,8 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
             read, cut = some.find_rows(here, length), data.draw(st.integers(0, len(starts)))
             parts = read(0, cut), read(cut, len(starts))
             assert np.array_equal(np.concatenate(parts), expected)
+            cast_rows(read, rows := np.empty_like(rows), some.dtype, piece)
+            assert np.array_equal(rows, expected)
             wide = np.full((len(starts), 2 * length), -1, np.int32)
             assert some.gather(here, length, out=wide[:, ::2]).base is not None
             assert np.array_equal(wide[:, ::2], expected)
@@ -98,20 +99,19 @@ def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_pa
 
 @pytest.mark.parametrize("rows", [1, 40, 1000])
 @pytest.mark.parametrize("shard_tokens", [7, 90, 300])
-@pytest.mark.parametrize(("many", "held"), [(2, 1), (1000, 1), (1000, 1000)])
-def test_many_rows_over_few_shards_equal_the_oracle(
-    tmp_path, monkeypatch, rows, shard_tokens, many, held
+@pytest.mark.parametrize(("many", "few"), [(2, 1), (1000, 1), (1000, 1000)])
+def test_rows_equal_the_oracle_however_many_shards_are_held(
+    tmp_path, rows, shard_tokens, many, few
 ):
-    monkeypatch.setattr(tokens_module, "MANY", many)
-    monkeypatch.setattr(tokens_module, "HELD", held)
     random = np.random.default_rng(rows)
     oracle = build(tmp_path, {"train": [random.bytes(999)]}, shard_tokens=shard_tokens)["train"]
     starts = random.integers(0, len(oracle) - 20, rows)
     expected = np.lib.stride_tricks.sliding_window_view(oracle, 20)[starts]
-    tokens = tokenmill.open(tmp_path)["train"]
-    assert np.array_equal(tokens.gather(starts, 20), expected)
-    assert np.array_equal(tokens.gather(starts, 20, tokens.dtype), expected)
-    read = tokens.find_rows(starts, 20)
+    dataset = tokenmill.open(tmp_path)
+    assert np.array_equal(dataset["train"].gather(starts, 20), expected)
+    assert np.array_equal(dataset["train"].gather(starts, 20, dataset.dtype), expected)
+    read = Gatherer(dataset.contents.splits["train"], many=many, few=few).find_rows(starts, 20)
+    assert np.array_equal(read(0, rows), expected)
     parts = [read(0, 0), *(read(first, first + 7) for first in range(0, rows, 7))]
     assert np.array_equal(np.concatenate(parts), expected)
 
@@ -225,7 +225,7 @@ def test_what_makes_no_sense_is_refused():
         tokens.gather(np.array([[0]]), 1)
     with pytest.raises(UsageError, match="1 token or more"):
         tokens.gather(np.array([0]), 0)
-    with pytest.raises(UsageError, match="do not go into"):
+    with pytest.raises(UsageError, match="but the rows have the shape"):
         tokens.gather(np.array([0]), 2, out=np.empty((2, 2), np.int64))
     with pytest.raises(UsageError, match="integers"):
         tokens.gather(np.array([0]), 2, dtype=np.float32)
@@ -287,3 +287,39 @@ def test_reading_ahead_changes_nothing(tmp_path):
         expected = np.stack([whole[start : start + 100] for start in some])
         assert np.array_equal(tokens.gather(some, 100), expected)
         assert np.array_equal(tokens[:], whole)
+
+
+@given(
+    counts=st.lists(st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 10**12)), min_size=1),
+    data=st.data(),
+)
+def test_shards_are_those_that_a_search_finds(counts, data):
+    starts = np.append(0, np.cumsum(counts)).astype(np.int64)
+    end = int(starts[-1])
+    places = data.draw(st.lists(st.integers(0, end - 1))) if end else []
+    near = [place for start in starts.tolist() for place in (start - 1, start) if 0 <= place < end]
+    numbers = np.array(places + near, np.int64)
+    expected = starts[:-1].searchsorted(numbers, "right") - 1
+    assert ShardFinder(starts).find(numbers).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("sizes", ["equal", "any", "tiny and huge"])
+def test_shards_of_many_tokens(sizes):
+    random = np.random.default_rng(5)
+    counts = {
+        "equal": np.append(np.full(1_999, 10_000), 17),
+        "any": random.integers(0, 20_000, 2_000),
+        "tiny and huge": (10 ** random.uniform(0, 7, 2_000)).astype(np.int64),
+    }[sizes]
+    starts = np.append(0, np.cumsum(counts))
+    numbers = random.integers(0, starts[-1], 50_000)
+    found = ShardFinder(starts).find(numbers)
+    assert ((starts[found] <= numbers) & (numbers < starts[found + 1])).all()
+
+
+@given(numbers=st.lists(st.integers(0, 40), min_size=1), more=st.integers(0, 100))
+def test_distinct_numbers_are_those_of_numpy(numbers, more):
+    array = np.array(numbers, np.int64)
+    found = find_distinct(array, int(array.max()) + 1 + more)
+    expected = np.unique(array, return_inverse=True)
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]

@@ -60,10 +60,10 @@ def test_few_mds_shards_stay_in_memory(tmp_path, monkeypatch):
     write_files(tmp_path, mds_files(shards))
     monkeypatch.setattr("tokenmill.formats.mds.KEPT_BYTES", 3000)
     tokens = tokenmill.open(tmp_path)["train"]
-    assert tokens._map.cache_info().maxsize == 2
+    assert tokens._gatherer._map.cache_info().maxsize == 2
     expected = [one for shard in shards for sample in shard for one in sample]
     assert tokens[:].tolist() == expected
-    assert tokens._map.cache_info().currsize == 2
+    assert tokens._gatherer._map.cache_info().currsize == 2
 
 
 def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path, monkeypatch):

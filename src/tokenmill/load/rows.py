@@ -23,7 +23,8 @@ from tokenmill.order.documents import DocumentBatch, cut_at_id, locate_documents
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.store.documents import sums
-from tokenmill.store.tokens import MANY, RowReader, Tokens, join
+from tokenmill.store.gather import MANY, RowReader
+from tokenmill.store.tokens import Tokens, join
 
 Integers = npt.NDArray[np.int64]
 
