@@ -23,7 +23,7 @@ from tokenmill.store.tokens import Tokens, cast_rows
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
 
 
-def naive_edges(begins, starts, length):
+def naive_starts(begins, starts, length):
     return [
         row * length + place
         for row, start in enumerate(starts)
@@ -69,7 +69,9 @@ def test_rows_and_document_starts_equal_the_oracle(texts, shard_tokens, eot, pie
             assert (wide[:, 1::2] == -1).all()
         begins = {document.start for document in tokens.documents}
         for some in (tokens, in_memory):
-            assert some.find_edges(here, length).tolist() == naive_edges(begins, starts, length)
+            assert some.find_document_starts(here, length).tolist() == naive_starts(
+                begins, starts, length
+            )
 
 
 @settings(max_examples=100, deadline=None)
@@ -85,16 +87,16 @@ def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
     begins = {0} | {place + shift for place, one in enumerate(ids) if one == 0}
     tokens = Tokens.of(ids, eot_id=0, eot=eot)
     here = np.array(starts, np.int64)
-    edges = tokens.find_edges(here, length)
-    assert edges.tolist() == naive_edges(begins, starts, length)
+    edges = tokens.find_document_starts(here, length)
+    assert edges.tolist() == naive_starts(begins, starts, length)
 
 
 def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_path):
     build(tmp_path, {"train": ["some text", "b", "", "more of it"] * 5}, shard_tokens=7)
     tokens = tokenmill.open(tmp_path)["train"]
     starts = np.arange(len(tokens) - 20)
-    by_id = Tokens.of(tokens[:], eot_id=EOT).find_edges(starts, 20)
-    assert tokens.find_edges(starts, 20).tolist() == by_id.tolist()
+    by_id = Tokens.of(tokens[:], eot_id=EOT).find_document_starts(starts, 20)
+    assert tokens.find_document_starts(starts, 20).tolist() == by_id.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 40, 1000])
@@ -144,7 +146,9 @@ def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, 
     tokens = tokenmill.open(tmp_path)["train"]
     for start in range(len(tokens) - 4):
         with suppress(DatasetError):
-            assert set(tokens.find_edges(np.array([start, 0]), 4).tolist()) <= set(range(8))
+            assert set(tokens.find_document_starts(np.array([start, 0]), 4).tolist()) <= set(
+                range(8)
+            )
 
 
 class InMemory:
@@ -180,9 +184,9 @@ def test_documents_by_their_starts_alone_equal_the_oracle(files, data):
     assert holders == np.repeat(np.arange(len(lengths)), lengths).tolist()
     length = data.draw(st.integers(1, total))
     starts = data.draw(st.lists(st.integers(0, total - length), max_size=20))
-    edges = tokens.find_edges(np.array(starts, np.int64), length)
+    edges = tokens.find_document_starts(np.array(starts, np.int64), length)
     begins = {first for first, size in zip(firsts, lengths, strict=True) if size}
-    assert edges.tolist() == naive_edges(begins, starts, length)
+    assert edges.tolist() == naive_starts(begins, starts, length)
 
 
 @settings(max_examples=60, deadline=None)
@@ -195,14 +199,14 @@ def test_starts_that_cannot_be_are_refused_or_stay_within_the_tokens(borders):
     if sound:
         assert [one.length for one in documents] == np.diff(borders).tolist()
         return
-    for use in (list, lambda all: all.at(4), lambda all: all.find_edges(np.array([2]), 3)):
+    for use in (list, lambda all: all.at(4), lambda all: all.find_starts(np.array([2]), 3)):
         with pytest.raises(DatasetError, match="file 0"):
             use(documents)
 
 
 def test_edges_that_nothing_tells_are_an_error_with_a_cure():
     with pytest.raises(DatasetError, match="eot_id="):
-        Tokens.of([1, 2, 3]).find_edges(np.array([0]), 2)
+        Tokens.of([1, 2, 3]).find_document_starts(np.array([0]), 2)
 
 
 @pytest.mark.parametrize("start", [-1, 8, 2**62, -(2**63)])
@@ -210,7 +214,7 @@ def test_edges_that_nothing_tells_are_an_error_with_a_cure():
 def test_rows_that_are_not_there_are_refused(tmp_path, start, parts):
     build(tmp_path, {"train": [bytes(9)]}, shard_tokens=10 // parts)
     tokens = tokenmill.open(tmp_path)["train"]
-    for use in (tokens.gather, tokens.find_edges):
+    for use in (tokens.gather, tokens.find_document_starts):
         with pytest.raises(IndexError, match=f"from token {start} on"):
             use(np.array([0, start]), 3)
     with pytest.raises(IndexError):

@@ -94,7 +94,7 @@ def test_borders_and_counts_equal_those_counted_by_hand(lengths, data):
         starts = np.cumsum([0, *flat]).tolist()
         first = data.draw(st.integers(0, len(flat)))
         last = data.draw(st.integers(first, len(flat)))
-        assert documents.borders(first, last).tolist() == starts[first : last + 1]
+        assert documents.starts(first, last).tolist() == starts[first : last + 1]
         token = data.draw(st.integers(0, sum(flat)))
         assert documents.count_before(token) == sum(start < token for start in starts[:-1])
 
@@ -112,7 +112,7 @@ def test_borders_of_prepared_documents_equal_those_counted_by_hand(texts, shard_
         starts = np.cumsum([0, *(len(text) + 1 for text in texts)]).tolist()
         first = data.draw(st.integers(0, len(texts)))
         last = data.draw(st.integers(first, len(texts)))
-        assert documents.borders(first, last).tolist() == starts[first : last + 1]
+        assert documents.starts(first, last).tolist() == starts[first : last + 1]
         token = data.draw(st.integers(0, starts[-1]))
         assert documents.count_before(token) == sum(start < token for start in starts[:-1])
 

@@ -30,7 +30,7 @@ def test_mds_samples_of_one_length_are_cuts_through_a_stream(tmp_path, compressi
         tokens = tokenmill.open(tmp_path / name, dtype=dtype, **options)["train"]
         assert tokens[:].tolist() == list(range(1, 10))
         assert tokens.documents is None
-        assert tokens.find_edges(np.array([0]), 9).tolist() == [0, 5]
+        assert tokens.find_document_starts(np.array([0]), 9).tolist() == [0, 5]
         assert tokens.gather(np.arange(7), 3).tolist() == [[n, n + 1, n + 2] for n in range(1, 8)]
     check_documents(tokenmill.open(tmp_path / "c", dtype="int64", **options)["train"], DOCUMENTS)
     refused(tmp_path / "b", "Give it: `dtype='int64'`")

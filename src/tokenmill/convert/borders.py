@@ -39,7 +39,7 @@ def find_starts(tokens: Tokens, first: int, stop: int) -> Iterator[Integers]:
         return
     last = len(documents) if stop == len(tokens) else documents.count_before(stop)
     for number in range(documents.count_before(first), last, BLOCK):
-        yield documents.borders(number, min(number + BLOCK, last))[:-1]
+        yield documents.starts(number, min(number + BLOCK, last))[:-1]
 
 
 def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
@@ -85,10 +85,10 @@ def count_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
-    """Like `Tokens.find_edges`, from a copy of the tokens: no shard stays mapped or in memory."""
+    """Like `Tokens.find_document_starts`, from a copy of the tokens: no shard stays mapped or in memory."""
     if tokens.eot_id is None:
         return (
-            tokens.find_edges(np.array([low]), high - low) + low
+            tokens.find_document_starts(np.array([low]), high - low) + low
         )  # raises the error that says what is missing
     after = tokens.eot != "before"
     first = max(low - after, 0)
@@ -101,7 +101,7 @@ def next_start(tokens: Tokens, place: int) -> int:
     """The first token from `place` on that a document begins with; the end if there is none."""
     if tokens.documents is not None:
         number = tokens.documents.count_before(place)
-        return int(tokens.documents.borders(number, number)[0])
+        return int(tokens.documents.starts(number, number)[0])
     for starts in find_starts(tokens, place, len(tokens)):
         if len(starts):
             return int(starts[0])

@@ -8,7 +8,6 @@ read when first used.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -19,10 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenmill.dataset.joined import join_contents
-from tokenmill.dataset.paths import AnyPaths, find_all, group_by_folder
+from tokenmill.dataset.paths import AnyPaths, find_all, read_paths
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError, UsageError
-from tokenmill.formats import recognize
 from tokenmill.formats.protocol import Asked, Contents, parse_dtype
 from tokenmill.formats.starts import PartOfDocuments
 from tokenmill.storage.names import TOKENIZER_NAME
@@ -33,8 +30,6 @@ from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers.protocol import Tokenizer
-
-_SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 
 
 class Dataset(Mapping[str, Tokens]):
@@ -198,7 +193,7 @@ tokenmill prepare TEXTS --out no/such/folder
         vocab_size=vocab_size,
         column=column,
     )
-    name, contents, found = _read(asked, paths)
+    name, contents, found = read_paths(asked, paths)
     contents = _drop_empty(found, contents)
     if isinstance(tokenizer, str):
         from tokenmill.tokenizers import load_tokenizer
@@ -268,41 +263,6 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
         raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
         raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
-
-
-def _read(asked: Asked, paths: list[Path]) -> tuple[str, Contents, Path]:
-    """The format and contents of everything at a path, and the folder that it is in."""
-    if len(paths) == 1:
-        return *recognize(asked), paths[0]
-    common = Path(os.path.commonpath([path.absolute() for path in paths]))
-    parts = {}
-    for folder, names in group_by_folder(paths):
-        label = os.path.relpath(folder.absolute(), common)
-        while label in parts:  # this folder came before, with other folders in between
-            label = f"{label}/."
-        parts[label] = recognize(replace(asked, path=folder, chosen=names))
-        _check_all_used(folder, names or (), *parts[label])
-    if len(parts) == 1:
-        return *next(iter(parts.values())), folder
-    return *join_contents(parts), common
-
-
-def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
-    """Refuse named files that are not in the same format as the others."""
-    used = {
-        shards.name(number)
-        for shards in contents.splits.values()
-        for number in range(len(shards.counts))
-    }
-    stems = {os.path.splitext(name)[0] for name in used}
-    for name in chosen:
-        parts = {name[:place] for place, letter in enumerate(name) if letter == "."}
-        is_beside = not name.endswith(_SHARDS) and not stems.isdisjoint(parts)
-        if name not in used and not is_beside and (folder / name).stat().st_size:
-            raise DatasetError(
-                f"{folder / name} is not in the format {format} of the other files. Open it by "
-                "itself, or leave it out of the list or pattern."
-            )
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:

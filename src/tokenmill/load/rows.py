@@ -161,7 +161,7 @@ class Rows:
     def check_documents(self) -> None:
         """Raise an error now if the start of documents is unknown for any source."""
         for tokens in self.tokens:
-            tokens.find_edges(np.empty(0, np.int64), self.seq_len)
+            tokens.find_document_starts(np.empty(0, np.int64), self.seq_len)
 
     def find_documents(self, starts: Integers, rows: npt.NDArray[Any]) -> DocumentBatch:
         """The documents of some rows, which were read."""
@@ -171,13 +171,13 @@ class Rows:
 
     def _find_edges(self, starts: Integers, rows: npt.NDArray[Any] | None = None) -> Integers:
         """Where documents begin in the inputs of some rows, laid end to end; `rows` as in
-        `Tokens.find_edges`."""
+        `Tokens.find_document_starts`."""
         if len(self.tokens) == 1:
-            return self.tokens[0].find_edges(starts, self.seq_len, rows)
+            return self.tokens[0].find_document_starts(starts, self.seq_len, rows)
         found = [np.empty(0, np.int64)]
         for tokens, chosen, own in self._by_source(starts):
             own_rows = rows[chosen] if tokens.documents is None and rows is not None else None
-            edges = tokens.find_edges(own, self.seq_len, own_rows)
+            edges = tokens.find_document_starts(own, self.seq_len, own_rows)
             at = edges // self.seq_len
             found.append(edges + (chosen[at] - at) * self.seq_len)
         return np.concatenate(found)

@@ -216,7 +216,7 @@ class Tokens:
             )
         return starts
 
-    def find_edges(
+    def find_document_starts(
         self, starts: Integers, length: int, rows: npt.NDArray[Any] | None = None
     ) -> Integers:
         """Where documents start in the rows [start, start + length), joined end to end; sorted.
@@ -225,7 +225,7 @@ class Tokens:
         the split always starts a document. `rows` are the tokens, if they were read already: an
         array of the shape (rows, length or more).
 
-        >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_edges(np.array([0, 3]), 3)
+        >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_document_starts(np.array([0, 3]), 3)
         array([0, 2, 5])
         """
         starts = self._check_rows(starts, length)
@@ -238,7 +238,7 @@ class Tokens:
         if not len(starts):
             return np.empty(0, np.int64)
         if self.documents is not None:
-            return self.documents.find_edges(starts, length)
+            return self.documents.find_starts(starts, length)
         if rows is None:
             rows = self.find_rows(starts, length)(0, len(starts))
         found = np.flatnonzero(rows.ravel() == self.eot_id)
@@ -251,10 +251,10 @@ class Tokens:
             places += 1
             before = self.find_rows(np.maximum(starts - 1, 0), 1)(0, len(starts))
             begins |= before[:, 0] == self.eot_id
-        edges = (at * length + places)[places < length]
-        edges = np.concatenate((np.flatnonzero(begins) * length, edges))
-        edges.sort()
-        return edges
+        inner = (at * length + places)[places < length]
+        found = np.concatenate((np.flatnonzero(begins) * length, inner))
+        found.sort()
+        return found
 
     @cached_property
     def fingerprint(self) -> str:
