@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.dataset import overlap, verify_split
 from tokenmill.dataset.verify import examine, verify
+from tokenmill.dataset.verify_split import Limits, find_keys
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.progress import Nobody
 
@@ -44,13 +44,10 @@ def files_of(problems):
 )
 def test_sound_datasets_are_sound_whatever_the_chunks(texts, shard_tokens, eot, chunk):
     split = {"train": [b"t" + text for text in texts], "val": [b"v" + text for text in texts[:3]]}
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify_split, "CHUNK", 48 * chunk)
-        patch.setattr(verify_split, "RECORDS", chunk)
-        patch.setattr(overlap, "RECORDS", chunk)
-        patch.setattr(overlap, "HELD", 2 * chunk)
+    with tempfile.TemporaryDirectory() as folder:
         build(Path(folder), split, shard_tokens=shard_tokens, eot=eot)
-        assert verify(folder) == []
+        limits = Limits(chunk=48 * chunk, keys=2 * chunk)
+        assert examine(folder, limits=limits).problems == []
 
 
 class Counter(Nobody):
@@ -193,7 +190,7 @@ def test_a_document_in_two_splits_is_named(tmp_path):
 )
 def test_keys_are_compared_in_full(small, large):
     held = np.array(sorted(small), np.uint64).T
-    found = overlap._among(held, np.array(large, np.uint64).T)
+    found = find_keys(held, np.array(large, np.uint64).T)
     assert found.tolist() == [key in set(small) for key in large]
 
 
@@ -274,15 +271,13 @@ def test_strange_files_are_notes_and_no_problems(folder):
     ]
 
 
-def test_a_file_with_much_wrong_is_reported_briefly(tmp_path, monkeypatch):
-    monkeypatch.setattr(verify_split, "CHUNK", 48)
-    monkeypatch.setattr(verify_split, "RECORDS", 1)
+def test_few_problems_of_one_file_are_listed(tmp_path):
     build(tmp_path, {"train": ["long " * 100]}, shard_tokens=1000)
     np.full(501, 999, "<u2").tofile(tmp_path / "train/shard_00000.bin")
-    mine = verify(tmp_path)
-    assert files_of(mine) == {"train/shard_00000.bin"}
-    assert len(mine) == 6
-    assert "more problems like these" in mine[-1].what
+    problems = examine(tmp_path, limits=Limits(chunk=48)).problems
+    assert files_of(problems) == {"train/shard_00000.bin"}
+    assert len(problems) == 6
+    assert "more problems like these" in problems[-1].what
 
 
 @pytest.fixture(scope="module")
