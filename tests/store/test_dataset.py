@@ -244,7 +244,7 @@ def make_huge(path):
         (Path.mkdir, "not a regular file"),
         (link_to_itself, "cannot be read"),
         (link_to_zeros, "leads out of"),
-        (make_huge, r"has 1,099,511,627,776 bytes, and it may have 1,073,741,824 at most"),
+        (make_huge, r"has 1,099,511,627,776 bytes, but at most 1,073,741,824 are allowed"),
     ],
 )
 def test_what_is_no_small_file_is_not_read(folder, name, replace, says):

@@ -137,4 +137,4 @@ def test_verify_has_a_status_and_finds_ids_beyond_the_vocabulary(tmp_path, capsy
     assert "note: the vocabulary is not known" in out
     assert f"sound: 1 shards, {len(hello)} tokens" in out
     out = told(capsys, "verify", tmp_path / "x.npy", "--vocab-size", "50256", status=1)
-    assert "holds the id 50256 at token 0" in out
+    assert "has the id 50256 at token 0" in out

@@ -28,7 +28,7 @@ import orjson
 import xxhash
 
 from tokenmill.errors import DatasetError
-from tokenmill.storage.base import Storage
+from tokenmill.storage.folder import Storage
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
 from tokenmill.storage.reading import DamagedFileError, read_inside
 from tokenmill.store.tables import Count, Shard, ShardTable, Source, SourceTable
@@ -142,7 +142,7 @@ class Manifest:
         if data is None:
             raise DatasetError(
                 f"{folder} is not a finished dataset: it has no {MANIFEST_NAME}.\n"
-                "If a run into it was interrupted, the same `tokenmill prepare` command resumes."
+                "If a run was interrupted, the same `tokenmill prepare` command resumes it."
             )
         return cls.from_json(data, folder)
 
