@@ -1,6 +1,6 @@
 """Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
-Guarantees: data opens only as the format that it is; otherwise, an error lists what was tried. A
+Guarantees: data opens only in its own format; otherwise, an error lists the formats that were tried. A
 prepared dataset is complete, and a tokenizer is used with it only if its fingerprint matches that of
 the tokens. Opening costs reading a manifest, a header or a list of files; shards and the tokenizer are
 read when first used.
@@ -66,7 +66,7 @@ class Dataset(Mapping[str, Tokens]):
         self._tokens: dict[str, Tokens] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A tokenizer may be native and unwilling: what it is saved as goes in its place.
+        # A native tokenizer may not pickle, so its saved state takes its place.
         state = self._given.state() if self._given is not None else None
         return _restore, (self.path, self.format, self.contents, state)
 
@@ -102,7 +102,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How ids are stored."""
+        """The dtype of the ids on disk."""
         if self.manifest is not None:
             return np.dtype(self.manifest.dtype).newbyteorder("<")
         return next(iter(self.contents.splits.values())).dtype
@@ -130,7 +130,7 @@ class Dataset(Mapping[str, Tokens]):
         return self._tokens[split]
 
     @property
-    def tells_tokenizer(self) -> bool:
+    def has_tokenizer(self) -> bool:
         """Whether the tokens should come with their tokenizer, so that a missing one is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
@@ -138,7 +138,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the tokens were made with, as given or as far as the data tells."""
+        """The tokenizer that made the tokens: the one given, or the one that the data names."""
         if self._given is not None:
             return self._given
         if self.manifest is not None and not _is_unknown(self.manifest):
@@ -147,8 +147,8 @@ class Dataset(Mapping[str, Tokens]):
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not say which tokenizer made it. Give it by name or file, as "
-                "`tokenizer=NAME`."
+                f"{self.path} does not say which tokenizer made it. Name the tokenizer or its file "
+                "with `tokenizer=NAME`."
             )
         from tokenmill.tokenizers import load_tokenizer
 
@@ -206,7 +206,7 @@ tokenmill prepare TEXTS --out no/such/folder
     contents = _hold_out(found, contents, val_fraction)
     if contents.manifest is None:
         size, end = (tokenizer.vocab_size, tokenizer.eot_id) if tokenizer else (None, None)
-        end = end if contents.eot != "none" else None  # what the tokenizer has was left out
+        end = end if contents.eot != "none" else None  # the tokens do not contain it
         contents = replace(
             contents,
             vocab_size=_first(vocab_size, size, contents.vocab_size),
@@ -216,7 +216,7 @@ tokenmill prepare TEXTS --out no/such/folder
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a dataset folder, whatever its fingerprint."""
+    """The tokenizer in a dataset folder; its fingerprint is not compared."""
     from tokenmill.tokenizers import from_state
 
     data = read_inside(folder, TOKENIZER_NAME, MOST_BYTES)
@@ -229,7 +229,7 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error} {CURE}"
         ) from error
-    except Exception as error:  # a state may be damaged in ways that no tokenizer foresees
+    except Exception as error:  # a damaged state can make a tokenizer raise anything
         reason = f"{type(error).__name__}: {error}"
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} is damaged ({reason!r}). {CURE}"
@@ -249,9 +249,9 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
     if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise TokenizerError(
             f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
-            f"(fingerprint {manifest.tokenizer_fingerprint!r}), and this is {tokenizer.name!r} "
-            f"(fingerprint {tokenizer.fingerprint!r}). Its ids mean something else: give none, and "
-            "the one that the dataset brings is used."
+            f"(fingerprint {manifest.tokenizer_fingerprint!r}), but this is {tokenizer.name!r} "
+            f"(fingerprint {tokenizer.fingerprint!r}), whose ids have other meanings. Omit "
+            "`tokenizer` to use the one in the dataset."
         )
     return tokenizer
 
@@ -262,11 +262,11 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
     if vocab_size is not None and vocab_size < 1:
         raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
-        raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
+        raise UsageError(f"`eot_id` is {eot_id}, which is not in the vocabulary.")
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:
-    """The splits that hold tokens. An empty one counts as absent, whatever the format."""
+    """Remove splits without tokens: in every format, an empty split counts as absent."""
     splits = {name: shards for name, shards in contents.splits.items() if shards.counts.any()}
     if not splits and contents.manifest is None:
         raise DatasetError(f"{path} holds no tokens.")
@@ -275,7 +275,7 @@ def _drop_empty(path: Path, contents: Contents) -> Contents:
 
 
 def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
-    """The end of the only split as `val`."""
+    """Make the end of the only split the split `val`."""
     if val_fraction is None:
         return contents
     if tuple(contents.splits) != ("train",):

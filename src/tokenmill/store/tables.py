@@ -132,9 +132,10 @@ class SourceTable(Sequence[Source]):
     """
 
     def __init__(
-        self, count: int, bytes: int, xxh3_128: str, *, path: str, where: Path | bytes
+        self, count: int, bytes: int, xxh3_128: str, path: str, where: Path | bytes
     ) -> None:
         self._count, self.bytes, self.xxh3_128 = count, bytes, xxh3_128
+        self._facts = (count, bytes, xxh3_128)
         self.path = path
         self._where = where  # the dataset's folder, or the lines themselves
         self._maps = Maps(partial(_read, where, path, count, xxh3_128))
@@ -150,10 +151,10 @@ class SourceTable(Sequence[Source]):
             lines += msgspec.json.encode(source) + b"\n"
             count, total = count + 1, total + source.bytes
         data = bytes(lines)
-        return cls(count, total, xxhash.xxh3_128_hexdigest(data), path=SOURCES_NAME, where=data)
+        return cls(count, total, xxhash.xxh3_128_hexdigest(data), SOURCES_NAME, data)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self._count, self.bytes, self.xxh3_128, self.path, self._where)
+        return SourceTable, (*self._facts, self.path, self._where)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SourceTable) and self._facts == other._facts
@@ -163,10 +164,6 @@ class SourceTable(Sequence[Source]):
 
     def __repr__(self) -> str:
         return f"<SourceTable: {self._count:,} sources, {self.bytes:,} bytes>"
-
-    @property
-    def _facts(self) -> tuple[int, int, str]:
-        return self._count, self.bytes, self.xxh3_128
 
     def __len__(self) -> int:
         return self._count
@@ -230,7 +227,3 @@ def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> 
     if len(ends) != count or (len(data) and data[-1] != ord("\n")):
         raise DamagedFileError(path, f"has {len(ends):,} lines, but the manifest says {count:,}")
     return _Lines(data, ends)
-
-
-def _make(count: int, bytes: int, xxh3_128: str, path: str, where: Path | bytes) -> SourceTable:
-    return SourceTable(count, bytes, xxh3_128, path=path, where=where)

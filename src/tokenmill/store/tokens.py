@@ -14,7 +14,7 @@ pickle contains no maps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, overload
 
 import numpy as np
@@ -86,7 +86,8 @@ class Tokens:
         return cls(shard, split, documents=documents, eot_id=eot_id, eot=eot)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self._shards, self.split, self.documents, self.eot_id, self.eot)
+        make = partial(Tokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
+        return make, (self._shards, self.split)
 
     def __repr__(self) -> str:
         number = f"{self.shard_count:,} shard{'s' if self.shard_count != 1 else ''}"
@@ -322,9 +323,3 @@ def cast(ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
                     "opened with the wrong dtype or format."
                 )
     np.copyto(out, ids, casting="unsafe")
-
-
-def _make(
-    shards: Shards, split: str, documents: DocumentTable | None, eot_id: int | None, eot: str
-) -> Tokens:
-    return Tokens(shards, split, documents=documents, eot_id=eot_id, eot=eot)
