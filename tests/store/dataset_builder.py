@@ -1,4 +1,4 @@
-"""Builds datasets with NumPy and json alone, so that the library's reader meets an independent writer."""
+"""Write datasets with NumPy and json alone: an independent writer for the library's reader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def key_of(text: bytes) -> tuple[int, int]:
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """A manifest as bytes: JSON whose last entry is the checksum of all bytes before it."""
+    """A manifest as bytes: JSON that ends with the checksum of all bytes before it."""
     body = {name: value for name, value in body.items() if name != "xxh3_128"}
     head = json.dumps(body, indent=2, ensure_ascii=False).removesuffix("\n}").encode() + b",\n  "
     return head + f'"xxh3_128": "{xxhash.xxh3_128_hexdigest(head)}"\n}}\n'.encode()
@@ -46,7 +46,7 @@ def seal_bytes(data: bytes) -> bytes:
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest and seal it again, as someone with intent would."""
+    """Change the manifest and update its checksum, as an attacker would."""
     path = folder / "dataset_metadata.json"
     body = json.loads(path.read_bytes())
     edit(body)
@@ -54,7 +54,7 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def write_sources(folder: Path, sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Write a table of sources; returns what the manifest says of it."""
+    """Write a table of sources; returns its entry in the manifest."""
     path = folder / "sources.jsonl"
     path.write_text("".join(json.dumps(source) + "\n" for source in sources))
     return {
@@ -66,7 +66,7 @@ def write_sources(folder: Path, sources: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def reseal(folder: Path) -> None:
-    """Bring all checksums in line with the files, so that only deeper checks can object."""
+    """Update all checksums, so that only other checks can find the damage."""
 
     def edit(body: dict[str, Any]) -> None:
         for split in body["splits"].values():

@@ -80,18 +80,18 @@ def test_rows_and_document_starts_equal_the_oracle(texts, shard_tokens, eot, pie
     eot=st.sampled_from(["after", "before"]),
     data=st.data(),
 )
-def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
+def test_document_starts_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
     length = data.draw(st.integers(1, len(ids)))
     starts = data.draw(st.lists(st.integers(0, len(ids) - length), max_size=20))
     shift = 1 if eot == "after" else 0
     begins = {0} | {place + shift for place, one in enumerate(ids) if one == 0}
     tokens = Tokens.of(ids, eot_id=0, eot=eot)
     here = np.array(starts, np.int64)
-    edges = tokens.find_document_starts(here, length)
-    assert edges.tolist() == naive_starts(begins, starts, length)
+    found = tokens.find_document_starts(here, length)
+    assert found.tolist() == naive_starts(begins, starts, length)
 
 
-def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_path):
+def test_document_starts_by_table_and_by_id_are_equal(tmp_path):
     build(tmp_path, {"train": ["some text", "b", "", "more of it"] * 5}, shard_tokens=7)
     tokens = tokenmill.open(tmp_path)["train"]
     starts = np.arange(len(tokens) - 20)
@@ -137,7 +137,7 @@ def test_few_long_rows_equal_the_oracle(rows, length, dtype):
 
 
 @pytest.mark.parametrize("firsts", [[0, 2**64 - 1, 5], [5, 0, 9], [2**63, 3, 4], [9, 8, 7]])
-def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, firsts):
+def test_document_starts_out_of_order_are_refused_or_inside_the_rows(tmp_path, firsts):
     build(tmp_path, {"train": ["abc", "def", "gh"]}, shard_tokens=100)
     path = tmp_path / "train/shard_00000.docs.npy"
     table = np.load(path)
@@ -152,17 +152,17 @@ def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, 
 
 
 class InMemory:
-    """Where the documents of files begin, from arrays."""
+    """Where the documents of files start, from arrays."""
 
-    def __init__(self, *borders):
-        self.borders = borders
-        self.counts = [len(one) - 1 for one in borders]
+    def __init__(self, *starts):
+        self.starts = starts
+        self.counts = [len(one) - 1 for one in starts]
 
     def name(self, number):
         return f"file {number}"
 
     def read(self, number):
-        return Starts(self.counts[number], lambda numbers: self.borders[number][numbers])
+        return Starts(self.counts[number], lambda numbers: self.starts[number][numbers])
 
 
 @settings(max_examples=60, deadline=None)
@@ -172,9 +172,9 @@ class InMemory:
     ),
     data=st.data(),
 )
-def test_documents_by_their_starts_alone_equal_the_oracle(files, data):
-    borders = [np.cumsum([0, *lengths]) for lengths in files]
-    documents = FileDocuments(InMemory(*borders), [one[-1] for one in borders], "train")
+def test_documents_of_foreign_files_equal_the_oracle(files, data):
+    starts = [np.cumsum([0, *lengths]) for lengths in files]
+    documents = FileDocuments(InMemory(*starts), [one[-1] for one in starts], "train")
     lengths = [length for file in files for length in file]
     firsts, total = np.cumsum([0, *lengths])[:-1].tolist(), sum(lengths)
     tokens = Tokens.of(np.zeros(total, np.uint16), documents=documents)
@@ -184,34 +184,34 @@ def test_documents_by_their_starts_alone_equal_the_oracle(files, data):
     assert holders == np.repeat(np.arange(len(lengths)), lengths).tolist()
     length = data.draw(st.integers(1, total))
     starts = data.draw(st.lists(st.integers(0, total - length), max_size=20))
-    edges = tokens.find_document_starts(np.array(starts, np.int64), length)
+    found = tokens.find_document_starts(np.array(starts, np.int64), length)
     begins = {first for first, size in zip(firsts, lengths, strict=True) if size}
-    assert edges.tolist() == naive_starts(begins, starts, length)
+    assert found.tolist() == naive_starts(begins, starts, length)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    borders=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), min_size=2, max_size=6)
+    starts=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), min_size=2, max_size=6)
 )
-def test_starts_that_cannot_be_are_refused_or_stay_within_the_tokens(borders):
-    sound = borders == sorted(borders) and (borders[0], borders[-1]) == (0, 9)
-    documents = FileDocuments(InMemory(np.array(borders)), [9], "train")
+def test_impossible_document_starts_are_refused(starts):
+    sound = starts == sorted(starts) and (starts[0], starts[-1]) == (0, 9)
+    documents = FileDocuments(InMemory(np.array(starts)), [9], "train")
     if sound:
-        assert [one.length for one in documents] == np.diff(borders).tolist()
+        assert [one.length for one in documents] == np.diff(starts).tolist()
         return
     for use in (list, lambda all: all.at(4), lambda all: all.find_starts(np.array([2]), 3)):
         with pytest.raises(DatasetError, match="file 0"):
             use(documents)
 
 
-def test_edges_that_nothing_tells_are_an_error_with_a_cure():
+def test_the_error_for_unknown_document_starts_names_the_cure():
     with pytest.raises(DatasetError, match="eot_id="):
         Tokens.of([1, 2, 3]).find_document_starts(np.array([0]), 2)
 
 
 @pytest.mark.parametrize("start", [-1, 8, 2**62, -(2**63)])
 @pytest.mark.parametrize("parts", [1, 4])
-def test_rows_that_are_not_there_are_refused(tmp_path, start, parts):
+def test_rows_outside_the_tokens_are_refused(tmp_path, start, parts):
     build(tmp_path, {"train": [bytes(9)]}, shard_tokens=10 // parts)
     tokens = tokenmill.open(tmp_path)["train"]
     for use in (tokens.gather, tokens.find_document_starts):
@@ -221,7 +221,7 @@ def test_rows_that_are_not_there_are_refused(tmp_path, start, parts):
         tokens.gather(np.array([0]), 11)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     tokens = Tokens.of([1, 2, 3])
     with pytest.raises(UsageError, match="integers in one dimension"):
         tokens.gather(np.array([0.5]), 1)
@@ -250,7 +250,7 @@ def test_an_id_that_the_dtype_cannot_hold_is_refused_not_wrapped():
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.binary(min_size=1, max_size=300), shard_tokens=st.integers(1, 60))
-def test_the_fingerprint_is_of_the_content_alone(data, shard_tokens):
+def test_the_fingerprint_depends_only_on_the_content(data, shard_tokens):
     with tempfile.TemporaryDirectory() as folder:
         oracle = build(Path(folder), {"train": [data]}, shard_tokens=shard_tokens)["train"]
         sharded = tokenmill.open(folder)["train"].fingerprint
