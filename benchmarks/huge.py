@@ -34,7 +34,7 @@ def make_prepared(folder: Path, shards: int, tokens: int) -> None:
     import tokenmill
     from tokenmill.storage.files import write_file
     from tokenmill.store.manifest import Manifest, Split
-    from tokenmill.store.shard_table import Shard
+    from tokenmill.store.tables import Shard
 
     text = folder.with_suffix(".txt")
     text.write_text("To be, or not to be.")

@@ -120,7 +120,7 @@ def test_metadata_that_are_no_file_are_not_read(tmp_path: Path) -> None:
         GPTDataLoader(CONFIG, dataset_dir=tmp_path)
     metadata.unlink()
     metadata.symlink_to("/dev/zero")
-    with pytest.raises(DatasetError, match=r"dataset_metadata\.json leads out of"):
+    with pytest.raises(DatasetError, match=r"dataset_metadata\.json is a link that leads out of"):
         GPTDataLoader(CONFIG, dataset_dir=tmp_path)
 
 

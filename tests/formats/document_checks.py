@@ -44,7 +44,7 @@ def check_documents(tokens, documents):
     for length in {1, 2, len(ids) // 2 + 1, len(ids)}:
         rows = np.arange(len(ids) - length + 1)
         expected = [(r, p) for r in rows for p in range(length) if r + p in begins]
-        found = tokens.find_edges(rows[::-1].copy(), length)
+        found = tokens.find_document_starts(rows[::-1].copy(), length)
         pairs = (divmod(edge, length) for edge in found.tolist())
         assert sorted((len(rows) - 1 - r, p) for r, p in pairs) == expected
         assert (np.diff(found) > 0).all()

@@ -57,7 +57,7 @@ def use(path, **options):
             assert tokens.fingerprint
             if tokens.documents is not None:
                 assert sum(one.length for one in tokens.documents) == len(tokens)
-                tokens.find_edges(np.arange(len(tokens)), 1)
+                tokens.find_document_starts(np.arange(len(tokens)), 1)
         examine(path, **options)
 
 
@@ -286,7 +286,7 @@ def test_claims_of_very_many_samples_cost_no_memory(tmp_path, kind):
     tracemalloc.start()
     try:
         with pytest.raises(DatasetError, match=name):
-            tokenmill.open(tmp_path, eot_id=0)["train"].find_edges(np.array([0]), 1)
+            tokenmill.open(tmp_path, eot_id=0)["train"].find_document_starts(np.array([0]), 1)
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()

@@ -137,4 +137,4 @@ def test_verify_exits_1_for_ids_beyond_the_vocabulary(tmp_path, capsys, hello):
     assert "note: the vocabulary is not known" in out
     assert f"sound: 1 shards, {len(hello)} tokens" in out
     out = run(capsys, "verify", tmp_path / "x.npy", "--vocab-size", "50256", status=1)
-    assert "holds the id 50256 at token 0" in out
+    assert "has the id 50256 at token 0" in out

@@ -95,7 +95,7 @@ def test_npy_files_of_every_integer_dtype_open(tmp_path, dtype):
     assert tokens[:].tolist() == ids.tolist()
     assert tokens.gather(np.array([5, 0]), 3, np.int32).tolist() == [[5, 6, 7], [0, 1, 2]]
     tokens = tokenmill.open(tmp_path / "x.npy", eot_id=7)["train"]
-    assert tokens.find_edges(np.array([2]), 9).tolist() == [6]
+    assert tokens.find_document_starts(np.array([2]), 9).tolist() == [6]
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -183,7 +183,7 @@ def test_llmc_gives_its_vocabulary_and_document_starts(tmp_path):
     write_llmc(tmp_path / "x.bin", [50256, 1, 2, 50256, 3])
     dataset = tokenmill.open(tmp_path / "x.bin")
     assert (dataset.vocab_size, dataset.eot_id) == (50257, 50256)
-    assert dataset["train"].find_edges(np.array([0, 1]), 4).tolist() == [0, 3, 6]
+    assert dataset["train"].find_document_starts(np.array([0, 1]), 4).tolist() == [0, 3, 6]
     assert dataset.tokenizer.decode([15496]) == "Hello"
     write_llmc(tmp_path / "y.bin", [128000, 1], magic=20240801, version=7, dtype="<u4")
     dataset = tokenmill.open(tmp_path / "y.bin")
@@ -268,11 +268,11 @@ def test_a_single_shard_has_the_documents_and_the_tokenizer_of_its_dataset(tmp_p
     if eot == "none":
         assert dataset.eot_id is None
         with pytest.raises(DatasetError, match="nor an end-of-text id"):
-            tokens.find_edges(np.array([0]), 20)
+            tokens.find_document_starts(np.array([0]), 20)
     else:
         starts = [one.start - 30 for one in whole.documents if 31 <= one.start < 50]
         assert starts
-        assert tokens.find_edges(np.array([0]), 20).tolist() == [0, *starts]
+        assert tokens.find_document_starts(np.array([0]), 20).tolist() == [0, *starts]
     with pytest.raises(TokenizerError, match="were made with the tokenizer 'bytes'"):
         tokenmill.open(tmp_path / "train" / "shard_00001.bin", tokenizer="gpt2")
 

@@ -32,7 +32,7 @@ def test_mds_samples_of_one_length_are_cuts_through_a_stream(tmp_path, compressi
         tokens = tokenmill.open(tmp_path / name, dtype=dtype, **options)["train"]
         assert tokens[:].tolist() == list(range(1, 10))
         assert tokens.documents is None
-        assert tokens.find_edges(np.array([0]), 9).tolist() == [0, 5]
+        assert tokens.find_document_starts(np.array([0]), 9).tolist() == [0, 5]
         assert tokens.gather(np.arange(7), 3).tolist() == [[n, n + 1, n + 2] for n in range(1, 8)]
     check_documents(tokenmill.open(tmp_path / "c", dtype="int64", **options)["train"], DOCUMENTS)
     refused(tmp_path / "b", "Pass `dtype='int64'`")
@@ -69,7 +69,7 @@ def test_few_mds_shards_stay_in_memory(tmp_path):
     assert tokens._map.cache_info().maxsize == 2
     expected = [one for shard in shards for sample in shard for one in sample]
     assert tokens[:].tolist() == expected
-    assert tokens._map.cache_info().currsize == 2
+    assert tokens._gatherer._map.cache_info().currsize == 2
 
 
 def test_rows_of_many_mds_shards_hold_few_of_them(tmp_path):

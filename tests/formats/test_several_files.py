@@ -129,7 +129,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         tokenmill.open([tmp_path / "m", tmp_path / "n"])
     for name in ("c", "d"):
         build(tmp_path / name)
-    with pytest.raises(DatasetError, match=r"by itself.*tokenmill\.Mixture"):
+    with pytest.raises(DatasetError, match=r"separately.*tokenmill\.Mixture"):
         tokenmill.open([tmp_path / "c", tmp_path / "d"])
 
 
@@ -164,8 +164,8 @@ def test_joined_documents_are_those_of_one_file(folders, length, data):
             starts = np.array(
                 data.draw(st.lists(st.integers(0, len(one) - length), max_size=9)), int
             )
-            found = joined.find_edges(starts, length)
-            assert found.tolist() == one.find_edges(starts, length).tolist()
+            found = joined.find_document_starts(starts, length)
+            assert found.tolist() == one.find_document_starts(starts, length).tolist()
 
 
 def test_commands_take_globs(shards, capsys):

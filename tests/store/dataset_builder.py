@@ -1,4 +1,4 @@
-"""Builds datasets with NumPy and json alone, so that the library's reader meets an independent writer."""
+"""Write datasets with NumPy and json alone: an independent writer for the library's reader."""
 
 from __future__ import annotations
 
@@ -33,14 +33,20 @@ def key_of(text: bytes) -> tuple[int, int]:
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """A manifest as bytes: JSON whose last entry is the checksum of all bytes before it."""
+    """A manifest as bytes: JSON that ends with the checksum of all bytes before it."""
     body = {name: value for name, value in body.items() if name != "xxh3_128"}
     head = json.dumps(body, indent=2, ensure_ascii=False).removesuffix("\n}").encode() + b",\n  "
     return head + f'"xxh3_128": "{xxhash.xxh3_128_hexdigest(head)}"\n}}\n'.encode()
 
 
+def seal_bytes(data: bytes) -> bytes:
+    """A changed manifest with the checksum that it needs."""
+    head = data[: data.rindex(b'"xxh3_128"')]
+    return head + f'"xxh3_128": "{xxhash.xxh3_128_hexdigest(head)}"\n}}\n'.encode()
+
+
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest and seal it again, as someone with intent would."""
+    """Change the manifest and update its checksum, as an attacker would."""
     path = folder / "dataset_metadata.json"
     body = json.loads(path.read_bytes())
     edit(body)
@@ -48,7 +54,7 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def write_sources(folder: Path, sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Write a table of sources; returns what the manifest says of it."""
+    """Write a table of sources; returns its entry in the manifest."""
     path = folder / "sources.jsonl"
     path.write_text("".join(json.dumps(source) + "\n" for source in sources))
     return {
@@ -60,7 +66,7 @@ def write_sources(folder: Path, sources: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def reseal(folder: Path) -> None:
-    """Bring all checksums in line with the files, so that only deeper checks can object."""
+    """Update all checksums, so that only other checks can find the damage."""
 
     def edit(body: dict[str, Any]) -> None:
         for split in body["splits"].values():
@@ -82,7 +88,6 @@ def build(
     shard_tokens: int = 10,
     eot: str = "after",
     dtype: str = "uint16",
-    version: int = 2,
 ) -> dict[str, np.ndarray]:
     """Write a dataset of byte tokens; returns each split's tokens as the oracle."""
     tokenizer = load_tokenizer("bytes")
@@ -128,7 +133,7 @@ def build(
     kept = sum(split["documents"] for split in splits.values())
     body = {
         "format": "tokenmill",
-        "version": version,
+        "version": 3,
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
@@ -153,10 +158,7 @@ def build(
         },
     }
     sources = [{"path": "texts/a.txt", "bytes": offset + 30, "unit": "byte"}]
-    if version == 1:
-        body["sources"] = sources
-    else:
-        body["sources"] = write_sources(folder, sources)
+    body["sources"] = write_sources(folder, sources)
     (folder / "tokenizer_state.json").write_text(json.dumps(tokenizer.state(), indent=1))
     (folder / "dataset_metadata.json").write_bytes(seal(body))
     return oracle

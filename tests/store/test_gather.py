@@ -1,4 +1,4 @@
-"""Rows, edges and fingerprints equal NumPy's, whatever the sharding."""
+"""Rows, document starts and fingerprints equal NumPy's, however the tokens are sharded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
-from tokenmill.store import tokens as tokens_module
-from tokenmill.store.tokens import Tokens
+from tokenmill.store.gather import Gatherer, ShardFinder, find_distinct
+from tokenmill.store.tokens import Tokens, cast_rows
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
 
 
-def naive_edges(begins, starts, length):
+def naive_starts(begins, starts, length):
     return [
         row * length + place
         for row, start in enumerate(starts)
@@ -40,9 +40,8 @@ def naive_edges(begins, starts, length):
     piece=st.sampled_from([1, 64, 1 << 18]),
     data=st.data(),
 )
-def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens_module, "PIECE", piece)
+def test_rows_and_document_starts_equal_the_oracle(texts, shard_tokens, eot, piece, data):
+    with tempfile.TemporaryDirectory() as folder:
         oracle = build(Path(folder), {"train": texts}, shard_tokens=shard_tokens, eot=eot)["train"]
         tokens = tokenmill.open(folder)["train"]
         length = data.draw(st.integers(1, len(oracle)))
@@ -62,13 +61,17 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
             read, cut = some.find_rows(here, length), data.draw(st.integers(0, len(starts)))
             parts = read(0, cut), read(cut, len(starts))
             assert np.array_equal(np.concatenate(parts), expected)
+            cast_rows(read, rows := np.empty_like(rows), some.dtype, piece)
+            assert np.array_equal(rows, expected)
             wide = np.full((len(starts), 2 * length), -1, np.int32)
             assert some.gather(here, length, out=wide[:, ::2]).base is not None
             assert np.array_equal(wide[:, ::2], expected)
             assert (wide[:, 1::2] == -1).all()
         begins = {document.start for document in tokens.documents}
         for some in (tokens, in_memory):
-            assert some.find_edges(here, length).tolist() == naive_edges(begins, starts, length)
+            assert some.find_document_starts(here, length).tolist() == naive_starts(
+                begins, starts, length
+            )
 
 
 @settings(max_examples=100, deadline=None)
@@ -77,41 +80,40 @@ def test_rows_and_edges_equal_the_oracle(texts, shard_tokens, eot, piece, data):
     eot=st.sampled_from(["after", "before"]),
     data=st.data(),
 )
-def test_edges_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
+def test_document_starts_by_the_end_of_text_id_equal_the_oracle(ids, eot, data):
     length = data.draw(st.integers(1, len(ids)))
     starts = data.draw(st.lists(st.integers(0, len(ids) - length), max_size=20))
     shift = 1 if eot == "after" else 0
     begins = {0} | {place + shift for place, one in enumerate(ids) if one == 0}
     tokens = Tokens.of(ids, eot_id=0, eot=eot)
     here = np.array(starts, np.int64)
-    edges = tokens.find_edges(here, length)
-    assert edges.tolist() == naive_edges(begins, starts, length)
+    found = tokens.find_document_starts(here, length)
+    assert found.tolist() == naive_starts(begins, starts, length)
 
 
-def test_edges_by_table_and_by_id_are_the_same_where_no_text_holds_the_id(tmp_path):
+def test_document_starts_by_table_and_by_id_are_equal(tmp_path):
     build(tmp_path, {"train": ["some text", "b", "", "more of it"] * 5}, shard_tokens=7)
     tokens = tokenmill.open(tmp_path)["train"]
     starts = np.arange(len(tokens) - 20)
-    by_id = Tokens.of(tokens[:], eot_id=EOT).find_edges(starts, 20)
-    assert tokens.find_edges(starts, 20).tolist() == by_id.tolist()
+    by_id = Tokens.of(tokens[:], eot_id=EOT).find_document_starts(starts, 20)
+    assert tokens.find_document_starts(starts, 20).tolist() == by_id.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 40, 1000])
 @pytest.mark.parametrize("shard_tokens", [7, 90, 300])
-@pytest.mark.parametrize(("many", "held"), [(2, 1), (1000, 1), (1000, 1000)])
-def test_many_rows_over_few_shards_equal_the_oracle(
-    tmp_path, monkeypatch, rows, shard_tokens, many, held
+@pytest.mark.parametrize(("many", "few"), [(2, 1), (1000, 1), (1000, 1000)])
+def test_rows_equal_the_oracle_however_many_shards_are_held(
+    tmp_path, rows, shard_tokens, many, few
 ):
-    monkeypatch.setattr(tokens_module, "MANY", many)
-    monkeypatch.setattr(tokens_module, "HELD", held)
     random = np.random.default_rng(rows)
     oracle = build(tmp_path, {"train": [random.bytes(999)]}, shard_tokens=shard_tokens)["train"]
     starts = random.integers(0, len(oracle) - 20, rows)
     expected = np.lib.stride_tricks.sliding_window_view(oracle, 20)[starts]
-    tokens = tokenmill.open(tmp_path)["train"]
-    assert np.array_equal(tokens.gather(starts, 20), expected)
-    assert np.array_equal(tokens.gather(starts, 20, tokens.dtype), expected)
-    read = tokens.find_rows(starts, 20)
+    dataset = tokenmill.open(tmp_path)
+    assert np.array_equal(dataset["train"].gather(starts, 20), expected)
+    assert np.array_equal(dataset["train"].gather(starts, 20, dataset.dtype), expected)
+    read = Gatherer(dataset.contents.splits["train"], many=many, few=few).find_rows(starts, 20)
+    assert np.array_equal(read(0, rows), expected)
     parts = [read(0, 0), *(read(first, first + 7) for first in range(0, rows, 7))]
     assert np.array_equal(np.concatenate(parts), expected)
 
@@ -135,7 +137,7 @@ def test_few_long_rows_equal_the_oracle(rows, length, dtype):
 
 
 @pytest.mark.parametrize("firsts", [[0, 2**64 - 1, 5], [5, 0, 9], [2**63, 3, 4], [9, 8, 7]])
-def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, firsts):
+def test_document_starts_out_of_order_are_refused_or_inside_the_rows(tmp_path, firsts):
     build(tmp_path, {"train": ["abc", "def", "gh"]}, shard_tokens=100)
     path = tmp_path / "train/shard_00000.docs.npy"
     table = np.load(path)
@@ -144,21 +146,23 @@ def test_edges_of_a_table_out_of_order_are_refused_or_within_the_rows(tmp_path, 
     tokens = tokenmill.open(tmp_path)["train"]
     for start in range(len(tokens) - 4):
         with suppress(DatasetError):
-            assert set(tokens.find_edges(np.array([start, 0]), 4).tolist()) <= set(range(8))
+            assert set(tokens.find_document_starts(np.array([start, 0]), 4).tolist()) <= set(
+                range(8)
+            )
 
 
 class InMemory:
-    """Where the documents of files begin, from arrays."""
+    """Where the documents of files start, from arrays."""
 
-    def __init__(self, *borders):
-        self.borders = borders
-        self.counts = [len(one) - 1 for one in borders]
+    def __init__(self, *starts):
+        self.starts = starts
+        self.counts = [len(one) - 1 for one in starts]
 
     def name(self, number):
         return f"file {number}"
 
     def read(self, number):
-        return DocumentStarts(self.counts[number], lambda numbers: self.borders[number][numbers])
+        return DocumentStarts(self.counts[number], lambda numbers: self.starts[number][numbers])
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,9 +172,9 @@ class InMemory:
     ),
     data=st.data(),
 )
-def test_documents_by_their_starts_alone_equal_the_oracle(files, data):
-    borders = [np.cumsum([0, *lengths]) for lengths in files]
-    documents = FileDocuments(InMemory(*borders), [one[-1] for one in borders], "train")
+def test_documents_of_foreign_files_equal_the_oracle(files, data):
+    starts = [np.cumsum([0, *lengths]) for lengths in files]
+    documents = FileDocuments(InMemory(*starts), [one[-1] for one in starts], "train")
     lengths = [length for file in files for length in file]
     firsts, total = np.cumsum([0, *lengths])[:-1].tolist(), sum(lengths)
     tokens = Tokens.of(np.zeros(total, np.uint16), documents=documents)
@@ -180,44 +184,44 @@ def test_documents_by_their_starts_alone_equal_the_oracle(files, data):
     assert holders == np.repeat(np.arange(len(lengths)), lengths).tolist()
     length = data.draw(st.integers(1, total))
     starts = data.draw(st.lists(st.integers(0, total - length), max_size=20))
-    edges = tokens.find_edges(np.array(starts, np.int64), length)
+    found = tokens.find_document_starts(np.array(starts, np.int64), length)
     begins = {first for first, size in zip(firsts, lengths, strict=True) if size}
-    assert edges.tolist() == naive_edges(begins, starts, length)
+    assert found.tolist() == naive_starts(begins, starts, length)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    borders=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), min_size=2, max_size=6)
+    starts=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9), min_size=2, max_size=6)
 )
-def test_starts_that_cannot_be_are_refused_or_stay_within_the_tokens(borders):
-    sound = borders == sorted(borders) and (borders[0], borders[-1]) == (0, 9)
-    documents = FileDocuments(InMemory(np.array(borders)), [9], "train")
+def test_impossible_document_starts_are_refused(starts):
+    sound = starts == sorted(starts) and (starts[0], starts[-1]) == (0, 9)
+    documents = FileDocuments(InMemory(np.array(starts)), [9], "train")
     if sound:
-        assert [one.length for one in documents] == np.diff(borders).tolist()
+        assert [one.length for one in documents] == np.diff(starts).tolist()
         return
-    for use in (list, lambda all: all.at(4), lambda all: all.find_edges(np.array([2]), 3)):
+    for use in (list, lambda all: all.at(4), lambda all: all.find_starts(np.array([2]), 3)):
         with pytest.raises(DatasetError, match="file 0"):
             use(documents)
 
 
-def test_edges_that_nothing_tells_are_an_error_with_a_cure():
+def test_the_error_for_unknown_document_starts_names_the_cure():
     with pytest.raises(DatasetError, match="eot_id="):
-        Tokens.of([1, 2, 3]).find_edges(np.array([0]), 2)
+        Tokens.of([1, 2, 3]).find_document_starts(np.array([0]), 2)
 
 
 @pytest.mark.parametrize("start", [-1, 8, 2**62, -(2**63)])
 @pytest.mark.parametrize("parts", [1, 4])
-def test_rows_that_are_not_there_are_refused(tmp_path, start, parts):
+def test_rows_outside_the_tokens_are_refused(tmp_path, start, parts):
     build(tmp_path, {"train": [bytes(9)]}, shard_tokens=10 // parts)
     tokens = tokenmill.open(tmp_path)["train"]
-    for use in (tokens.gather, tokens.find_edges):
+    for use in (tokens.gather, tokens.find_document_starts):
         with pytest.raises(IndexError, match=f"from token {start} on"):
             use(np.array([0, start]), 3)
     with pytest.raises(IndexError):
         tokens.gather(np.array([0]), 11)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     tokens = Tokens.of([1, 2, 3])
     with pytest.raises(UsageError, match="integers in one dimension"):
         tokens.gather(np.array([0.5]), 1)
@@ -225,7 +229,7 @@ def test_what_makes_no_sense_is_refused():
         tokens.gather(np.array([[0]]), 1)
     with pytest.raises(UsageError, match="1 token or more"):
         tokens.gather(np.array([0]), 0)
-    with pytest.raises(UsageError, match="do not go into"):
+    with pytest.raises(UsageError, match="but the rows have the shape"):
         tokens.gather(np.array([0]), 2, out=np.empty((2, 2), np.int64))
     with pytest.raises(UsageError, match="integers"):
         tokens.gather(np.array([0]), 2, dtype=np.float32)
@@ -246,7 +250,7 @@ def test_an_id_that_the_dtype_cannot_hold_is_refused_not_wrapped():
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.binary(min_size=1, max_size=300), shard_tokens=st.integers(1, 60))
-def test_the_fingerprint_is_of_the_content_alone(data, shard_tokens):
+def test_the_fingerprint_depends_only_on_the_content(data, shard_tokens):
     with tempfile.TemporaryDirectory() as folder:
         oracle = build(Path(folder), {"train": [data]}, shard_tokens=shard_tokens)["train"]
         sharded = tokenmill.open(folder)["train"].fingerprint
@@ -287,3 +291,39 @@ def test_reading_ahead_changes_nothing(tmp_path):
         expected = np.stack([whole[start : start + 100] for start in some])
         assert np.array_equal(tokens.gather(some, 100), expected)
         assert np.array_equal(tokens[:], whole)
+
+
+@given(
+    counts=st.lists(st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 10**12)), min_size=1),
+    data=st.data(),
+)
+def test_shards_are_those_that_a_search_finds(counts, data):
+    starts = np.append(0, np.cumsum(counts)).astype(np.int64)
+    end = int(starts[-1])
+    places = data.draw(st.lists(st.integers(0, end - 1))) if end else []
+    near = [place for start in starts.tolist() for place in (start - 1, start) if 0 <= place < end]
+    numbers = np.array(places + near, np.int64)
+    expected = starts[:-1].searchsorted(numbers, "right") - 1
+    assert ShardFinder(starts).find(numbers).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("sizes", ["equal", "any", "tiny and huge"])
+def test_shards_of_many_tokens(sizes):
+    random = np.random.default_rng(5)
+    counts = {
+        "equal": np.append(np.full(1_999, 10_000), 17),
+        "any": random.integers(0, 20_000, 2_000),
+        "tiny and huge": (10 ** random.uniform(0, 7, 2_000)).astype(np.int64),
+    }[sizes]
+    starts = np.append(0, np.cumsum(counts))
+    numbers = random.integers(0, starts[-1], 50_000)
+    found = ShardFinder(starts).find(numbers)
+    assert ((starts[found] <= numbers) & (numbers < starts[found + 1])).all()
+
+
+@given(numbers=st.lists(st.integers(0, 40), min_size=1), more=st.integers(0, 100))
+def test_distinct_numbers_are_those_of_numpy(numbers, more):
+    array = np.array(numbers, np.int64)
+    found = find_distinct(array, int(array.max()) + 1 + more)
+    expected = np.unique(array, return_inverse=True)
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]

@@ -1,4 +1,4 @@
-"""Text where tokens were expected: the first line says so, and what to type."""
+"""Text instead of tokens: the first line of the error says so, with the command to type."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_text_is_called_text_and_the_command_to_prepare_it_works(tmp_path, monkeypatch, name):
+def test_the_error_for_text_has_a_command_that_works(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     KINDS[name](tmp_path / name)
     for use in (tokenmill.open, tokenmill.verify):
@@ -67,7 +67,7 @@ def test_text_is_called_text_and_the_command_to_prepare_it_works(tmp_path, monke
 
 
 @pytest.mark.parametrize("command", ["info", "peek", "verify", "train", "export"])
-def test_commands_say_so_too(tmp_path, capsys, command):
+def test_commands_print_the_same_error(tmp_path, capsys, command):
     make_folder(tmp_path / "texts")
     arguments = {
         "train": ["train", "--data", str(tmp_path / "texts"), "--name", "x"],
@@ -93,14 +93,16 @@ def test_token_files_are_not_called_text(tmp_path):
             tokenmill.open(tmp_path / name)
 
 
-def test_text_in_a_folder_of_the_suggested_name_gets_another(tmp_path, monkeypatch):
+def test_another_folder_is_suggested_if_the_text_is_in_the_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path / "data" / "corpus")
     with pytest.raises(DatasetError, match="--out data/corpus_tokens"):
         tokenmill.open("data/corpus")
 
 
-def test_a_folder_of_datasets_and_a_misspelt_one_lead_to_the_dataset(tmp_path, monkeypatch):
+def test_errors_for_a_folder_of_datasets_and_a_misspelt_name_name_the_dataset(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "input.txt").write_text(TEXT)
     tokenmill.prepare("input.txt", "data/corpus", tokenizer="bytes", workers=1)

@@ -1,4 +1,4 @@
-"""Slices and documents equal the concatenated oracle, whatever the sharding."""
+"""Slices and documents equal the concatenated oracle, however the tokens are sharded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_builder import RECORD, build, edit_manifest, key_of
+from dataset_builder import RECORD, build, key_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +20,9 @@ import tokenmill
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.prepared import read_contents
-from tokenmill.storage import mapping as files_module
+from tokenmill.storage import mapping
 from tokenmill.store.manifest import Manifest, Split
-from tokenmill.store.shard_table import Shard
+from tokenmill.store.tables import Shard
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_one_token_by_index(folder):
         tokens[::2]
 
 
-def test_a_slice_is_the_callers_own(folder):
+def test_a_slice_is_a_copy(folder):
     tokens = tokenmill.open(folder)["train"]
     part = tokens[0:5]
     part[:] = 0
@@ -115,21 +115,11 @@ assert same and os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_a_fork_reads_on(folder):
+def test_a_fork_can_read_the_same_tokens(folder):
     subprocess.run([sys.executable, "-c", FORKS, folder], check=True, timeout=60)
 
 
-def test_a_name_with_dots_is_no_path_out_of_the_folder(folder):
-    (folder / "train/shard_00000.bin").rename(folder / "train/a..b")
-
-    def edit(body):
-        body["splits"]["train"]["shards"][0]["path"] = "train/a..b"
-
-    edit_manifest(folder, edit)
-    assert tokenmill.open(folder)["train"][0] == ord("H")
-
-
-def test_opening_touches_no_shard(folder):
+def test_opening_does_not_open_shards(folder):
     for name in ("train", "val"):
         (folder / name).rename(folder / f"{name}.away")
     tokens = tokenmill.open(folder)["train"]
@@ -142,7 +132,7 @@ MAPS_KEEP_FILES = sys.version_info < (3, 13)
 
 @pytest.mark.skipif(not OPEN_NOW.exists(), reason="this system does not list open files")
 def test_open_files_stay_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(files_module, "OPEN_FILES", 3)
+    monkeypatch.setattr(mapping, "OPEN_FILES", 3)
     oracle = build(tmp_path, {"train": ["some text"] * 40}, shard_tokens=4)["train"]
     tokens = tokenmill.open(tmp_path)["train"]
     before = len(list(OPEN_NOW.iterdir()))
@@ -163,7 +153,7 @@ def test_open_files_stay_few(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not OPEN_NOW.exists(), reason="this system does not list open files")
-def test_tokens_that_are_dropped_keep_no_file(folder):
+def test_deleted_tokens_keep_no_file_open(folder):
     tokens = tokenmill.open(folder)["train"]
     before = len(list(OPEN_NOW.iterdir()))
     assert len(tokens[:]) == len(tokens)
@@ -193,20 +183,20 @@ for free in (0, 1):
 """
 
 
-def test_running_out_of_open_files_is_no_damage(folder):
+def test_too_many_open_files_are_not_called_damage(folder):
     pytest.importorskip("resource")
     done = subprocess.run(
         [sys.executable, "-c", FULL, folder], capture_output=True, text=True, check=True
     )
-    told_of = done.stdout.splitlines()  # none is left to open it, and one but none to map it
-    assert len(told_of) == 1 + MAPS_KEEP_FILES
-    for told in told_of:
-        assert "Too many open files" in told
-        assert "ulimit -n" in told
-        assert "Copy" not in told
+    errors = done.stdout.splitlines()  # one for opening the file, one for mapping it
+    assert len(errors) == 1 + MAPS_KEEP_FILES
+    for error in errors:
+        assert "Too many open files" in error
+        assert "ulimit -n" in error
+        assert "Copy" not in error
 
 
-def test_a_hundred_and_fifty_thousand_shards_open_without_a_file(tmp_path):
+def test_150_000_shards_open_without_opening_a_file(tmp_path):
     shard = Shard(
         path="a", tokens=3, documents=1, xxh3_128="", documents_path="b", documents_xxh3_128=""
     )
@@ -279,10 +269,10 @@ def test_a_damaged_file_is_refused_by_name_with_a_cure(folder, name, damage, say
         list(tokens if name.endswith(".bin") else tokens.documents)
     assert name in str(caught.value)
     assert "--restart" in str(caught.value)
-    assert tokens[0] == ord("H")  # the rest of it can be read
+    assert tokens[0] == ord("H")  # the other shards can be read
 
 
-def test_a_table_that_tells_nonsense_is_refused(folder):
+def test_a_document_table_with_impossible_values_is_refused(folder):
     path = folder / "train/shard_00001.docs.npy"
     for column, value in (("first", 2**64 - 1), ("length", 2**64 - 1), ("source", 1)):
         table = np.load(path)
@@ -299,7 +289,7 @@ def test_links_out_of_the_folder_and_pipes_are_not_opened(folder, tmp_path):
     shard = folder / "train/shard_00000.bin"
     shard.rename(tmp_path / "outside.bin")
     shard.symlink_to(tmp_path / "outside.bin")
-    with pytest.raises(DatasetError, match=r"train/shard_00000\.bin leads out of"):
+    with pytest.raises(DatasetError, match=r"train/shard_00000\.bin is a link that leads out of"):
         tokenmill.open(folder)["train"][0]
     shard.unlink()
     os.mkfifo(shard)
@@ -311,23 +301,11 @@ def test_links_out_of_the_folder_and_pipes_are_not_opened(folder, tmp_path):
         tokenmill.open(folder)["train"][0]
 
 
-def test_a_link_within_the_folder_and_a_link_to_the_folder_are_fine(folder, tmp_path):
+def test_links_inside_the_folder_and_to_the_folder_are_followed(folder, tmp_path):
     (folder / "train/shard_00000.bin").rename(folder / "moved.bin")
     (folder / "train/shard_00000.bin").symlink_to("../moved.bin")
     (tmp_path / "link").symlink_to(folder)
     assert tokenmill.open(tmp_path / "link")["train"][0] == ord("H")
-
-
-@pytest.mark.parametrize(
-    "path", ["../x.bin", "/etc/passwd", "a/../../x", "", "a\x1b[31m", "a\\b", "a\nb"]
-)
-def test_a_path_out_of_the_folder_is_refused(folder, path):
-    def edit(body):
-        body["splits"]["train"]["shards"][0]["path"] = path
-
-    edit_manifest(folder, edit)
-    with pytest.raises(DatasetError, match=r"dataset_metadata\.json is damaged"):
-        tokenmill.open(folder)
 
 
 LOADERS = """
@@ -348,7 +326,7 @@ print(len({loader.row for loader in loaders}))
 """
 
 
-def test_many_loaders_share_the_files_that_may_be_open(tmp_path):
+def test_many_loaders_stay_below_the_limit_of_open_files(tmp_path):
     pytest.importorskip("resource")
     for number in range(16):
         np.arange(400, dtype="<u2").tofile(tmp_path / f"train_{number:03}.bin")

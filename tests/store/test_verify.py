@@ -1,4 +1,4 @@
-"""Every kind of damage is noticed, with the name of the file and a cure."""
+"""`verify` reports every kind of damage with the name of the file and a cure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.dataset import overlap, verify_split
 from tokenmill.dataset.verify import examine, verify
+from tokenmill.dataset.verify_split import Limits, find_keys
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.progress import Nobody
 
@@ -42,15 +42,12 @@ def files_of(problems):
     eot=st.sampled_from(["after", "before", "none"]),
     chunk=st.integers(1, 9),
 )
-def test_sound_datasets_are_sound_whatever_the_chunks(texts, shard_tokens, eot, chunk):
+def test_sound_datasets_have_no_problems_for_any_chunk_size(texts, shard_tokens, eot, chunk):
     split = {"train": [b"t" + text for text in texts], "val": [b"v" + text for text in texts[:3]]}
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify_split, "CHUNK", 48 * chunk)
-        patch.setattr(verify_split, "RECORDS", chunk)
-        patch.setattr(overlap, "RECORDS", chunk)
-        patch.setattr(overlap, "HELD", 2 * chunk)
+    with tempfile.TemporaryDirectory() as folder:
         build(Path(folder), split, shard_tokens=shard_tokens, eot=eot)
-        assert verify(folder) == []
+        limits = Limits(chunk=48 * chunk, keys=2 * chunk)
+        assert examine(folder, limits=limits).problems == []
 
 
 class Counter(Nobody):
@@ -65,7 +62,7 @@ class Counter(Nobody):
         self.done += amount
 
 
-def test_the_findings_count_and_progress_ends_at_the_whole(folder):
+def test_findings_have_counts_and_progress_ends_at_the_total(folder):
     seen = Counter()
     findings = examine(folder, watcher=seen)
     assert findings.problems == []
@@ -88,7 +85,7 @@ def cut(path):
     "name", [BIN, TABLE, "sources.jsonl", "tokenizer_state.json", "dataset_metadata.json"]
 )
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_a_changed_cut_or_missing_file_is_named(folder, name, damage):
+def test_a_changed_truncated_or_missing_file_is_named(folder, name, damage):
     damage(folder / name)
     if damage is Path.unlink and name == "dataset_metadata.json":
         with pytest.raises(DatasetError, match="not a finished dataset"):
@@ -137,7 +134,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place(folder):
         ("source", lambda value: value + 1, "source that is not one of the 1"),
     ],
 )
-def test_an_edited_table_is_named_even_with_a_right_checksum(folder, column, change, says):
+def test_an_edited_table_with_a_right_checksum_is_named(folder, column, change, says):
     table = np.load(folder / TABLE)
     table[column] = change(table[column])
     np.save(folder / TABLE, table)
@@ -147,7 +144,7 @@ def test_an_edited_table_is_named_even_with_a_right_checksum(folder, column, cha
     assert any(problem.file.endswith(".docs.npy") for problem in problems)
 
 
-def test_documents_that_end_before_the_tokens_do_are_noticed(folder):
+def test_documents_that_end_before_the_tokens_are_reported(folder):
     last = sorted((folder / "train").glob("*.docs.npy"))[-1]
     table_path = next(
         p for p in sorted((folder / "train").glob("*.docs.npy"))[::-1] if len(np.load(p))
@@ -163,7 +160,7 @@ def test_documents_that_end_before_the_tokens_do_are_noticed(folder):
 
 @pytest.mark.parametrize("eot", ["after", "before"])
 @pytest.mark.parametrize("shard_tokens", [1, 2, 3, 7, 1000])
-def test_each_missing_end_of_text_is_noticed(tmp_path, eot, shard_tokens):
+def test_each_missing_end_of_text_is_reported(tmp_path, eot, shard_tokens):
     oracle = build(tmp_path / "sound", eot=eot, shard_tokens=shard_tokens)["train"]
     for number, place in enumerate(np.flatnonzero(oracle == 256)):
         folder = tmp_path / str(number)
@@ -193,7 +190,7 @@ def test_a_document_in_two_splits_is_named(tmp_path):
 )
 def test_keys_are_compared_in_full(small, large):
     held = np.array(sorted(small), np.uint64).T
-    found = overlap._among(held, np.array(large, np.uint64).T)
+    found = find_keys(held, np.array(large, np.uint64).T)
     assert found.tolist() == [key in set(small) for key in large]
 
 
@@ -228,14 +225,14 @@ def test_a_path_that_leaves_the_folder_is_named(folder):
         (lambda ledger: ledger.update(characters=10**9), "more characters than bytes"),
     ],
 )
-def test_a_ledger_that_does_not_add_up_is_noticed(folder, edit, says):
+def test_a_ledger_that_does_not_add_up_is_reported(folder, edit, says):
     edit_manifest(folder, lambda body: edit(body["ledger"]))
     problems = verify(folder)
     assert files_of(problems) == {"dataset_metadata.json"}
     assert any(says in problem.what for problem in problems)
 
 
-def test_uneven_shards_and_shards_named_twice_are_noticed(tmp_path):
+def test_uneven_shards_and_shards_named_twice_are_reported(tmp_path):
     build(tmp_path, {"train": ["abc", "defghi"]}, shard_tokens=4)
 
     def swap(body):
@@ -254,12 +251,12 @@ def test_uneven_shards_and_shards_named_twice_are_noticed(tmp_path):
     ("where", "value"),
     [("tokenizer", {"name": "bytes", "fingerprint": "x"}), ("vocab_size", 300)],
 )
-def test_another_tokenizer_is_noticed(folder, where, value):
+def test_another_tokenizer_is_reported(folder, where, value):
     edit_manifest(folder, lambda body: body.update({where: value}))
     assert files_of(verify(folder)) == {"tokenizer_state.json"}
 
 
-def test_strange_files_are_notes_and_no_problems(folder):
+def test_unknown_files_are_notes_not_problems(folder):
     (folder / "rejected.jsonl").write_text("{}\n")
     (folder / "repaired.jsonl").write_text("{}\n")
     (folder / "README.md").write_text("mine")
@@ -274,15 +271,13 @@ def test_strange_files_are_notes_and_no_problems(folder):
     ]
 
 
-def test_a_file_with_much_wrong_is_reported_briefly(tmp_path, monkeypatch):
-    monkeypatch.setattr(verify_split, "CHUNK", 48)
-    monkeypatch.setattr(verify_split, "RECORDS", 1)
+def test_few_problems_of_one_file_are_listed(tmp_path):
     build(tmp_path, {"train": ["long " * 100]}, shard_tokens=1000)
     np.full(501, 999, "<u2").tofile(tmp_path / "train/shard_00000.bin")
-    mine = verify(tmp_path)
-    assert files_of(mine) == {"train/shard_00000.bin"}
-    assert len(mine) == 6
-    assert "more problems like these" in mine[-1].what
+    problems = examine(tmp_path, limits=Limits(chunk=48)).problems
+    assert files_of(problems) == {"train/shard_00000.bin"}
+    assert len(problems) == 6
+    assert "more problems like these" in problems[-1].what
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +289,7 @@ def sound(tmp_path_factory):
 
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
-def test_a_changed_byte_anywhere_is_noticed_and_raises_nothing_else(sound, data):
+def test_a_changed_byte_anywhere_is_reported_and_raises_nothing_else(sound, data):
     names = sorted(str(path.relative_to(sound)) for path in sound.rglob("*") if path.is_file())
     name = data.draw(st.sampled_from(names))
     content = bytearray((sound / name).read_bytes())
@@ -307,7 +302,7 @@ def test_a_changed_byte_anywhere_is_noticed_and_raises_nothing_else(sound, data)
         shutil.copytree(sound, folder)
         (folder / name).write_bytes(bytes(content))
         problems = verify(folder)
-        # White space in the tokenizer's JSON is the one thing that may change unnoticed.
+        # Only white space in the tokenizer's JSON may change without a problem.
         same = name == "tokenizer_state.json" and not problems
         if same:
             assert json.loads(bytes(content)) == json.loads((sound / name).read_bytes())
@@ -338,7 +333,7 @@ def test_memory_does_not_grow_with_the_shard(tmp_path):
     assert peak < 16_000_000
 
 
-def test_the_command_says_sound_or_names_the_file(folder, capsys):
+def test_the_command_prints_sound_or_the_damaged_file(folder, capsys):
     assert main(["verify", str(folder)]) == 0
     assert capsys.readouterr().out.startswith("sound: 10 shards, 97 tokens, 7 documents")
     cut(folder / BIN)

@@ -1,4 +1,4 @@
-"""`verify` on tokens of other makes: it looks at where every document is."""
+"""`verify` on tokens in other formats checks where every document is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenmill.dataset.verify import examine
 
 
 def sound_files(format):
-    """Two files of documents each, as the format has them, and what opening needs."""
+    """Two files with documents in a format, and the options to open them."""
     more, options = [[11], [12, 13]], {}
     ids, index = megatron_bytes(DOCUMENTS), megatron_bytes(more)
     files = {"x_0.bin": ids[0], "x_0.idx": ids[1], "x_1.bin": index[0], "x_1.idx": index[1]}
@@ -44,7 +44,7 @@ def word(number):
 
 
 BROKEN = [
-    # documents that end before they begin, in the first file
+    # documents that end before they start, in the first file
     (
         "megatron",
         "x_0.idx",
@@ -93,7 +93,7 @@ def test_verify_counts_sound_documents(tmp_path, format):
 def test_verify_names_the_file_whose_documents_do_not_fit(tmp_path, format, name, damage, says):
     files, options = sound_files(format)
     write_files(tmp_path, {**files, name: damage(files[name])})
-    if format == "mds":  # whose samples are looked at when it is opened
+    if format == "mds":  # opening checks its samples
         refused(tmp_path, says)
         return
     (problem,) = examine(tmp_path, **options).problems
@@ -101,7 +101,7 @@ def test_verify_names_the_file_whose_documents_do_not_fit(tmp_path, format, name
     assert says in problem.what
 
 
-def test_verify_tells_of_every_file_whose_documents_do_not_fit(tmp_path):
+def test_verify_reports_every_file_whose_documents_do_not_fit(tmp_path):
     files, options = sound_files("olmo")
     write_files(tmp_path, {**files, "p-0.csv.gz": b"", "p-1.csv.gz": b"x"})
     found = examine(tmp_path, vocab_size=12, **options)

@@ -238,7 +238,7 @@ def _cut(tokens: Tokens, length: int) -> tuple[Integers, Integers]:
     found = [np.empty(0, np.int64)]
     for first in range(0, len(tokens), _PIECE):
         size = min(_PIECE, len(tokens) - first)
-        found.append(tokens.find_edges(np.array([first]), size) + first)
+        found.append(tokens.find_document_starts(np.array([first]), size) + first)
     begins = np.concatenate(found)
     sizes = np.diff(begins, append=len(tokens))
     counts = np.maximum(-(-(sizes - 1) // length), 1)

@@ -49,7 +49,7 @@ from tokenmill.storage.output import OutputFolder
 from tokenmill.store.documents import sums
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.shards import Shards
-from tokenmill.store.source_table import Source
+from tokenmill.store.tables import Source
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.tokenizers.minimal import UnknownTokenizer

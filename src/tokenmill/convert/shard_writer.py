@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -27,7 +28,7 @@ from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
-from tokenmill.store.shard_table import Shard
+from tokenmill.store.tables import Shard
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
@@ -88,7 +89,10 @@ def write_splits(
             ):
                 shard = _write_shard(folder, job, tokens, records, dtype, vocab_size)
                 write_file(
-                    receipt, orjson.dumps({"shard": asdict(shard), "facts": records.facts()})
+                    receipt,
+                    orjson.dumps(
+                        {"shard": msgspec.structs.asdict(shard), "facts": records.facts()}
+                    ),
                 )
             finished = orjson.loads(receipt.read_bytes())
             shards.append(Shard(**finished["shard"]))

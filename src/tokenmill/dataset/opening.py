@@ -1,6 +1,6 @@
 """Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
-Guarantees: data opens only as the format that it is; otherwise, an error lists what was tried. A
+Guarantees: data opens only in its own format; otherwise, an error lists the formats that were tried. A
 prepared dataset is complete, and a tokenizer is used with it only if its fingerprint matches that of
 the tokens. Opening costs reading a manifest, a header or a list of files; shards and the tokenizer are
 read when first used.
@@ -8,7 +8,6 @@ read when first used.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -19,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenmill.dataset.joined import join_contents
-from tokenmill.dataset.paths import AnyPaths, find_all, group_by_folder
+from tokenmill.dataset.paths import AnyPaths, find_all, read_paths
 from tokenmill.errors import (
     DatasetError,
     TokenizerError,
@@ -28,7 +26,6 @@ from tokenmill.errors import (
     UnregisteredTokenizerError,
     UsageError,
 )
-from tokenmill.formats import recognize
 from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
 from tokenmill.formats.file_documents import PartOfDocuments
 from tokenmill.storage.names import TOKENIZER_NAME
@@ -39,8 +36,6 @@ from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers import Tokenizer
-
-_SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 
 
 class Dataset(Mapping[str, Tokens]):
@@ -111,7 +106,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How ids are stored."""
+        """The dtype of the ids on disk."""
         if self.manifest is not None:
             return np.dtype(self.manifest.dtype).newbyteorder("<")
         return next(iter(self.contents.splits.values())).dtype
@@ -139,7 +134,7 @@ class Dataset(Mapping[str, Tokens]):
         return self._tokens[split]
 
     @property
-    def tells_tokenizer(self) -> bool:
+    def has_tokenizer(self) -> bool:
         """Whether the tokens should come with their tokenizer, so that a missing one is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
@@ -147,7 +142,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the tokens were made with, as given or as far as the data tells."""
+        """The tokenizer that made the tokens: the one given, or the one that the data names."""
         if self._given is not None:
             return self._given
         if self.manifest is not None and not _is_unknown(self.manifest):
@@ -156,8 +151,8 @@ class Dataset(Mapping[str, Tokens]):
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not say which tokenizer made it. Give it by name or file, as "
-                "`tokenizer=NAME`."
+                f"{self.path} does not say which tokenizer made it. Name the tokenizer or its file "
+                "with `tokenizer=NAME`."
             )
         from tokenmill.tokenizers import load_tokenizer
 
@@ -202,7 +197,7 @@ tokenmill prepare TEXTS --out no/such/folder
         vocab_size=vocab_size,
         column=column,
     )
-    name, contents, found = _read(request, paths)
+    name, contents, found = read_paths(request, paths)
     contents = _drop_empty(found, contents)
     if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
@@ -215,7 +210,7 @@ tokenmill prepare TEXTS --out no/such/folder
     contents = _hold_out(found, contents, val_fraction)
     if contents.manifest is None:
         size, end = (tokenizer.vocab_size, tokenizer.eot_id) if tokenizer else (None, None)
-        end = end if contents.eot != "none" else None  # what the tokenizer has was left out
+        end = end if contents.eot != "none" else None  # the tokens do not contain it
         contents = replace(
             contents,
             vocab_size=_first(vocab_size, size, contents.vocab_size),
@@ -225,7 +220,7 @@ tokenmill prepare TEXTS --out no/such/folder
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a dataset folder, whatever its fingerprint."""
+    """The tokenizer in a dataset folder; its fingerprint is not compared."""
     from tokenmill.tokenizers import from_state
 
     data = read_inside(folder, TOKENIZER_NAME, MOST_BYTES)
@@ -242,7 +237,7 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error} {CURE}"
         ) from error
-    except Exception as error:  # a state may be damaged in ways that no tokenizer foresees
+    except Exception as error:  # a damaged state can make a tokenizer raise anything
         reason = f"{type(error).__name__}: {error}"
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} is damaged ({reason!r}). {CURE}"
@@ -262,9 +257,9 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
     if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise TokenizerError(
             f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
-            f"(fingerprint {manifest.tokenizer_fingerprint!r}), and this is {tokenizer.name!r} "
-            f"(fingerprint {tokenizer.fingerprint!r}). Its ids mean something else: give none, and "
-            "the one that the dataset brings is used."
+            f"(fingerprint {manifest.tokenizer_fingerprint!r}), but this is {tokenizer.name!r} "
+            f"(fingerprint {tokenizer.fingerprint!r}), whose ids have other meanings. Omit "
+            "`tokenizer` to use the one in the dataset."
         )
     return tokenizer
 
@@ -275,46 +270,11 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
     if vocab_size is not None and vocab_size < 1:
         raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
-        raise UsageError(f"`eot_id` is {eot_id}, which is not an id of the vocabulary.")
-
-
-def _read(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, Path]:
-    """The format and contents of everything at a path, and the folder that it is in."""
-    if len(paths) == 1:
-        return *recognize(request), paths[0]
-    common = Path(os.path.commonpath([path.absolute() for path in paths]))
-    parts = {}
-    for folder, names in group_by_folder(paths):
-        label = os.path.relpath(folder.absolute(), common)
-        while label in parts:  # this folder came before, with other folders in between
-            label = f"{label}/."
-        parts[label] = recognize(replace(request, path=folder, chosen=names))
-        _check_all_used(folder, names or (), *parts[label])
-    if len(parts) == 1:
-        return *next(iter(parts.values())), folder
-    return *join_contents(parts), common
-
-
-def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
-    """Refuse named files that are not in the same format as the others."""
-    used = {
-        shards.name(number)
-        for shards in contents.splits.values()
-        for number in range(len(shards.counts))
-    }
-    stems = {os.path.splitext(name)[0] for name in used}
-    for name in chosen:
-        parts = {name[:place] for place, letter in enumerate(name) if letter == "."}
-        is_beside = not name.endswith(_SHARDS) and not stems.isdisjoint(parts)
-        if name not in used and not is_beside and (folder / name).stat().st_size:
-            raise DatasetError(
-                f"{folder / name} is not in the format {format} of the other files. Open it by "
-                "itself, or leave it out of the list or pattern."
-            )
+        raise UsageError(f"`eot_id` is {eot_id}, which is not in the vocabulary.")
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:
-    """The splits that hold tokens. An empty one counts as absent, whatever the format."""
+    """Remove splits without tokens: in every format, an empty split counts as absent."""
     splits = {name: shards for name, shards in contents.splits.items() if shards.counts.any()}
     if not splits and contents.manifest is None:
         raise DatasetError(f"{path} holds no tokens.")
@@ -323,7 +283,7 @@ def _drop_empty(path: Path, contents: Contents) -> Contents:
 
 
 def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
-    """The end of the only split as `val`."""
+    """Make the end of the only split the split `val`."""
     if val_fraction is None:
         return contents
     if tuple(contents.splits) != ("train",):

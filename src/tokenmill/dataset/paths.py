@@ -1,21 +1,32 @@
-"""Find the files and folders for a path, a glob or a list of them."""
+"""From a path, a glob or a list of them to the contents of the files and folders.
+
+Files in several folders are opened together only if they agree in format, dtype, vocabulary and end of
+text; otherwise, an error names the difference.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tokenmill.errors import DatasetError, UsageError
+from tokenmill.formats import recognize
+from tokenmill.formats.base import Contents, OpenRequest
 from tokenmill.formats.shard_names import sort_names
 from tokenmill.hub.address import is_address
 from tokenmill.storage.reading import find_cure, find_near
+from tokenmill.store.documents import JoinedDocuments
+from tokenmill.store.shards import JoinedShards
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 AnyPaths: TypeAlias = AnyPath | Sequence[AnyPath]
+
+_SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 
 
 def find_all(paths: AnyPaths) -> list[Path]:
@@ -37,7 +48,7 @@ def find_all(paths: AnyPaths) -> list[Path]:
         return [found for path in paths for found in find_all(path)]
     if is_address(paths):
         return [find(paths)]
-    text = os.path.expanduser(os.fspath(paths))  # noqa: PTH111  (of a name that may be no path)
+    text = os.path.expanduser(os.fspath(paths))  # noqa: PTH111  (the text may not be a path)
     if not glob.has_magic(text) or _exists(text):
         return [find(text)]
     matches = sort_names(glob.glob(text, recursive=True))
@@ -90,6 +101,86 @@ def find(path: AnyPath) -> Path:
             f"{str(path)!r} cannot be read: {reason}. {find_cure(error, '')}".rstrip()
         ) from error
     return found
+
+
+def read_paths(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, Path]:
+    """The format and contents of some files and folders, and the folder that they are in."""
+    if len(paths) == 1:
+        return *recognize(request), paths[0]
+    common = Path(os.path.commonpath([path.absolute() for path in paths]))
+    parts = {}
+    for folder, names in group_by_folder(paths):
+        label = os.path.relpath(folder.absolute(), common)
+        while label in parts:  # the list names this folder twice, with others between
+            label = f"{label}/."
+        parts[label] = recognize(replace(request, path=folder, chosen=names))
+        _check_all_used(folder, names or (), *parts[label])
+    if len(parts) == 1:
+        return *next(iter(parts.values())), folder
+    return *_join(parts), common
+
+
+def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
+    """Refuse named files that are not in the same format as the others."""
+    used = {
+        shards.name(number)
+        for shards in contents.splits.values()
+        for number in range(len(shards.counts))
+    }
+    stems = {os.path.splitext(name)[0] for name in used}
+    for name in chosen:
+        parts = {name[:place] for place, letter in enumerate(name) if letter == "."}
+        is_beside = not name.endswith(_SHARDS) and not stems.isdisjoint(parts)
+        if name not in used and not is_beside and (folder / name).stat().st_size:
+            raise DatasetError(
+                f"{folder / name} is not in the format {format} of the other files. Open it "
+                "separately, or omit it from the list or pattern."
+            )
+
+
+def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
+    """Join folders by name: their shards and documents end to end, split by split.
+
+    All must have the same format, dtype, vocabulary and end of text; an error names the difference.
+    """
+    names = list(parts)
+    facts = [_list_facts(*parts[name]) for name in names]
+    for name, other in zip(names, facts, strict=True):
+        for what, value in other.items():
+            if value != facts[0][what]:
+                raise DatasetError(
+                    f"{names[0]} and {name} cannot be opened together: the {what} is "
+                    f"{facts[0][what]} in one and {value} in the other. Open them separately."
+                )
+        if parts[name][1].manifest is not None:
+            raise DatasetError(
+                f"{name} is a prepared dataset, which cannot be joined with others. Open it separately; "
+                "to train on several, pass them to tokenmill.Mixture."
+            )
+    format, first = parts[names[0]]
+    splits, documents = {}, {}
+    for split in dict.fromkeys(split for name in names for split in parts[name][1].splits):
+        having = [name for name in names if split in parts[name][1].splits]
+        contents = [parts[name][1] for name in having]
+        shards = JoinedShards(tuple(one.splits[split] for one in contents), tuple(having))
+        splits[split] = shards
+        tables = [one.documents[split] for one in contents if split in one.documents]
+        if len(tables) == len(having):
+            counts = [int(part.counts.sum()) for part in shards.parts]
+            documents[split] = JoinedDocuments(tables, counts, split)
+    return format, replace(first, splits=splits, documents=documents)
+
+
+def _list_facts(format: str, contents: Contents) -> dict[str, Any]:
+    """What must be equal for folders to be joined."""
+    return {
+        "format": format,
+        "dtype": ", ".join(sorted({shards.dtype.name for shards in contents.splits.values()})),
+        "end-of-text id": contents.eot_id,
+        "side of the end-of-text id": contents.eot,
+        "vocabulary size": contents.vocab_size,
+        "tokenizer": contents.tokenizer,
+    }
 
 
 def _exists(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, file by file."""
+"""The problems of a dataset, by file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_PER_FILE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong: `what` goes on after the file's name, as in "is missing"."""
+    """One problem: `what` follows the name of the file, as in "is missing"."""
 
     file: str
     what: str
@@ -24,9 +24,9 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that checking a dataset tells. It is sound if there are no problems; notes are harmless.
+    """The result of checking a dataset. It is sound if there are no problems; notes are harmless.
 
-    `documents` is None where nothing tells where they begin.
+    `documents` is None if nothing says where they start.
     """
 
     problems: list[Problem]
@@ -38,7 +38,7 @@ class Findings:
 
 
 class Problems:
-    """Collects problems, so that checking goes on after the first; a few a file are enough."""
+    """Collects problems, so that checking continues after the first; keeps a few per file."""
 
     def __init__(self) -> None:
         self._found: list[Problem] = []
@@ -46,7 +46,7 @@ class Problems:
 
     def add(self, file: str, what: str, cure: str = CURE) -> None:
         problem = Problem(file=file, what=what, cure=cure)
-        if problem in self._found[-1:]:  # what is looked at twice is found twice
+        if problem in self._found[-1:]:  # some things are checked twice
             return
         self._times[file] += 1
         if self._times[file] <= MOST_PER_FILE:
@@ -56,7 +56,7 @@ class Problems:
         self.add(error.file, error.what, error.cure)
 
     def all(self) -> list[Problem]:
-        """The problems in the order they were found, then how many of each file were left out.
+        """The problems in the order they were found, then how many of each file were omitted.
 
         >>> problems = Problems()
         >>> for n in range(7):

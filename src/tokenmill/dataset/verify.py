@@ -1,6 +1,6 @@
 """Check every byte of a dataset.
 
-Guarantees for a prepared dataset (for other formats, see `verify_foreign`): if `verify` finds no
+Guarantees for a prepared dataset (for other formats, see `_examine_foreign`): if `verify` finds no
 problem, every file matches its checksum in the manifest, all ids are in the vocabulary, the documents
 tile the tokens and have the end-of-text id in the right place, no document is in two splits, the
 counts add up, the tokenizer is the right one, and nothing in the folder leads out of it. It continues
@@ -8,7 +8,7 @@ after a problem and reports all of them, a few per file. `rejected.jsonl` and `r
 reports without checksums and are not checked.
 
 Costs: reading the folder once at the speed of the disk, and some tens of megabytes of memory for
-shards of any size (see `overlap` for the cost of comparing splits).
+shards of any size (`verify_split` has the details).
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenmill.dataset.opening import load_saved_tokenizer, open
-from tokenmill.dataset.overlap import check_overlap
+from tokenmill.dataset.opening import Dataset, load_saved_tokenizer, open
 from tokenmill.dataset.paths import AnyPaths, find_all
 from tokenmill.dataset.problems import Findings, Problem, Problems
-from tokenmill.dataset.verify_foreign import examine_foreign
-from tokenmill.dataset.verify_split import check_split
-from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.dataset.verify_split import Limits, check_overlap, check_split
+from tokenmill.errors import TokenmillError
 from tokenmill.formats.prepared import Prepared
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
-from tokenmill.storage.reading import CURE, DamagedFileError, open_inside
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
+from tokenmill.store.shards import Shards
 
 REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl")
 MOST_NOTES = 20
@@ -50,9 +49,9 @@ def verify(
     vocab_size: int | None = None,
     column: str | None = None,
 ) -> list[Problem]:
-    """Everything that is wrong with tokens on disk; an empty list if they are sound.
+    """Check tokens on disk; returns their problems, an empty list if they are sound.
 
-    What cannot be opened is a DatasetError. `progress` and `watcher` are those of
+    Raises a DatasetError if they cannot be opened. `progress` and `watcher` are those of
     `tokenmill.prepare`, the other options those of `tokenmill.open`.
 
     >>> verify("no/such/folder")
@@ -81,32 +80,29 @@ def examine(
     format: str | None = None,
     vocab_size: int | None = None,
     column: str | None = None,
+    limits: Limits | None = None,
 ) -> Findings:
-    """Check tokens on disk like `verify`, and tell what is there as well."""
+    """Like `verify`, but also returns counts and notes. `limits` bounds the memory."""
     first, *others = find_all(path)
     has_manifest = False
-    with suppress(OSError):  # of a folder that may not be looked into, opening tells
+    with suppress(OSError):  # opening it raises the error, if this user may not read the folder
         has_manifest = not others and (first / MANIFEST_NAME).exists()
     if has_manifest and format in (None, Prepared.name):
         with watching(watcher, progress) as shown:
-            return _examine_prepared(first, shown)
+            return _examine_prepared(first, shown, limits or Limits())
     dataset = open(
         [first, *others], dtype=dtype, format=format, vocab_size=vocab_size, column=column
     )
     with watching(watcher, progress) as shown:
-        return examine_foreign(dataset, shown)
+        return _examine_foreign(dataset, shown)
 
 
-def _examine_prepared(folder: Path, watcher: Watcher) -> Findings:
+def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Findings:
     problems = Problems()
     try:
         manifest = Manifest.read(folder)
     except DamagedFileError as error:
-        problems.add_error(error)
-        return Findings(problems=problems.all(), notes=[])
-    except DatasetError as error:
-        what, _, cure = str(error).removeprefix(f"{folder / MANIFEST_NAME} ").partition("; ")
-        problems.add(MANIFEST_NAME, what.rstrip("."), cure[:1].upper() + cure[1:] or CURE)
+        problems.add(MANIFEST_NAME, error.what, error.cure)
         return Findings(problems=problems.all(), notes=[])
 
     itemsize = np.dtype(manifest.dtype).itemsize
@@ -120,13 +116,16 @@ def _examine_prepared(folder: Path, watcher: Watcher) -> Findings:
     _check_names(manifest, problems)
     _check_ledger(manifest, problems)
     _check_tokenizer(folder, manifest, problems)
-    _check_sources(manifest, problems)
+    try:
+        manifest.source_table.check()
+    except DamagedFileError as error:
+        problems.add_error(error)
     for name in manifest.splits:
-        check_split(folder, manifest, name, problems, watcher.advance)
-    check_overlap(folder, manifest, problems)
+        check_split(folder, manifest, name, problems, watcher.advance, limits)
+    check_overlap(folder, manifest, problems, limits)
     return Findings(
         problems=problems.all(),
-        notes=_list_strangers(folder, known),
+        notes=_list_unknown_files(folder, known),
         shards=len(shards),
         tokens=tokens,
         documents=documents,
@@ -145,7 +144,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    # A name need not be valid Unicode; it must be printable all the same.
+    # A file name may be invalid Unicode, but must be printable here.
     return path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
 
 
@@ -172,12 +171,12 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
             problems.add(
                 _relative(path, folder),
                 "is a link that leads out of the folder",
-                "Put what it leads to in its place, or delete it.",
+                "Replace it with the file that it leads to, or delete it.",
             )
 
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
-    """Every file once, and every shard of a split but the last equally long."""
+    """Every file is named once, and all shards of a split except the last are equally long."""
     seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.source_table.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):
@@ -189,13 +188,13 @@ def _check_names(manifest: Manifest, problems: Problems) -> None:
             if shard.tokens > size or (shard.tokens < size and not last):
                 problems.add(
                     shard.path,
-                    f"has {shard.tokens:,} tokens, and the first shard of {name!r} has {size:,}; "
+                    f"has {shard.tokens:,} tokens, but the first shard of {name!r} has {size:,}; "
                     "only the last one may have fewer",
                 )
 
 
 def _check_ledger(manifest: Manifest, problems: Problems) -> None:
-    """Documents and bytes in = kept + dropped, and as many documents and tokens as are there."""
+    """In = kept + dropped, and the ledger counts the documents and tokens that are there."""
     ledger = manifest.ledger
 
     def number(where: Any, key: str) -> int:
@@ -225,7 +224,7 @@ def _check_ledger(manifest: Manifest, problems: Problems) -> None:
     for key, counted in there.items():
         if (said := number(ledger, key)) != counted:
             problems.add(
-                MANIFEST_NAME, f"says {said:,} {key} in its ledger, and the splits have {counted:,}"
+                MANIFEST_NAME, f"says {said:,} {key} in its ledger, but the splits have {counted:,}"
             )
     if number(ledger, "characters") > number(ledger, "text_bytes"):
         problems.add(MANIFEST_NAME, "has more characters than bytes of text in its ledger")
@@ -251,23 +250,16 @@ def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> No
     for what, (found, said) in pairs.items():
         if found != said:
             problems.add(
-                TOKENIZER_NAME, f"has the {what} {found!r}, and the manifest says {said!r}"
+                TOKENIZER_NAME, f"has the {what} {found!r}, but the manifest says {said!r}"
             )
-    # What the fingerprint leaves out, such as an entry that nothing reads, is compared here.
+    # The fingerprint does not cover everything, such as an entry that nothing reads.
     again = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     if again != orjson.dumps(saved, option=orjson.OPT_SORT_KEYS):
         problems.add(TOKENIZER_NAME, "is not what its tokenizer would save")
 
 
-def _check_sources(manifest: Manifest, problems: Problems) -> None:
-    try:
-        manifest.source_table.check()
-    except DamagedFileError as error:
-        problems.add_error(error)
-
-
-def _list_strangers(folder: Path, known: set[str]) -> list[str]:
-    """Files that the manifest does not know, as notes: they do no harm."""
+def _list_unknown_files(folder: Path, known: set[str]) -> list[str]:
+    """Notes about files that the manifest does not name; they do no harm."""
     notes: list[str] = []
     more = 0
     for path in sorted(_walk(folder)):
@@ -277,7 +269,77 @@ def _list_strangers(folder: Path, known: set[str]) -> list[str]:
         if len(notes) == MOST_NOTES:
             more += 1
         elif name == WORK_NAME:
-            notes.append(f"{name} is left over from preparing; it may be deleted.")
+            notes.append(f"{name} is left over from preparing; you can delete it.")
         else:
             notes.append(f"{name} is not part of the dataset.")
     return notes + ([f"{more:,} more files are not part of the dataset."] if more else [])
+
+
+def _examine_foreign(dataset: Dataset, watcher: Watcher) -> Findings:
+    """Check tokens in another format.
+
+    There are no checksums, so this finds only a wrong header or size, an id that is not in the
+    vocabulary, and documents that do not tile their file.
+    """
+    contents = dataset.contents
+    splits = contents.splits.values()
+    to_read = sum(int(shards.counts.sum()) * shards.dtype.itemsize for shards in splits)
+    watcher.begin("checking", to_read)
+    problems = Problems()
+    ends = 0
+    for split, shards in contents.splits.items():
+        start = 0
+        for number, count in enumerate(shards.counts.tolist()):
+            try:
+                if split in contents.documents and count:
+                    # Looking up one document makes the table check all documents of the file.
+                    contents.documents[split].at(start)
+            except DamagedFileError as error:
+                problems.add_error(error)
+            start += count
+            try:
+                for first, ids in _read_chunks(shards, number):
+                    _check_ids(shards.name(number), first, ids, dataset.vocab_size, problems)
+                    if dataset.eot_id is not None:
+                        ends += int(np.count_nonzero(ids == dataset.eot_id))
+                    watcher.advance(ids.nbytes)
+            except DamagedFileError as error:
+                problems.add_error(error)
+    notes = []
+    if dataset.vocab_size is None:
+        notes.append("the vocabulary is not known, so ids were not compared with it.")
+    documents = None if dataset.eot_id is None else ends
+    if len(contents.documents) == len(contents.splits) and not problems.all():
+        documents = sum(len(table) for table in contents.documents.values())
+    return Findings(
+        problems=problems.all(),
+        notes=notes,
+        shards=sum(len(shards.counts) for shards in splits),
+        tokens=sum(int(shards.counts.sum()) for shards in splits),
+        documents=documents,
+        bytes=to_read,
+    )
+
+
+def _read_chunks(shards: Shards, number: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    count = int(shards.counts[number])
+    step = max(1, Limits().chunk // shards.dtype.itemsize)
+    for first in range(0, count, step):
+        yield first, shards.read(number, first, min(first + step, count))
+
+
+def _check_ids(
+    name: str, first: int, ids: npt.NDArray[Any], vocab_size: int | None, problems: Problems
+) -> None:
+    largest, smallest = int(ids.max()), int(ids.min())
+    if vocab_size is not None and largest >= vocab_size:
+        place = int((ids >= vocab_size).argmax())
+        problems.add(
+            name,
+            f"has the id {ids[place]} at token {first + place:,}, but the vocabulary has "
+            f"{vocab_size:,} ids",
+            f"{FOREIGN_CURE} Or open it with another dtype or vocabulary size.",
+        )
+    if smallest < 0:
+        place = int((ids < 0).argmax())
+        problems.add(name, f"has the id {ids[place]} at token {first + place:,}", FOREIGN_CURE)

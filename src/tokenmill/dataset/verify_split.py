@@ -1,13 +1,20 @@
-"""Check every byte of a split: checksums, ids, and the document tables against the tokens.
+"""Check every byte of a prepared split, and find documents that are in two splits.
 
-Every file is read once from its start to its end (a table twice where end-of-text tokens are
-checked: the second time is for the places to look at), in chunks of `CHUNK` bytes that are hashed
-and searched while they are in the processor's cache. Memory is a few chunks, whatever the shards.
+Guarantees: every file matches its checksum, all ids are in the vocabulary, the documents tile the
+tokens and have the end-of-text id in the right place. A validation text that is also trained on makes
+the validation loss wrong, so no document may be in two splits; texts are compared by their 128-bit keys.
+
+Costs: every file is read once from start to end, in chunks that are hashed and searched while they are
+in the processor's cache. Tables are read a second time for the places of end-of-text ids. Memory is a
+few chunks for shards of any size. To compare splits, `Limits.keys` keys of the smaller splits are held
+at a time, sorted, while the tables of the larger splits stream past them. With a validation split of
+the usual size, that is one more reading of the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,22 +25,44 @@ import xxhash
 from tokenmill.dataset.problems import Problems
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.documents import read_table_header
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
-from tokenmill.store.shard_table import Shard
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
+from tokenmill.store.tables import Shard
 
-CHUNK = 4 << 20
-RECORDS = CHUNK // DOCUMENT_DTYPE.itemsize
+OVERLAP_CURE = (
+    "Run the same tokenmill prepare command with --restart, which puts equal texts in one split."
+)
+
+Integers = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]  # two rows: the upper and the lower halves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much is in memory at once."""
+
+    chunk: int = 4 << 20  # bytes
+    keys: int = 2 << 20  # of 16 bytes: 32 MB, and twice as much more while they are sorted
+
+    @property
+    def records(self) -> int:
+        """How many records of a document table fit in a chunk."""
+        return self.chunk // DOCUMENT_DTYPE.itemsize
 
 
 def check_split(
-    folder: Path, manifest: Manifest, name: str, problems: Problems, advance: Callable[[int], None]
+    folder: Path,
+    manifest: Manifest,
+    name: str,
+    problems: Problems,
+    advance: Callable[[int], None],
+    limits: Limits,
 ) -> None:
-    """Add what is wrong with a split to `problems`; `advance` is told of bytes as they are read."""
-    _Split(folder, manifest, name, problems, advance).check()
+    """Add the problems of a split; `advance` receives the number of bytes as they are read."""
+    _SplitCheck(folder, manifest, name, problems, advance, limits).run()
 
 
-class _Split:
-    """Goes through a split's shards in order and carries what spans them."""
+class _SplitCheck:
+    """Reads the shards of a split in order, and keeps what is needed from one to the next."""
 
     def __init__(
         self,
@@ -42,30 +71,31 @@ class _Split:
         name: str,
         problems: Problems,
         advance: Callable[[int], None],
+        limits: Limits,
     ) -> None:
-        self.folder, self.manifest = folder, manifest
+        self.folder, self.manifest, self.limits = folder, manifest, limits
         self.problems, self.advance = problems, advance
         self.split = manifest.splits[name]
         self.total = self.split.tokens
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self.buffer = np.empty(CHUNK, np.uint8)
-        # Where the next document must start; None after a table that could not be followed.
+        self.buffer = np.empty(limits.chunk, np.uint8)
+        # Where the next document must start; None after a damaged table.
         self.due: int | None = 0
         # The token before the next one; None at the split's start or after an unreadable shard.
         self.previous: int | None = None
         self.previous_path = ""
 
-    def check(self) -> None:
+    def run(self) -> None:
         start = number = 0
         for shard in self.split.shards:
-            followed = False
+            is_tiled = False
             try:
-                followed = self.check_table(shard, start, number)
+                is_tiled = self.check_table(shard, start, number)
             except DamagedFileError as error:
                 self.problems.add_error(error)
                 self.due = None
             try:
-                self.check_tokens(shard, followed)
+                self.check_tokens(shard, is_tiled)
             except DamagedFileError as error:
                 self.problems.add_error(error)
                 self.previous = None
@@ -86,25 +116,24 @@ class _Split:
             )
 
     def check_table(self, shard: Shard, start: int, number: int) -> bool:
-        """Whether the table is sound and its documents start each where the one before ends."""
-        path, followed = shard.documents_path, True
+        """Whether the table is sound and each of its documents starts where the one before ends."""
+        path, is_tiled = shard.documents_path, True
         digest = xxhash.xxh3_128()
+        buffer = self.buffer[: self.limits.records * DOCUMENT_DTYPE.itemsize]
         with open_inside(self.folder, path) as file:
             offset = read_table_header(file, path, shard.documents)
             file.seek(0)
             digest.update(file.read(offset))
-            while len(chunk := _read(file, path, self.buffer[: RECORDS * DOCUMENT_DTYPE.itemsize])):
+            while len(chunk := _read(file, path, buffer)):
                 digest.update(chunk.data)
-                records = _whole(chunk, DOCUMENT_DTYPE)
-                followed &= self.check_records(records, shard, start, number)
+                records = _view(chunk, DOCUMENT_DTYPE)
+                is_tiled &= self.check_records(records, shard, start, number)
                 number += len(records)
                 self.advance(len(chunk))
         if not self.matches(path, digest.hexdigest(), shard.documents_xxh3_128):
-            self.due = (
-                None  # what follows from a damaged table would be held against its neighbours
-            )
+            self.due = None  # or the damage would be reported for the next tables too
             return False
-        return followed
+        return is_tiled
 
     def check_records(
         self, records: npt.NDArray[Any], shard: Shard, start: int, number: int
@@ -142,43 +171,44 @@ class _Split:
         self.due = int(ends[-1])
         return not report(starts != due, "that do not start where the one before ends")
 
-    def check_tokens(self, shard: Shard, followed: bool) -> None:
-        """Hash and search a shard's tokens; where `followed`, look at its documents' borders."""
+    def check_tokens(self, shard: Shard, is_tiled: bool) -> None:
+        """Hash and search the tokens of a shard; if its documents tile it, check where they start."""
         manifest, path = self.manifest, shard.path
         digest = xxhash.xxh3_128()
-        bounded = manifest.vocab_size <= int(np.iinfo(self.dtype).max)
+        is_bounded = manifest.vocab_size <= int(np.iinfo(self.dtype).max)
         with open_inside(self.folder, path) as file:
             check_size(file, path, shard.tokens * self.dtype.itemsize)
-            borders = None
-            if followed and manifest.eot != "none":
-                borders = _Borders(open_inside(self.folder, shard.documents_path), shard)
+            starts = None
+            if is_tiled and manifest.eot != "none":
+                table = open_inside(self.folder, shard.documents_path)
+                starts = _DocumentStarts(table, shard, self.limits.records)
             try:
                 done = 0
                 while len(chunk := _read(file, path, self.buffer)):
                     digest.update(chunk.data)
-                    ids = _whole(chunk, self.dtype)
-                    if bounded and len(ids) and int(ids.max()) >= manifest.vocab_size:
+                    ids = _view(chunk, self.dtype)
+                    if is_bounded and len(ids) and int(ids.max()) >= manifest.vocab_size:
                         place = int((ids >= manifest.vocab_size).argmax())
                         self.problems.add(
                             path,
-                            f"holds the id {ids[place]} at token {done + place:,}, and the "
-                            f"vocabulary has {manifest.vocab_size:,}",
+                            f"has the id {ids[place]} at token {done + place:,}, but the "
+                            f"vocabulary has {manifest.vocab_size:,} ids",
                         )
-                    if borders and len(ids):
-                        self.check_borders(path, ids, done, borders.below(done + len(ids)))
+                    if starts and len(ids):
+                        self.check_end_of_text(path, ids, done, starts.before(done + len(ids)))
                     done += len(ids)
                     if len(ids):
                         self.previous, self.previous_path = int(ids[-1]), path
                     self.advance(len(chunk))
             finally:
-                if borders:
-                    borders.file.close()
+                if starts:
+                    starts.file.close()
         self.matches(path, digest.hexdigest(), shard.xxh3_128)
 
-    def check_borders(
-        self, path: str, ids: npt.NDArray[Any], done: int, starts: npt.NDArray[np.int64]
+    def check_end_of_text(
+        self, path: str, ids: npt.NDArray[Any], done: int, starts: Integers
     ) -> None:
-        """Look for the end of text on its side of the places where documents start."""
+        """Check that the end-of-text id is before, or at, the start of each document."""
         eot = self.manifest.eot_id
         places = starts - done
         if self.manifest.eot == "after":
@@ -201,48 +231,137 @@ class _Split:
                 f"text, {eot}, from token {place:,} on",
             )
 
-    def matches(self, path: str, found: str, said: str) -> bool:
-        if found != said:
+    def matches(self, path: str, found: str, expected: str) -> bool:
+        if found != expected:
             self.problems.add(
-                path, f"does not match its checksum: it has {found}, the manifest says {said!r}"
+                path, f"does not match its checksum: it has {found}, the manifest says {expected!r}"
             )
-        return found == said
+        return found == expected
+
+
+class _DocumentStarts:
+    """Where documents start in a shard, read in order, a few at a time."""
+
+    def __init__(self, file: BinaryIO, shard: Shard, records: int) -> None:
+        self.file = file
+        self.path = shard.documents_path
+        self.buffer = np.empty(records * DOCUMENT_DTYPE.itemsize, np.uint8)
+        self.file.seek(read_table_header(file, shard.documents_path, shard.documents))
+        self.block = np.empty(0, np.int64)
+
+    def before(self, end: int) -> Integers:
+        """The starts before `end` that were not returned yet."""
+        found = []
+        while True:
+            count = int(np.searchsorted(self.block, end))
+            found.append(self.block[:count])
+            self.block = self.block[count:]
+            if len(self.block) or not self.refill():
+                return np.concatenate(found)
+
+    def refill(self) -> bool:
+        records = _view(_read(self.file, self.path, self.buffer), DOCUMENT_DTYPE)
+        self.block = records["first"].astype(np.int64)
+        return len(self.block) > 0
 
 
 def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The next bytes of a file, in `buffer`; none at its end."""
     try:
         return buffer[: file.readinto(buffer)]  # type: ignore[attr-defined]
-    except OSError as error:  # a disk that fails
+    except OSError as error:  # a failing disk
         raise DamagedFileError(path, f"cannot be read: {error.strerror or error}") from error
 
 
-def _whole(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A chunk as numbers or records; cut, if the file was while it was being read."""
+def _view(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The whole numbers or records in a chunk; the file may be truncated while it is read."""
     return chunk[: len(chunk) - len(chunk) % dtype.itemsize].view(dtype)
 
 
-class _Borders:
-    """The places in a shard where documents start, given out in order, a few at a time."""
+def check_overlap(folder: Path, manifest: Manifest, problems: Problems, limits: Limits) -> None:
+    """Add a problem for each table with documents that are also in a smaller split."""
+    by_size = sorted(manifest.splits, key=lambda name: manifest.splits[name].documents)
+    for place, small in enumerate(by_size):
+        larger = by_size[place + 1 :]
+        if not larger:
+            return
+        for held in _read_in_batches(folder, manifest.splits[small], limits):
+            ordered = held[:, np.lexsort((held[1], held[0]))]
+            for large in larger:
+                _compare(folder, manifest.splits[large], ordered, small, problems, limits)
 
-    def __init__(self, file: BinaryIO, shard: Shard) -> None:
-        self.file = file
-        self.path = shard.documents_path
-        self.buffer = np.empty(RECORDS * DOCUMENT_DTYPE.itemsize, np.uint8)
-        self.file.seek(read_table_header(file, shard.documents_path, shard.documents))
-        self.block = np.empty(0, np.int64)
 
-    def below(self, end: int) -> npt.NDArray[np.int64]:
-        """Those before `end` that were not given out yet."""
-        pieces = []
-        while True:
-            cut = int(np.searchsorted(self.block, end))
-            pieces.append(self.block[:cut])
-            self.block = self.block[cut:]
-            if len(self.block) or not self.refill():
-                return np.concatenate(pieces)
+def _compare(
+    folder: Path, split: Split, held: Keys, small: str, problems: Problems, limits: Limits
+) -> None:
+    file, count, example = "", 0, ""
 
-    def refill(self) -> bool:
-        records = _whole(_read(self.file, self.path, self.buffer), DOCUMENT_DTYPE)
-        self.block = records["first"].astype(np.int64)
-        return len(self.block) > 0
+    def report() -> None:
+        if count:
+            problems.add(
+                file,
+                f"has {count:,} documents that are also in split {small!r}, such as the one "
+                f"with the key {example}",
+                OVERLAP_CURE,
+            )
+
+    for path, keys in _read_keys(folder, split, limits):
+        if path != file:
+            report()
+            file, count = path, 0
+        found = keys[:, find_keys(held, keys)]
+        if found.size and not count:
+            example = f"{found[0, 0]:016x}{found[1, 0]:016x}"
+        count += found.shape[1]
+    report()
+
+
+def _read_in_batches(folder: Path, split: Split, limits: Limits) -> Iterator[Keys]:
+    batch: list[Keys] = []
+    size = 0
+    for _, keys in _read_keys(folder, split, limits):
+        batch.append(keys)
+        size += keys.shape[1]
+        if size + limits.records > limits.keys:
+            yield np.concatenate(batch, axis=1)
+            batch, size = [], 0
+    if batch:
+        yield np.concatenate(batch, axis=1)
+
+
+def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str, Keys]]:
+    """The keys of a split, with their tables. `check_split` has reported unreadable tables."""
+    for shard in split.shards:
+        try:
+            with open_inside(folder, shard.documents_path) as file:
+                file.seek(read_table_header(file, shard.documents_path, shard.documents))
+                while data := file.read(limits.records * DOCUMENT_DTYPE.itemsize):
+                    records: npt.NDArray[Any] = np.frombuffer(
+                        data, DOCUMENT_DTYPE, len(data) // DOCUMENT_DTYPE.itemsize
+                    )
+                    yield shard.documents_path, np.ascontiguousarray(records["key"].T)
+        except (DamagedFileError, OSError):
+            continue
+
+
+def find_keys(held: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
+    """Which of `keys` are in `held`, which is sorted.
+
+    >>> held = np.array([[1, 1, 2], [5, 7, 0]], np.uint64)
+    >>> find_keys(held, np.array([[1, 1, 2, 3], [7, 6, 0, 0]], np.uint64)).tolist()
+    [True, False, True, False]
+    """
+    result = np.zeros(keys.shape[1], np.bool_)
+    start = np.searchsorted(held[0], keys[0])
+    (maybe,) = np.nonzero(held[0, np.minimum(start, held.shape[1] - 1)] == keys[0])
+    # A second binary search, on the lower halves within equal upper halves: NumPy cannot search for
+    # pairs, and a hostile dataset may have only equal upper halves.
+    upper, lower, low = keys[0, maybe], keys[1, maybe], start[maybe]
+    high = end = np.searchsorted(held[0], upper, side="right")
+    while (unsure := low < high).any():
+        middle = np.where(unsure, (low + high) // 2, 0)
+        is_below = held[1, middle] < lower
+        low = np.where(unsure & is_below, middle + 1, low)
+        high = np.where(unsure & ~is_below, middle, high)
+    result[maybe] = (low < end) & (held[1, np.minimum(low, held.shape[1] - 1)] == lower)
+    return result

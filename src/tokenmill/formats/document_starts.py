@@ -41,13 +41,13 @@ def find_document_starts(
         return
     last = len(documents) if stop == len(tokens) else documents.count_before(stop)
     for number in range(documents.count_before(first), last, BLOCK):
-        yield documents.borders(number, min(number + BLOCK, last))[:-1]
+        yield documents.starts(number, min(number + BLOCK, last))[:-1]
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
-    """Like `Tokens.find_edges`, but from a copy of the tokens, so that no shard stays mapped."""
+    """Like `Tokens.find_document_starts`, but from a copy of the tokens, so that no shard stays mapped."""
     if tokens.eot_id is None:  # raises the error that says what is missing
-        return tokens.find_edges(np.array([low]), high - low) + low
+        return tokens.find_document_starts(np.array([low]), high - low) + low
     after = tokens.eot != "before"
     first = max(low - after, 0)
     starts = np.flatnonzero(tokens.read(first, high - after) == tokens.eot_id) + (first + after)
@@ -59,7 +59,7 @@ def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
     """The first document start at `place` or after it; the end of the tokens if there is none."""
     if tokens.documents is not None:
         number = tokens.documents.count_before(place)
-        return int(tokens.documents.borders(number, number)[0])
+        return int(tokens.documents.starts(number, number)[0])
     for starts in find_document_starts(tokens, place, len(tokens), window=window):
         if len(starts):
             return int(starts[0])

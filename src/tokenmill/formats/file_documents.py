@@ -23,7 +23,6 @@ from tokenmill.storage.mapping import Maps
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import (
     Document,
-    DocumentList,
     DocumentTable,
     between,
     find_by_shard,
@@ -96,7 +95,7 @@ def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
             refuse(f"ends document {number:,} before it starts")
 
 
-class FileDocuments(DocumentList):
+class FileDocuments(DocumentTable):
     """The documents of a split in files of another format, in order.
 
     >>> class One:
@@ -152,7 +151,7 @@ class FileDocuments(DocumentList):
             raise self._damaged(file)
         return self[int(self._numbers[file]) + number]
 
-    def borders(self, first: int, last: int) -> Integers:
+    def starts(self, first: int, last: int) -> Integers:
         """Where the documents [first, last) start, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for file, low, high, place in split_numbers(self._numbers, first, last + 1):
@@ -172,9 +171,9 @@ class FileDocuments(DocumentList):
         place = np.array([token - int(self._token_starts[file])])
         return int(self._numbers[file]) + int(self._read(file).count_before(place)[0])
 
-    def find_edges(self, starts: Integers, length: int) -> Integers:
+    def find_starts(self, rows: Integers, length: int) -> Integers:
         """Where documents start in the rows [start, start + length), laid end to end; sorted."""
-        return find_by_shard(self._token_starts, starts, length, self._find_in, self._damaged)
+        return find_by_shard(self._token_starts, rows, length, self._find_in, self._damaged)
 
     def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         index = self._read(file)
@@ -191,7 +190,7 @@ class FileDocuments(DocumentList):
         return DamagedFileError(self._indexes.name(file), what, FOREIGN_CURE)
 
 
-class PartOfDocuments(DocumentList):
+class PartOfDocuments(DocumentTable):
     """The documents of the tokens `start` to `stop` of a split, cut where these start and end."""
 
     def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
@@ -202,7 +201,7 @@ class PartOfDocuments(DocumentList):
         """The first document of the whole with its start or any of its tokens in the part."""
         number = self._whole.count_before(self._start)
         begins_here = (
-            number < len(self._whole) and self._whole.borders(number, number)[0] == self._start
+            number < len(self._whole) and self._whole.starts(number, number)[0] == self._start
         )
         return number if begins_here or not number else number - 1
 
@@ -211,16 +210,16 @@ class PartOfDocuments(DocumentList):
         """One more than the last document; includes empty ones at the very end of the whole."""
         number = self._whole.count_before(self._stop)
         at_end = number < len(self._whole) and (
-            self._whole.borders(len(self._whole), len(self._whole))[0] == self._stop
+            self._whole.starts(len(self._whole), len(self._whole))[0] == self._stop
         )
         return len(self._whole) if at_end else number
 
     def __len__(self) -> int:
         return self._last - self._first
 
-    def borders(self, first: int, last: int) -> Integers:
+    def starts(self, first: int, last: int) -> Integers:
         """Where the documents [first, last) start, and where the last of them ends."""
-        found = self._whole.borders(first + self._first, last + self._first)
+        found = self._whole.starts(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 
     def count_before(self, token: int) -> int:
@@ -238,10 +237,10 @@ class PartOfDocuments(DocumentList):
             self._whole.at(inside(token, self._stop - self._start, "token") + self._start)
         )
 
-    def find_edges(self, starts: Integers, length: int) -> Integers:
+    def find_starts(self, rows: Integers, length: int) -> Integers:
         """Where documents start in the rows [start, start + length), laid end to end; sorted."""
-        found = self._whole.find_edges(starts + self._start, length)
-        return np.union1d(found, np.flatnonzero(starts == 0) * length)  # a cut document starts too
+        found = self._whole.find_starts(rows + self._start, length)
+        return np.union1d(found, np.flatnonzero(rows == 0) * length)  # a cut document starts too
 
     def _cut(self, whole: Document) -> Document:
         start = max(whole.start, self._start)

@@ -16,7 +16,7 @@ import tokenmill.dataset.opening
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
-from tokenmill.store.source_table import SourceTable
+from tokenmill.store.tables import SourceTable
 from tokenmill.tokenizers.minimal import UNKNOWN
 
 

@@ -22,7 +22,8 @@ from tokenmill.order.documents import DocumentBatch, locate_documents, locate_do
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import RowOrder
 from tokenmill.store.documents import sums
-from tokenmill.store.tokens import MANY, RowReader, Tokens, join
+from tokenmill.store.gather import MANY, RowReader
+from tokenmill.store.tokens import Tokens, join
 
 Integers = npt.NDArray[np.int64]
 
@@ -148,7 +149,7 @@ class RunRows:
     def check_documents(self) -> None:
         """Raise an error if the documents of any source are unknown."""
         for tokens in self.tokens:
-            tokens.find_edges(np.empty(0, np.int64), self.seq_len)
+            tokens.find_document_starts(np.empty(0, np.int64), self.seq_len)
 
     def find_documents(self, starts: Integers, rows: npt.NDArray[Any]) -> DocumentBatch:
         """The documents of rows, whose tokens are `rows`, (rows, seq_len + 1)."""
@@ -160,13 +161,13 @@ class RunRows:
         self, starts: Integers, rows: npt.NDArray[Any] | None = None
     ) -> Integers:
         """Where documents start in the inputs of rows laid end to end; `rows` as in
-        `Tokens.find_edges`."""
+        `Tokens.find_document_starts`."""
         if len(self.tokens) == 1:
-            return self.tokens[0].find_edges(starts, self.seq_len, rows)
+            return self.tokens[0].find_document_starts(starts, self.seq_len, rows)
         found = [np.empty(0, np.int64)]
         for tokens, chosen, own in self._divide_by_source(starts):
             own_rows = rows[chosen] if tokens.documents is None and rows is not None else None
-            own_starts = tokens.find_edges(own, self.seq_len, own_rows)
+            own_starts = tokens.find_document_starts(own, self.seq_len, own_rows)
             at = own_starts // self.seq_len
             found.append(own_starts + (chosen[at] - at) * self.seq_len)
         return np.concatenate(found)

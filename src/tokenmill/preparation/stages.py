@@ -31,8 +31,7 @@ from tokenmill.sources.read import BadFileError
 from tokenmill.storage.files import AtomicFile, write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.store.manifest import Manifest, Split
-from tokenmill.store.shard_table import Shard
-from tokenmill.store.source_table import Source
+from tokenmill.store.tables import Shard, Source
 
 if TYPE_CHECKING:
     from tokenmill.preparation.prepare import Mill

@@ -2,8 +2,8 @@
 
 A file is written under a temporary name, flushed to the disk and renamed; then its folder is flushed.
 The temporary name contains the process number, so that a new run and a dying one never share it.
-`AtomicFile` computes a checksum while writing and starts flushing early, so that the disk writes
-while the next bytes are made.
+`AtomicFile` computes a checksum while writing and starts flushing early, so that the disk is busy
+while the next bytes are computed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 import xxhash
 
 _TEMPORARY = re.compile(r"\.\d+\.tmp$")
-_EARLY = 32 << 20  # bytes after which the disk is asked to begin
+_EARLY = 32 << 20  # bytes after which the disk starts writing
 
 
 def temporary_path(path: Path) -> Path:
-    """The name under which a file is written."""
+    """The name of a file until it is complete."""
     return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
 
@@ -43,19 +43,19 @@ def remove(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name is one of `temporary_path`."""
+    """Whether a name comes from `temporary_path`."""
     return _TEMPORARY.search(name) is not None
 
 
 def remove_temporaries(*folders: Path) -> None:
-    """Remove what killed processes left half-written in some folders."""
+    """Remove the half-written files of killed processes from some folders."""
     for folder in folders:
         for name in filter(is_temporary, os.listdir(folder)):
             remove(folder / name)
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file that is already written to the disk."""
+    """Flush an existing file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -75,7 +75,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class AtomicFile:
-    """A file under a temporary name until `finish`; without it, nothing is left."""
+    """A file with a temporary name until `finish`; without `finish`, it is removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class AtomicFile:
 
     def __exit__(self, *_: object) -> None:
         if not self._finished:
-            with suppress(OSError):  # what could not be written to a full disk is not missed
+            with suppress(OSError):  # the disk may be full, and the file is removed anyway
                 self._file.close()
             self._temporary.unlink(missing_ok=True)
 
@@ -119,7 +119,7 @@ class AtomicFile:
 
 
 class NpyFile(AtomicFile):
-    """A genuine `.npy` file of one dimension whose length is known only at the end.
+    """A `.npy` file of one dimension whose length is known only at the end.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "x.npy"
@@ -130,7 +130,7 @@ class NpyFile(AtomicFile):
     [0, 1, 2]
     """
 
-    _HEADER = 256  # room for any length; a multiple of 64, as the format asks
+    _HEADER = 256  # enough for any length; a multiple of 64, as the format requires
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         super().__init__(path)
@@ -138,7 +138,7 @@ class NpyFile(AtomicFile):
         self._file.write(bytes(self._HEADER))
 
     def finish(self) -> str:
-        """Write the header, then as any other file; the checksum covers all of it."""
+        """Write the header, then finish like any file; the checksum includes the header."""
         self._file.seek(0)
         self._file.write(npy_header(self._dtype, self.size // self._dtype.itemsize, self._HEADER))
         self._file.flush()
@@ -152,13 +152,13 @@ class NpyFile(AtomicFile):
 def npy_header(dtype: np.dtype[Any], length: int, size: int) -> bytes:
     """The header of a one-dimensional `.npy` file, padded to `size` bytes."""
     described = np.lib.format.dtype_to_descr(dtype)
-    told = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': ({length},), }}"
+    header = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': ({length},), }}"
     prefix = np.lib.format.magic(1, 0) + (size - 10).to_bytes(2, "little")
-    return prefix + told.encode().ljust(size - 11) + b"\n"
+    return prefix + header.encode().ljust(size - 11) + b"\n"
 
 
 def start_writeback(descriptor: int, start: int, length: int) -> None:
-    """Ask the kernel to begin writing a range to the disk, without waiting (where it can)."""
+    """Ask the kernel to start writing a range to the disk, without waiting; Linux only."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, start, length)
 

@@ -1,18 +1,54 @@
-"""A folder on disk as a `Storage`."""
+"""Where files live: the five operations that durable files are built on, and a folder that has them.
+
+`Storage` is the interface; `Folder` implements it for a folder on disk. An object store can implement
+the same operations.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from tokenmill.storage.base import Entry, Storage
 from tokenmill.storage.files import is_temporary, sync_folder, temporary_path, write_file
 
 
+class Entry(NamedTuple):
+    """A file in a storage: its name relative to the storage, with slashes, and its size."""
+
+    name: str
+    size: int
+
+
+class Storage(ABC):
+    """Files by name. A file appears whole or not at all, and stays after a crash."""
+
+    @abstractmethod
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes of a file from `start` on, at most `length`. FileNotFoundError if missing."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """The files whose names begin with `prefix`, sorted by name."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Write a whole file, or replace it."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a whole file unless one of that name exists; returns whether it was written."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Remove a file. A missing one is not an error."""
+
+
 class Folder(Storage):
-    """Files below a folder. Missing folders are made when a file is written.
+    """Files below a folder. Missing folders are created when a file is written.
 
     >>> import tempfile
     >>> folder = Folder(tempfile.mkdtemp())

@@ -2,8 +2,8 @@
 
 Before Python 3.13, each map keeps its file open, and a process may open only so many files. All
 `Maps` therefore share one limit, `OPEN_FILES`; the oldest map is dropped first. A file in steady use
-is mapped again once in `OPEN_FILES` misses, which takes about 30 µs; a hit is one look-up in a dict.
-No lock is held: threads may share maps, and a fork is safe.
+is mapped again once per `OPEN_FILES` misses, which takes about 30 µs; a hit is one dict lookup. No lock
+is held: threads may share maps, and a fork is safe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 
 
 def _find_open_files() -> int:
-    """How many files may stay mapped: half of what the process may open, if that is not many."""
+    """How many files may stay mapped: half of the files that the process may open, within bounds."""
     if _CLOSES:
         return 16384
     try:
@@ -38,13 +38,13 @@ def _find_open_files() -> int:
 
 
 OPEN_FILES = _find_open_files()
-_AHEAD = 1 << 21  # bytes that the system is asked to read at once
+_AHEAD = 1 << 21  # bytes that the system reads ahead in one request
 
 Mapped = TypeVar("Mapped")
 
 
 class Maps(dict[int, Mapped]):
-    """What `make` makes of each number, kept while it is among the last `OPEN_FILES` made by all.
+    """A cache of `make(number)`; all caches together keep the last `OPEN_FILES` results.
 
     >>> maps = Maps(lambda number: [number])
     >>> maps[7], maps[7] is maps[7]
@@ -56,7 +56,7 @@ class Maps(dict[int, Mapped]):
         self._make = make
 
     def __missing__(self, number: int) -> Mapped:
-        # Kept before it is counted: at any time, all that is kept is counted.
+        # Stored before it is counted, so that a failure between the two cannot lose count.
         made = self[number] = self._make(number)
         _made.append((weakref.ref(self), number))
         while len(_made) > OPEN_FILES:
@@ -76,10 +76,10 @@ _made: deque[tuple[weakref.ref[Maps[Any]], int]] = deque()
 def map_file(
     file: BinaryIO, path: str, dtype: np.dtype[Any], count: int, offset: int
 ) -> npt.NDArray[Any]:
-    """`count` numbers or records of a file from byte `offset` on, as an array that reads it.
+    """Map `count` numbers or records of a file from byte `offset` on, as an array.
 
-    The system is told that reads are scattered: otherwise it would read some MB around each row of
-    a few KB. Who is about to read in order says so with `read_ahead`.
+    The system is advised that reads are scattered; otherwise it would read some MB around each row of
+    a few kB. `read_ahead` is for reading in order.
     """
     if not count:  # an empty file cannot be mapped
         return np.empty(0, dtype)
@@ -88,13 +88,13 @@ def map_file(
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype, count, offset)
-    except (OSError, ValueError) as error:  # ValueError: cut short since its size was checked
+    except (OSError, ValueError) as error:  # ValueError: truncated since its size was checked
         what = f"cannot be mapped into memory: {error}"
         raise DamagedFileError(path, what, find_cure(error, CURE)) from error
 
 
 def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
-    """Let the system read some elements of a mapped file soon, and all at once."""
+    """Ask the system to read some elements of a mapped file soon, in large requests."""
     whole = ids
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
@@ -105,6 +105,6 @@ def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
         return
     before = ids.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).ctypes.data
     start, end = before + first * ids.itemsize, before + stop * ids.itemsize
-    # Linux reads only the beginning of what it is asked for at once, if that is long.
+    # Linux reads only the beginning of a long request.
     for place in range(start - start % mmap.PAGESIZE, end, _AHEAD):
         mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))

@@ -1,7 +1,7 @@
 """The names of the files that make a folder a dataset.
 
-They are known below the layers that read and write these files, because searching for text must
-pass over datasets, and a repository on the Hub may be one.
+They are defined below the layers that read and write these files, because a search for text must
+skip datasets, and a repository on the Hub may be one.
 """
 
 from __future__ import annotations

@@ -19,9 +19,7 @@ CURE = (
     "Copy the file again from its source, or run the same tokenmill prepare command with --restart."
 )
 FOREIGN_CURE = "Copy or download the file again from its source."
-_MORE_FILES = (
-    "Nothing is wrong with the file: let the process open more, such as with ulimit -n 65536."
-)
+_MORE_FILES = "The file is fine: let the process open more files, for example with ulimit -n 65536."
 _PERMISSION = "Let this user read it: chmod a+r on the file, and a+x on the folders it is in."
 _SYSTEM_CURES = {
     errno.EMFILE: _MORE_FILES,
@@ -32,7 +30,7 @@ _SYSTEM_CURES = {
 
 
 class DamagedFileError(DatasetError):
-    """A DatasetError about one file that keeps its parts: the file, what it is or has, the cure."""
+    """A DatasetError about one file, with its parts: the file, what is wrong with it, the cure."""
 
     def __init__(self, file: str, what: str, cure: str = CURE) -> None:
         super().__init__(file, what, cure)
@@ -43,7 +41,7 @@ class DamagedFileError(DatasetError):
 
 
 def find_cure(error: BaseException, cure: str) -> str:
-    """What to do about an error of the system; `cure` if the file is at fault.
+    """The cure for a system error; `cure` if the file itself is at fault.
 
     >>> find_cure(PermissionError(errno.EACCES, "Permission denied"), FOREIGN_CURE)
     'Let this user read it: chmod a+r on the file, and a+x on the folders it is in.'
@@ -66,8 +64,8 @@ file again from its source, or run the same tokenmill prepare command with --res
         if not target.is_relative_to(root):
             raise DamagedFileError(
                 path,
-                f"leads out of {folder}, to {str(target)!r}, by a link",
-                "Such links are not followed: put the file itself in its place.",
+                f"is a link that leads out of {folder}, to {str(target)!r}",
+                "Such links are not followed: replace it with the file.",
             )
         # A pipe or a device would block, or never end.
         if not stat.S_ISREG(target.stat().st_mode):
@@ -80,12 +78,12 @@ file again from its source, or run the same tokenmill prepare command with --res
 
 
 def read_inside(folder: Path, path: str, most: int) -> bytes:
-    """All bytes of a small file of a dataset; one of over `most` bytes is not read."""
+    """Read a small file of a dataset; one with more than `most` bytes is refused."""
     with open_inside(folder, path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise DamagedFileError(
-                path, f"in {folder} has {size:,} bytes, and it may have {most:,} at most"
+                path, f"in {folder} has {size:,} bytes, but at most {most:,} are allowed"
             )
         try:
             return file.read(size)
@@ -94,7 +92,7 @@ def read_inside(folder: Path, path: str, most: int) -> bytes:
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:
-    """Open a file that tokenmill did not make; links are followed, as download caches need it.
+    """Open a file in another format; links are followed, because download caches use them.
 
     >>> open_foreign(Path("/nowhere"), "train.bin")
     Traceback (most recent call last):
@@ -119,21 +117,21 @@ def _refuse(path: str, folder: Path, error: Exception, cure: str) -> DamagedFile
 
 
 def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:
-    """Refuse a file that is not exactly as long as it must be."""
+    """Refuse a file that does not have the expected size."""
     size = os.fstat(file.fileno()).st_size
     if size != expected:
         kind = "short" if size < expected else "long"
-        must = "when it was opened it had" if foreign else "by the manifest it should have"
+        source = "it had when it was opened" if foreign else "the manifest says"
         raise DamagedFileError(
             path,
-            f"is {abs(size - expected):,} bytes too {kind}: it has {size:,}, and {must} "
-            f"{expected:,}",
+            f"is {abs(size - expected):,} bytes too {kind}: expected {expected:,} ({source}), "
+            f"found {size:,}",
             FOREIGN_CURE if foreign else CURE,
         )
 
 
 def find_near(path: Path) -> Path | None:
-    """The file or folder next to a missing one whose name is most like it.
+    """The file or folder beside a missing one with the most similar name.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -1,1 +1,1 @@
-"""Tokens on disk: the manifest, reading a dataset, checking it."""
+"""Tokens on disk: the manifest, shards and document tables, and reading rows from them."""

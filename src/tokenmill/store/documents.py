@@ -1,20 +1,21 @@
-"""The documents of a split: where each is, where it came from, and which begin in a window.
+"""The documents of a split: where each is, where it came from, and which start in a row.
 
-A split's documents tile its tokens: each begins where the one before ends. Finding a document costs
-two binary searches in its shard's table, which is mapped, not read. `files.Maps` limits how many
-tables stay mapped, together with the shards. `Documents` can be used from several threads and
-survives forks and pickling.
+A split's documents tile its tokens: each starts where the one before ends. Finding a document costs
+two binary searches in its shard's table, which is mapped, not read. `mapping.Maps` limits how many
+tables stay mapped, together with the shards. All tables can be used from several threads and survive
+forks and pickling.
 """
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.storage.mapping import Maps, map_file
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE
-from tokenmill.store.shard_table import ShardTable
-from tokenmill.store.source_table import Source, SourceTable
+from tokenmill.store.tables import ShardTable, Source, SourceTable
 
 Integers = npt.NDArray[np.int64]
 
@@ -42,34 +42,8 @@ class Document:
     offset: int | None = None
 
 
-class DocumentTable(Protocol):
-    """What `Tokens` asks of a table of the documents of a split."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> Document: ...
-
-    def __iter__(self) -> Iterator[Document]: ...
-
-    @property
-    def lengths(self) -> Integers:
-        """The length of each document in tokens, in order."""
-
-    def at(self, token: int) -> Document:
-        """The document that holds a token of the split."""
-
-    def borders(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) begin, and where the last of them ends."""
-
-    def count_before(self, token: int) -> int:
-        """How many documents begin before a token of the split, or before its end."""
-
-    def find_edges(self, starts: Integers, length: int) -> Integers:
-        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
-
-
-class DocumentList(ABC):
-    """What every table of documents can do, given `borders` and a length."""
+class DocumentTable(ABC):
+    """The documents of a split, in order: `documents[n]`, and `documents.at(token)`."""
 
     _split: str
 
@@ -80,8 +54,20 @@ class DocumentList(ABC):
     def __getitem__(self, number: int) -> Document: ...
 
     @abstractmethod
-    def borders(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) begin, and where the last of them ends."""
+    def at(self, token: int) -> Document:
+        """The document that contains a token of the split."""
+
+    @abstractmethod
+    def starts(self, first: int, last: int) -> Integers:
+        """Where the documents [first, last) start, and where the last of them ends."""
+
+    @abstractmethod
+    def count_before(self, token: int) -> int:
+        """How many documents start before a token of the split, or before its end."""
+
+    @abstractmethod
+    def find_starts(self, rows: Integers, length: int) -> Integers:
+        """Where documents start in the rows [row, row + length), joined end to end; sorted."""
 
     def __iter__(self) -> Iterator[Document]:
         return (self[number] for number in range(len(self)))
@@ -93,30 +79,30 @@ class DocumentList(ABC):
     @property
     def lengths(self) -> Integers:
         """The length of each document in tokens, in order; takes 8 bytes per document."""
-        return np.diff(self.borders(0, len(self)))
+        return np.diff(self.starts(0, len(self)))
 
 
-class Documents(DocumentList):
-    """The documents of a prepared split, in order: `documents[n]`, and `documents.at(token)`."""
+class Documents(DocumentTable):
+    """The documents of a prepared split."""
 
     def __init__(self, folder: Path, shards: ShardTable, sources: SourceTable, split: str) -> None:
         self._folder, self._shards, self._sources, self._split = folder, shards, sources, split
         self._token_starts = sums(shards.tokens)
-        # starts[n] is the number of the first document that starts in shard n, or after it.
-        self._starts = sums(shards.documents)
-        self._map = Maps(_Tables(folder, shards).map).__getitem__
+        # numbers[n] is the number of the first document that starts in shard n, or after it.
+        self._numbers = sums(shards.documents)
+        self._map = Maps(partial(_map_table, folder, shards)).__getitem__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Documents, (self._folder, self._shards, self._sources, self._split)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._numbers[-1])
 
     def __getitem__(self, number: int) -> Document:
         number = inside(number, len(self), "document")
-        # Of shards in which no document starts, side="right" passes over all.
-        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
-        record = self._map(shard)[number - int(self._starts[shard])]
+        # side="right" skips shards in which no document starts.
+        shard = int(np.searchsorted(self._numbers, number, side="right")) - 1
+        record = self._map(shard)[number - int(self._numbers[shard])]
         first, length, source = int(record["first"]), int(record["length"]), int(record["source"])
         start = int(self._token_starts[shard]) + first
         if (
@@ -137,10 +123,10 @@ class Documents(DocumentList):
         )
 
     def at(self, token: int) -> Document:
-        """The document that holds a token of the split."""
+        """The document that contains a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
-        number = int(self._starts[shard]) - 1  # the last one to start before this shard
+        number = int(self._numbers[shard]) - 1  # the last one to start before this shard
         if self._shards.documents[shard]:
             place = np.uint64(token - int(self._token_starts[shard]))
             # Same type on both sides, or NumPy would convert the whole column first.
@@ -149,12 +135,12 @@ class Documents(DocumentList):
             document = self[number]
             if document.start <= token < document.start + document.length:
                 return document
-        raise self._damaged(shard, f"no document holds token {token} of split {self._split!r}")
+        raise self._damaged(shard, f"no document contains token {token} of split {self._split!r}")
 
-    def borders(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) begin, and where the last of them ends."""
+    def starts(self, first: int, last: int) -> Integers:
+        """Where the documents [first, last) start, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
-        for shard, low, high, place in split_numbers(self._starts, first, last + 1):
+        for shard, low, high, place in split_numbers(self._numbers, first, last + 1):
             firsts = self._map(shard)["first"][low:high].astype(np.int64)
             found[place : place + high - low] = firsts + self._token_starts[shard]
             if (firsts < 0).any() or (firsts >= self._shards.tokens[shard]).any():
@@ -163,28 +149,28 @@ class Documents(DocumentList):
             found[-1] = self._token_starts[-1]
         if (wrong := np.diff(found) < 0).any():
             number = first + int(wrong.argmax())
-            raise self._disorder(int(np.searchsorted(self._starts, number, side="right")) - 1)
+            raise self._disorder(int(np.searchsorted(self._numbers, number, side="right")) - 1)
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents begin before a token of the split, or before its end."""
+        """How many documents start before a token of the split, or before its end."""
         shard = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if shard < 0 or not self._shards.documents[shard]:
-            return int(self._starts[max(shard, 0)])
+            return int(self._numbers[max(shard, 0)])
         place = np.uint64(token - int(self._token_starts[shard]))
-        return int(self._starts[shard]) + int(np.searchsorted(self._map(shard)["first"], place))
+        return int(self._numbers[shard]) + int(np.searchsorted(self._map(shard)["first"], place))
 
-    def find_edges(self, starts: Integers, length: int) -> Integers:
-        """Where documents begin in the rows [start, start + length), laid end to end; sorted."""
-        return find_by_shard(self._token_starts, starts, length, self._find_in, self._disorder)
+    def find_starts(self, rows: Integers, length: int) -> Integers:
+        """Where documents start in the rows [row, row + length), joined end to end; sorted."""
+        return find_by_shard(self._token_starts, rows, length, self._find_in, self._disorder)
 
-    def _find_in(self, shard: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
+    def _find_in(self, shard: int, ranges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         if not self._shards.documents[shard]:
-            return np.zeros_like(edges), np.empty(0, np.int64)
+            return np.zeros_like(ranges), np.empty(0, np.int64)
         firsts = self._map(shard)["first"]
         # Same type on both sides, or NumPy would convert the whole column first.
-        bounds = firsts.searchsorted(edges.view(np.uint64).ravel()).reshape(-1, 2)
-        return bounds, firsts[between(bounds)]
+        numbers = firsts.searchsorted(ranges.view(np.uint64).ravel()).reshape(-1, 2)
+        return numbers, firsts[between(numbers)]
 
     def _disorder(self, shard: int) -> DatasetError:
         return self._damaged(shard, "its documents are not in order")
@@ -193,17 +179,84 @@ class Documents(DocumentList):
         return DamagedFileError(self._shards.documents_path[shard], f"is damaged: {what}")
 
 
-class _Tables:
-    """Maps the tables of a split. What it hands out keeps its map alive; it keeps none itself."""
+class JoinedDocuments(DocumentTable):
+    """The documents of several tables end to end; `tokens` are the tokens of each."""
 
-    def __init__(self, folder: Path, shards: ShardTable) -> None:
-        self.folder, self.shards = folder, shards
+    def __init__(self, parts: Sequence[DocumentTable], tokens: Sequence[int], split: str) -> None:
+        self._parts, self._split = list(parts), split
+        self._token_starts = sums(tokens)
 
-    def map(self, number: int) -> npt.NDArray[Any]:
-        shard = self.shards[number]
-        with open_inside(self.folder, shard.documents_path) as file:
-            offset = read_table_header(file, shard.documents_path, shard.documents)
-            return map_file(file, shard.documents_path, DOCUMENT_DTYPE, shard.documents, offset)
+    @cached_property
+    def _numbers(self) -> Integers:
+        return sums([len(part) for part in self._parts])
+
+    def __len__(self) -> int:
+        return int(self._numbers[-1])
+
+    def __getitem__(self, number: int) -> Document:
+        number = inside(number, len(self), "document")
+        part = int(np.searchsorted(self._numbers, number, side="right")) - 1
+        return self._place(part, self._parts[part][number - int(self._numbers[part])])
+
+    def at(self, token: int) -> Document:
+        """The document that contains a token of the split."""
+        token = inside(token, int(self._token_starts[-1]), "token")
+        part = int(np.searchsorted(self._token_starts, token, side="right")) - 1
+        return self._place(part, self._parts[part].at(token - int(self._token_starts[part])))
+
+    def _place(self, part: int, document: Document) -> Document:
+        return replace(
+            document,
+            split=self._split,
+            number=document.number + int(self._numbers[part]),
+            start=document.start + int(self._token_starts[part]),
+        )
+
+    def starts(self, first: int, last: int) -> Integers:
+        """Where the documents [first, last) start, and where the last of them ends."""
+        found = np.empty(last - first + 1, np.int64)
+        for part, low, high, place in split_numbers(self._numbers, first, last + 1):
+            starts = self._parts[part].starts(low, high)[:-1]
+            found[place : place + high - low] = starts + self._token_starts[part]
+        if last >= len(self):
+            found[-1] = self._token_starts[-1]
+        return found
+
+    def count_before(self, token: int) -> int:
+        """How many documents start before a token of the split, or before its end."""
+        part = int(np.searchsorted(self._token_starts, token, side="left")) - 1
+        if part < 0:
+            return 0
+        before = self._parts[part].count_before(token - int(self._token_starts[part]))
+        return int(self._numbers[part]) + before
+
+    def find_starts(self, rows: Integers, length: int) -> Integers:
+        """Where documents start in the rows [row, row + length), joined end to end; sorted."""
+        bounds = self._token_starts
+        first = bounds.searchsorted(rows, "right") - 1
+        last = bounds.searchsorted(rows + (length - 1), "right") - 1
+        found = [np.empty(0, np.int64)]
+        for part in np.unique(first[first == last]).tolist():
+            numbers = np.flatnonzero((first == part) & (last == part))
+            starts = self._parts[part].find_starts(rows[numbers] - bounds[part], length)
+            found.append(numbers[starts // length] * length + starts % length)
+        for number in np.flatnonzero(first != last).tolist():
+            row = int(rows[number])
+            for part in range(int(first[number]), int(last[number]) + 1):
+                low = max(row, int(bounds[part]))
+                high = min(row + length, int(bounds[part + 1]))
+                if low < high:
+                    own = np.array([low - bounds[part]])
+                    starts = self._parts[part].find_starts(own, high - low)
+                    found.append(starts + (number * length + low - row))
+        return np.sort(np.concatenate(found))
+
+
+def _map_table(folder: Path, shards: ShardTable, number: int) -> npt.NDArray[Any]:
+    shard = shards[number]
+    with open_inside(folder, shard.documents_path) as file:
+        offset = read_table_header(file, shard.documents_path, shard.documents)
+        return map_file(file, shard.documents_path, DOCUMENT_DTYPE, shard.documents, offset)
 
 
 def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
@@ -211,15 +264,15 @@ def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
     try:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
-            raise ValueError(f"version {version} of the format is not in use here")
+            raise ValueError(f"version {version} of the format is not supported")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # whatever NumPy's parser meets in damaged bytes
+    except Exception as error:  # NumPy's parser raises anything on damaged bytes
         raise DamagedFileError(path, f"has no readable .npy header ({str(error)!r})") from None
     if dtype != DOCUMENT_DTYPE:
-        raise DamagedFileError(path, "holds other records than a table of documents")
+        raise DamagedFileError(path, "has other records than a table of documents")
     if shape != (documents,):
         raise DamagedFileError(
-            path, f"has the shape {shape}, and by the manifest it should hold {documents:,} records"
+            path, f"has the shape {shape}; the manifest says {documents:,} records"
         )
     offset = file.tell()
     check_size(file, path, offset + documents * DOCUMENT_DTYPE.itemsize)
@@ -228,53 +281,53 @@ def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
 
 def find_by_shard(
     token_starts: Integers,
-    starts: Integers,
+    rows: Integers,
     length: int,
     find: Callable[[int, Integers], tuple[Integers, npt.NDArray[Any]]],
     damaged: Callable[[int], DatasetError],
 ) -> Integers:
-    """Where documents begin in the rows [start, start + length), laid end to end; sorted, each once.
+    """Where documents start in the rows [row, row + length), joined end to end; sorted, each once.
 
-    A row is cut where it crosses shards; all pieces in one shard are looked up together. `find` is
-    told a shard and where pieces begin and end in it, (pieces, 2). It tells how many documents begin
-    before each of these, and the starts of those between, in order.
+    A row is divided where it crosses shards; all its ranges in one shard are looked up together.
+    `find` gets a shard and ranges of tokens in it, (ranges, 2). It returns how many documents start
+    before the beginning and before the end of each range, and the starts between these, in order.
     """
-    # In order, because searches for neighbours look at the same places of a table.
-    order = starts.argsort()
-    starts = starts[order]
-    first = token_starts.searchsorted(starts, "right") - 1
-    last = token_starts.searchsorted(starts + (length - 1), "right") - 1
+    # Sorted, because searches for neighbours read the same places of a table.
+    order = rows.argsort()
+    rows = rows[order]
+    first = token_starts.searchsorted(rows, "right") - 1
+    last = token_starts.searchsorted(rows + (length - 1), "right") - 1
     at, offsets = spread(last - first + 1)
     shards = first[at] + offsets
     by_shard = shards.argsort(kind="stable")
     at, shards = at[by_shard], shards[by_shard]
-    rows, begins = order[at], starts[at] - token_starts[shards]
-    edges = np.maximum(np.stack((begins, begins + length), axis=1), 0)
-    bounds, found = np.zeros_like(edges), [np.empty(0, np.int64)]
-    cuts = (shards[1:] != shards[:-1]).nonzero()[0] + 1
-    for low, high in pairwise([0, *cuts.tolist(), len(shards)] if len(shards) else ()):
-        bounds[low:high], some = find(int(shards[low]), edges[low:high])
+    numbers, begins = order[at], rows[at] - token_starts[shards]
+    ranges = np.maximum(np.stack((begins, begins + length), axis=1), 0)
+    bounds, found = np.zeros_like(ranges), [np.empty(0, np.int64)]
+    changes = (shards[1:] != shards[:-1]).nonzero()[0] + 1
+    for low, high in pairwise([0, *changes.tolist(), len(shards)] if len(shards) else ()):
+        bounds[low:high], some = find(int(shards[low]), ranges[low:high])
         found.append(some)
     counts = bounds[:, 1] - bounds[:, 0]
     if (counts < 0).any():
         raise damaged(int(shards[counts.argmin()]))
-    at = np.repeat(np.arange(len(rows)), counts)
+    at = np.repeat(np.arange(len(numbers)), counts)
     places = np.concatenate(found, dtype=np.int64, casting="unsafe") - begins[at]
     wrong = (places < 0) | (places >= length)
     if wrong.any():
         raise damaged(int(shards[at[wrong.argmax()]]))
-    found_at: Integers = rows[at] * length + places
-    found_at.sort()
-    fresh = found_at[1:] != found_at[:-1]
-    if not fresh.all():  # an empty document begins nowhere
-        found_at = found_at[np.append(True, fresh)]
-    return found_at
+    starts: Integers = numbers[at] * length + places
+    starts.sort()
+    fresh = starts[1:] != starts[:-1]
+    if not fresh.all():  # an empty document starts nowhere
+        starts = starts[np.append(True, fresh)]
+    return starts
 
 
 def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-    """Divide the numbers [first, last) among the parts that begin at `starts`.
+    """Divide the numbers [first, last) among the parts that start at `starts`.
 
-    Yields the part, the first and last number within it, and how many numbers came before.
+    Yields the part, the range of numbers in it, and how many numbers came before.
 
     >>> list(split_numbers(np.array([0, 3, 3, 9]), 1, 5))
     [(0, 1, 3, 0), (2, 0, 2, 2)]
@@ -291,7 +344,7 @@ def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int
 
 
 def between(bounds: Integers) -> Integers:
-    """All whole numbers from the first to below the second of each pair, (pairs, 2).
+    """All integers from the first to below the second of each pair, (pairs, 2).
 
     >>> between(np.array([[3, 5], [9, 9], [0, 1]])).tolist()
     [3, 4, 0]
@@ -320,9 +373,9 @@ def sums(counts: npt.ArrayLike) -> Integers:
 
 
 def inside(index: int, length: int, what: str) -> int:
-    """An index as Python counts it, from the end when negative."""
+    """Check an index, and count it from the end if it is negative."""
     place = operator.index(index)
     place += length if place < 0 else 0
     if not 0 <= place < length:
-        raise IndexError(f"{what} {index} is not one of the {length:,} there are")
+        raise IndexError(f"{what} {index} is out of range: there are {length:,}")
     return place

@@ -1,7 +1,7 @@
-"""Where the ids of a split are: in files, in an array in memory, in a part of others or in several.
+"""Where the ids of a split are: in files, in an array, in a part of other shards, or in several.
 
-A shard is a run of ids of one dtype, somewhere in a file. Its file is looked at when it is first
-mapped, never before, so that 150,000 shards cost three arrays of 150,000 numbers and their names.
+A shard is a range of ids of one dtype in a file. Its file is opened when it is first mapped, never
+before, so 150,000 shards cost their names and three arrays of 150,000 numbers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Integers = npt.NDArray[np.int64]
 
 
 class Shards(Protocol):
-    """What `Tokens` asks of the place where its ids are. It must pickle."""
+    """What `Tokens` needs to read its ids. It must pickle."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How every id is stored."""
+        """The dtype of every id."""
 
     @property
     def counts(self) -> Integers:
@@ -42,25 +42,25 @@ class Shards(Protocol):
 
     @property
     def kept(self) -> int | None:
-        """How many shards may be kept, where they are copies in memory; None where they are maps."""
+        """How many shards to keep, if they are copies in memory; None if they are maps."""
 
     def name(self, number: int) -> str:
-        """What people call a shard: its file, relative to what was opened."""
+        """The file of a shard, relative to what was opened."""
 
     def map(self, number: int) -> npt.NDArray[Any]:
-        """The ids of a shard, in one dimension and contiguous; not to be written to."""
+        """The ids of a shard, in one dimension, contiguous and read-only."""
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """A copy of some ids of a shard that keeps no memory beside it busy, as a map would."""
+        """A copy of some ids of a shard, which keeps no map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileShards:
     """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on.
 
-    `sizes` are the bytes that the files must have. `check` looks at a file's header before it is
-    mapped; it is a function of a module, so that it pickles. Files that tokenmill did not make are
-    `foreign`: they may be links to anywhere.
+    `sizes` are the sizes of the files in bytes. `check` checks a file's header before it is mapped; it
+    is a function of a module, so that it pickles. Files that tokenmill did not write are `foreign`:
+    they may be links to anywhere.
     """
 
     folder: Path
@@ -90,10 +90,10 @@ class FileShards:
             try:
                 file.seek(int(self.offsets[number]) + first * size)
                 data = file.read((last - first) * size)
-                if len(data) < (last - first) * size:  # it was cut just now
+                if len(data) < (last - first) * size:  # truncated since its size was checked
                     check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
                 return np.frombuffer(data, self.dtype, last - first)
-            except (OSError, ValueError) as error:  # a disk that fails
+            except (OSError, ValueError) as error:  # a failing disk
                 reason = getattr(error, "strerror", None) or error
                 raise DamagedFileError(name, f"cannot be read: {reason}", FOREIGN_CURE) from error
 
@@ -112,7 +112,7 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard that is an array of the process."""
+    """One shard that is an array in memory."""
 
     ids: npt.NDArray[Any]
 
@@ -142,15 +142,15 @@ class ArrayShard:
 
 @dataclass(frozen=True, kw_only=True)
 class PartOfShards:
-    """The ids `start` to `stop` of other shards. At least one id is in it."""
+    """The ids `start` to `stop` of other shards; at least one id."""
 
     whole: Shards
     start: int
     stop: int
 
     @cached_property
-    def _edges(self) -> tuple[int, Integers, Integers]:
-        """The number of the first shard, and where the part begins and ends in each shard."""
+    def _ranges(self) -> tuple[int, Integers, Integers]:
+        """The number of the first shard, and where the part starts and ends in each shard."""
         ends = np.cumsum(self.whole.counts)
         low = int(np.searchsorted(ends, self.start, side="right"))
         high = int(np.searchsorted(ends, self.stop, side="left")) + 1
@@ -164,7 +164,7 @@ class PartOfShards:
 
     @property
     def counts(self) -> Integers:
-        _, first, last = self._edges
+        _, first, last = self._ranges
         return last - first
 
     @property
@@ -172,14 +172,14 @@ class PartOfShards:
         return self.whole.kept
 
     def name(self, number: int) -> str:
-        return self.whole.name(self._edges[0] + number)
+        return self.whole.name(self._ranges[0] + number)
 
     def map(self, number: int) -> npt.NDArray[Any]:
-        low, first, last = self._edges
+        low, first, last = self._ranges
         return self.whole.map(low + number)[first[number] : last[number]]
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        low, begin, _ = self._edges
+        low, begin, _ = self._ranges
         skip = int(begin[number])
         return self.whole.read(low + number, first + skip, last + skip)
 
@@ -226,7 +226,7 @@ class JoinedShards:
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:
-    """The ids before a place, and those from it on.
+    """Divide ids: those before a place, and those from it on.
 
     >>> ArrayShard(np.arange(5)).counts, [part.map(0) for part in cut(ArrayShard(np.arange(5)), 3)]
     (array([5]), [array([0, 1, 2]), array([3, 4])])

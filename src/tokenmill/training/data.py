@@ -82,7 +82,7 @@ class _Source:
         try:
             return self.dataset.tokenizer
         except TokenizerError:
-            if self.dataset.tells_tokenizer:
+            if self.dataset.has_tokenizer:
                 raise
             return None
 

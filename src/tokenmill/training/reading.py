@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import leave_if_stopped
-from tokenmill.store.tokens import RowReader, Tokens
+from tokenmill.store.gather import RowReader
+from tokenmill.store.tokens import Tokens
 
 
 class ReadTokens(Tokens):

@@ -1,4 +1,4 @@
-"""The table of sources is a file of its own: read on demand, checked, and never in the way."""
+"""The table of sources: a separate file, read on demand and checked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import DatasetError
-from tokenmill.store.manifest import Manifest
-from tokenmill.store.source_table import Source, SourceTable
+from tokenmill.store.tables import Source, SourceTable
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ SOURCES = st.lists(
 
 
 @given(sources=SOURCES)
-def test_a_table_is_the_list_it_was_made_of(sources):
+def test_a_table_equals_the_list_that_it_was_made_from(sources):
     table = SourceTable.of(sources)
     assert list(table) == sources
     assert [table[n] for n in range(-len(sources), len(sources))] == sources * 2
@@ -61,7 +60,7 @@ def test_opening_does_not_read_the_sources(folder):
     assert dataset["train"].documents[0].source.path == "corpus/0000000.txt"
 
 
-def test_tokens_are_readable_without_the_sources_and_lookups_name_the_file(folder):
+def test_without_the_sources_tokens_can_be_read_and_lookups_name_the_file(folder):
     (folder / "sources.jsonl").unlink()
     dataset = tokenmill.open(folder)
     assert len(dataset["train"][:]) == 68
@@ -92,42 +91,11 @@ def test_a_hostile_table_is_refused_by_name(folder, text, says):
     assert says in problem.what
 
 
-def test_a_table_behind_a_link_out_of_the_folder_is_not_read(folder, tmp_path):
+def test_a_table_is_not_read_through_a_link_out_of_the_folder(folder, tmp_path):
     (folder / "sources.jsonl").rename(tmp_path / "elsewhere")
     (folder / "sources.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DatasetError, match="leads out of"):
         _ = tokenmill.open(folder)["train"].documents[0]
-
-
-def test_version_1_with_sources_in_the_manifest_is_still_a_dataset(tmp_path):
-    build(tmp_path / "old", version=1)
-    build(tmp_path / "new")
-    old, new = tokenmill.open(tmp_path / "old"), tokenmill.open(tmp_path / "new")
-    assert verify(tmp_path / "old") == []
-    assert list(old["train"].documents) == list(new["train"].documents)
-    assert list(old.manifest.sources) == list(new.manifest.sources)
-    made = tokenmill.export(tmp_path / "old", tmp_path / "npy", to="npy")
-    assert sum(made.tokens.values()) == 97
-    tokenmill.reshard(tmp_path / "old", tmp_path / "resharded", tokens_per_shard=7)
-    assert verify(tmp_path / "resharded") == []
-    assert list(Manifest.read(tmp_path / "resharded").sources) == list(old.manifest.sources)
-
-
-def test_a_finished_dataset_of_version_1_is_still_finished(tmp_path):
-    (tmp_path / "a.txt").write_text("To be, or not to be.")
-    options = {"tokenizer": "bytes", "val_fraction": 0}
-    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options)
-
-    def edit(body):
-        lines = (tmp_path / "out/sources.jsonl").read_text().splitlines()
-        body.update(version=1, sources=[json.loads(line) for line in lines])
-
-    edit_manifest(tmp_path / "out", edit)
-    (tmp_path / "out/sources.jsonl").unlink()
-    assert tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", **options).was_finished
-    edit_manifest(tmp_path / "out", lambda body: body.update(version=3))
-    with pytest.raises(DatasetError, match="a newer one"):
-        tokenmill.open(tmp_path / "out")
 
 
 def test_a_copied_dataset_reads_its_own_sources(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""A dataset is a mapping of splits, and its documents are a list with lengths."""
+"""A dataset is a mapping of splits; its documents are a sequence with starts and lengths."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_dataset_is_a_mapping_of_its_splits(tmp_path):
     assert data != tokenmill.open(tmp_path)
 
 
-def test_reprs_say_what_is_there(tmp_path):
+def test_reprs_show_sizes_and_formats(tmp_path):
     oracle = build(tmp_path)
     data = tokenmill.open(tmp_path)
     train, val = (len(oracle[split]) for split in ("train", "val"))
-    told = f"<Dataset '{tmp_path}': train {train} tokens, val {val} tokens; tokenmill, uint16>"
-    assert repr(data) == told
+    expected = f"<Dataset '{tmp_path}': train {train} tokens, val {val} tokens; tokenmill, uint16>"
+    assert repr(data) == expected
     assert repr(data["train"]) == f"<Tokens 'train': {train} tokens (uint16) in 7 shards>"
     assert repr(data["train"].documents) == "<Documents 'train': 5 documents>"
     write_megatron(tmp_path / "x", [[1]])
@@ -63,7 +63,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_documents_have_a_length_can_be_walked_and_tell_all_lengths(tmp_path, kind):
+def test_documents_are_a_sequence_with_lengths(tmp_path, kind):
     folder = tmp_path / "data"
     folder.mkdir()
     WRITERS[kind](folder)
@@ -83,7 +83,7 @@ def test_documents_have_a_length_can_be_walked_and_tell_all_lengths(tmp_path, ki
     lengths=st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_borders_and_counts_equal_those_counted_by_hand(lengths, data):
+def test_document_starts_and_counts_equal_the_oracle(lengths, data):
     with tempfile.TemporaryDirectory() as place:
         for number, file in enumerate(lengths):
             write_megatron(Path(place) / "m" / f"x_{number}", [[1] * length for length in file])
@@ -94,7 +94,7 @@ def test_borders_and_counts_equal_those_counted_by_hand(lengths, data):
         starts = np.cumsum([0, *flat]).tolist()
         first = data.draw(st.integers(0, len(flat)))
         last = data.draw(st.integers(first, len(flat)))
-        assert documents.borders(first, last).tolist() == starts[first : last + 1]
+        assert documents.starts(first, last).tolist() == starts[first : last + 1]
         token = data.draw(st.integers(0, sum(flat)))
         assert documents.count_before(token) == sum(start < token for start in starts[:-1])
 
@@ -105,19 +105,19 @@ def test_borders_and_counts_equal_those_counted_by_hand(lengths, data):
     shard_tokens=st.integers(1, 20),
     data=st.data(),
 )
-def test_borders_of_prepared_documents_equal_those_counted_by_hand(texts, shard_tokens, data):
+def test_document_starts_of_prepared_splits_equal_the_oracle(texts, shard_tokens, data):
     with tempfile.TemporaryDirectory() as place:
         build(Path(place), {"train": texts}, shard_tokens=shard_tokens)
         documents = tokenmill.open(place)["train"].documents
         starts = np.cumsum([0, *(len(text) + 1 for text in texts)]).tolist()
         first = data.draw(st.integers(0, len(texts)))
         last = data.draw(st.integers(first, len(texts)))
-        assert documents.borders(first, last).tolist() == starts[first : last + 1]
+        assert documents.starts(first, last).tolist() == starts[first : last + 1]
         token = data.draw(st.integers(0, starts[-1]))
         assert documents.count_before(token) == sum(start < token for start in starts[:-1])
 
 
-def test_the_texts_of_the_builder_are_the_documents(tmp_path):
+def test_lengths_of_documents_are_those_of_the_texts(tmp_path):
     build(tmp_path)
     for split, tokens in tokenmill.open(tmp_path).items():
         wanted = [len(text.encode()) + 1 for text in TEXTS[split]]

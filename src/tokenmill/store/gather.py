@@ -1,0 +1,328 @@
+"""Copy rows of tokens out of any number of shards at once.
+
+Guarantees: a row is the same however the tokens are divided into shards. A shard whose file does not
+have the right size is refused by name before a token of it is read.
+
+NumPy copies rows of one array in native code, but rows in many shards would need a Python loop. All
+maps of a process are in one address space, so `MappedRows` finds rows by their memory addresses and
+presents all memory from the first row on to NumPy as one array of overlapping rows. The caller has
+checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no other memory is
+ever read.
+
+Costs: a few searches for all rows together, and one copy. Shards are mapped when first used; a
+`RowReader` holds the maps of its shards only if they are few. `benchmarks/gather.py` measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import DatasetError
+from tokenmill.storage import mapping
+from tokenmill.store.documents import sums
+from tokenmill.store.shards import Shards
+
+PIECE = 1 << 18  # bytes that are copied or read ahead at once: well within an L2 cache
+MANY = min(max(mapping.OPEN_FILES // 4, 16), 4096)  # shards whose maps are held during a copy
+FEW = max(mapping.OPEN_FILES // 64, 1)  # shards whose maps a `RowReader` keeps
+_LONG = 1 << 18  # bytes that take longer to copy than threads take to wake each other
+_MOST_STEPS = 8
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+RowReader = Callable[[int, int], npt.NDArray[Any]]  # reads the rows [first, last)
+
+
+class _Mapped(NamedTuple):
+    """The ids of a shard, and their memory address if all are there and contiguous."""
+
+    ids: npt.NDArray[Any]
+    address: int | None
+
+
+class Gatherer:
+    """Reads tokens of shards that are joined end to end.
+
+    At most `many` shards are held during one copy, and a `RowReader` keeps no more than `few`.
+
+    >>> from tokenmill.store.shards import ArrayShard
+    >>> read = Gatherer(ArrayShard(np.array([5, 6, 7, 8]))).find_rows(np.array([2, 0, 1]), 2)
+    >>> read(0, 2).tolist(), read(2, 3).tolist()
+    ([[7, 8], [5, 6]], [[6, 7]])
+    """
+
+    def __init__(self, shards: Shards, *, many: int = MANY, few: int = FEW) -> None:
+        self.counts = shards.counts
+        # starts[n] is where shard n starts in the split; the last entry is the number of tokens.
+        self.starts = sums(self.counts)
+        self._shards, self._dtype = shards, shards.dtype
+        map_shard = partial(_map_shard, shards)
+        self._map: Callable[[int], _Mapped] = (
+            mapping.Maps(map_shard).__getitem__
+            if shards.kept is None
+            else lru_cache(maxsize=shards.kept)(map_shard)
+        )
+        self._many = shards.kept or many
+        self._few = min(few, self._many)
+
+    def locate(self, token: int) -> tuple[int, int]:
+        """The number of the shard that holds a token, and the token's place in it."""
+        shard = int(np.searchsorted(self.starts, token, side="right")) - 1
+        return shard, token - int(self.starts[shard])
+
+    def read_token(self, token: int) -> int:
+        """The id of one token."""
+        shard, place = self.locate(token)
+        return int(self._map(shard).ids[place])
+
+    def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
+        """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
+        done, length = 0, len(ids)
+        if not length:
+            return
+        shard, first = self.locate(start)
+        while done < length:
+            mapped = self._map(shard).ids
+            part = mapped[first : first + length - done]
+            if part.nbytes > PIECE:
+                mapping.read_ahead(mapped, first, first + len(part))
+            ids[done : done + len(part)] = part
+            done += len(part)
+            shard, first = shard + 1, 0
+
+    def find_rows(self, starts: Integers, length: int) -> RowReader:
+        """Find the rows [start, start + length) once, to read them in parts; all are in the split."""
+        if not len(starts):
+            return lambda *_: np.empty((0, length), self._dtype)
+        if len(self.counts) == 1:
+            maps, addresses = self._find_addresses([0])
+            return MappedRows(starts * self._dtype.itemsize + addresses, length, self._dtype, maps)
+        shards = self._find_shards(starts)
+        firsts = starts - self.starts[shards]
+        crosses = firsts + length > self.counts[shards]
+        crossing = np.flatnonzero(crosses)
+        held = None
+        if len(self.counts) <= self._few:
+            held = self._hold_rows(shards, firsts, crosses, length)
+
+        def read(first: int, last: int) -> npt.NDArray[Any]:
+            some = slice(first, last)
+            if held is not None:
+                rows = held(first, last)
+            else:
+                rows = self._read_within(shards[some], firsts[some], crosses[some], length)
+            for number in crossing[slice(*crossing.searchsorted((first, last)))].tolist():
+                self.copy(int(starts[number]), rows[number - first])
+            return rows
+
+        return read
+
+    def read_ahead(self, starts: Integers, length: int) -> None:
+        """Ask the system to read some rows soon, for rows that are near each other on a slow disk."""
+        for start, stop in join_near(np.sort(starts), length, PIECE // self._dtype.itemsize):
+            shard, first = self.locate(start)
+            while start < stop:
+                count = min(stop - start, int(self.counts[shard]) - first)
+                mapping.read_ahead(self._map(shard).ids, first, first + count)
+                start, shard, first = start + count, shard + 1, 0
+
+    def _read_within(
+        self, shards: Integers, firsts: Integers, crosses: Flags, length: int
+    ) -> npt.NDArray[Any]:
+        """Read the rows at these places of these shards; rows that cross shards stay undefined."""
+        if len(self.counts) <= self._many:
+            return self._hold_rows(shards, firsts, crosses, length)(0, len(shards))
+        rows = np.empty((len(shards), length), self._dtype)
+        for some in cut_by_number(shards, self._many):
+            part = self._hold_rows(shards[some], firsts[some], crosses[some], length)
+            rows[some] = part(0, len(some))
+        return rows
+
+    def _hold_rows(
+        self, shards: Integers, firsts: Integers, crosses: Flags, length: int
+    ) -> RowReader:
+        """Like `_read_within`, but returns a reader that keeps the maps of all shards."""
+        if crosses.all():
+            return lambda first, last: np.empty((len(crosses[first:last]), length), self._dtype)
+        if crosses.any():
+            stand_in = crosses.argmin()
+            shards = np.where(crosses, shards[stand_in], shards)
+            firsts = np.where(crosses, firsts[stand_in], firsts)
+        needed, which = find_distinct(shards, len(self.counts))
+        maps, addresses = self._find_addresses(needed.tolist())
+        places = addresses[which] + firsts * self._dtype.itemsize
+        return MappedRows(places, length, self._dtype, maps)
+
+    def _find_shards(self, starts: Integers) -> Integers:
+        """The shard that each row starts in."""
+        if len(starts) < len(self.counts):  # a table would take longer than it saves
+            return self.starts.searchsorted(starts, "right") - 1
+        return self._shard_finder.find(starts)
+
+    @cached_property
+    def _shard_finder(self) -> ShardFinder:
+        return ShardFinder(self.starts)
+
+    def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
+        """The ids of shards, and their memory addresses; all ids are there."""
+        maps = [self._map(shard) for shard in shards]
+        addresses = [mapped.address for mapped in maps]
+        if None in addresses:
+            shard = shards[addresses.index(None)]
+            raise DatasetError(
+                f"{self._shards.name(shard)}: expected {self.counts[shard]:,} tokens, found "
+                f"{len(self._map(shard).ids):,}."
+            )
+        return [mapped.ids for mapped in maps], np.array(addresses, np.int64)
+
+
+def _map_shard(shards: Shards, number: int) -> _Mapped:
+    ids = shards.map(number)
+    is_whole = len(ids) == shards.counts[number] and ids.flags.c_contiguous
+    return _Mapped(ids, find_address(ids) if is_whole else None)
+
+
+def find_address(array: npt.NDArray[Any]) -> int:
+    """The memory address of an array."""
+    return int(array.__array_interface__["data"][0])
+
+
+class MappedRows:
+    """A `RowReader` of the `length` ids at each memory address, which are inside the arrays `held`.
+
+    >>> first, second = np.arange(5), np.arange(50, 55)
+    >>> addresses = np.array([find_address(second), find_address(first) + 8, find_address(first)])
+    >>> MappedRows(addresses, 3, first.dtype, [first, second])(0, 2)
+    array([[50, 51, 52],
+           [ 1,  2,  3]])
+    """
+
+    def __init__(
+        self,
+        addresses: Integers,
+        length: int,
+        dtype: np.dtype[Any],
+        held: Sequence[npt.NDArray[Any]],
+    ) -> None:
+        self._length, self._dtype, self._held = length, dtype, held
+        self._lowest = int(addresses.min())
+        self._places = addresses - self._lowest
+        self._bytes = int(self._places.max()) + length * dtype.itemsize
+
+    def __call__(self, first: int, last: int) -> npt.NDArray[Any]:
+        places, size = self._places[first:last], self._length * self._dtype.itemsize
+        rows = len(places)
+        if not rows:
+            return np.empty((0, self._length), self._dtype)
+        elements = _count_elements(rows, size)
+        if elements > 1:
+            size //= elements
+            places = np.add.outer(places, np.arange(elements) * size).ravel()
+        memory = np.asarray(_Memory(self._lowest, self._bytes - size + 1, size, self._held))
+        # Each row is one element: copying it costs less than a row of a second dimension does.
+        copied = memory[places]
+        return copied.view(np.uint8).view(self._dtype).reshape(rows, self._length)
+
+
+@lru_cache(maxsize=64)
+def _count_elements(rows: int, size: int) -> int:
+    """Into how many elements to divide rows of `size` bytes: one, unless the rows are few and long.
+
+    NumPy lets other threads run while it copies more than 500 elements, but not for fewer.
+
+    >>> _count_elements(2_048, 4_098), _count_elements(256, 32_772), _count_elements(4, 2_050)
+    (1, 2, 1)
+    """
+    least = -(-501 // rows)
+    if least == 1 or rows * size < _LONG:
+        return 1
+    return next((n for n in range(least, 16 * least) if size % n == 0), 1)
+
+
+class _Memory:
+    """An array for NumPy of overlapping elements of `size` bytes, one at every byte.
+
+    NumPy keeps a reference to this object, and so to the maps in `held`.
+    """
+
+    def __init__(
+        self, address: int, count: int, size: int, held: Sequence[npt.NDArray[Any]]
+    ) -> None:
+        self.held = held
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, True),
+            "shape": (count,),
+            "strides": (1,),
+            "typestr": f"|V{size}",
+        }
+
+
+class ShardFinder:
+    """Finds the shards of many tokens at once, with the result of `numpy.searchsorted`.
+
+    Shard n starts at `starts[n]`, the first at 0; the last entry is the end. A table of four to eight
+    entries per shard leads near each shard, and one or two steps from there, for all tokens at once,
+    find it. This is ten times as fast as a search. If many shards start close together, it searches.
+
+    >>> ShardFinder(np.array([0, 3, 3, 10])).find(np.array([9, 0, 2, 3]))
+    array([2, 0, 0, 2])
+    """
+
+    def __init__(self, starts: Integers) -> None:
+        self._starts = starts
+        end = int(starts[-1])
+        self._shift = max(0, (end // (4 * len(starts))).bit_length() - 1)
+        places = np.arange((end >> self._shift) + 2) << self._shift
+        self._near = starts[:-1].searchsorted(places, "right") - 1
+        self._steps = int(np.diff(self._near).max())
+
+    def find(self, tokens: Integers) -> Integers:
+        """The shard of each token; all are from 0 to below the end."""
+        if self._steps > _MOST_STEPS:
+            return self._starts[:-1].searchsorted(tokens, "right") - 1
+        found: Integers = self._near[tokens >> self._shift]
+        for _ in range(self._steps):
+            found += self._starts[found + 1] <= tokens
+        return found
+
+
+def find_distinct(numbers: Integers, limit: int) -> tuple[Integers, Integers]:
+    """`numpy.unique(numbers, return_inverse=True)`, faster if all are from 0 to below a low `limit`.
+
+    >>> [part.tolist() for part in find_distinct(np.array([7, 2, 7, 2]), 10)]
+    [[2, 7], [1, 0, 1, 0]]
+    """
+    if len(numbers) < limit:
+        return np.unique(numbers, return_inverse=True)
+    marks = np.bincount(numbers) > 0
+    return np.flatnonzero(marks), (np.cumsum(marks) - 1)[numbers]
+
+
+def cut_by_number(numbers: Integers, most: int) -> list[Integers]:
+    """Divide the places of some numbers into parts with at most `most` distinct numbers each.
+
+    >>> [part.tolist() for part in cut_by_number(np.array([9, 4, 9, 7]), 2)]
+    [[1, 3], [0, 2]]
+    """
+    order = numbers.argsort(kind="stable")
+    runs = (np.diff(numbers[order], prepend=-1) != 0).cumsum() - 1
+    runs //= most
+    return np.split(order, np.flatnonzero(np.diff(runs)) + 1)
+
+
+def join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:
+    """The ranges that sorted rows cover; ranges at most `gap` apart become one.
+
+    >>> join_near(np.array([0, 10, 90]), 10, gap=5)
+    [(0, 20), (90, 100)]
+    """
+    breaks = np.flatnonzero(np.diff(starts) > length + gap) + 1
+    firsts = starts[np.concatenate(([0], breaks))]
+    lasts = starts[np.concatenate((breaks - 1, [len(starts) - 1]))] + length
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
