@@ -40,7 +40,7 @@ def read_back(folder, to, splits=("train",), eot_id=EOT):
 
 def texts_of(tokens):
     """The documents of a reader that splits at the end-of-text id, without the id."""
-    edges = [*tokens.find_edges(np.array([0]), len(tokens)).tolist(), len(tokens)]
+    edges = [*tokens.find_document_starts(np.array([0]), len(tokens)).tolist(), len(tokens)]
     ids = tokens[:].tolist()
     return [
         bytes(one for one in ids[low:high] if one != tokens.eot_id) for low, high in pairwise(edges)

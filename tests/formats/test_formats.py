@@ -348,7 +348,7 @@ def test_metadata_of_another_program_is_recognised(tmp_path):
     shard = tmp_path / "train" / "shard_00000.bin"
     write_raw(shard, [1, 2, 3], "<u4")
     (tmp_path / "dataset_metadata.json").write_text('{"total_tokens": 3}')
-    message = refused(tmp_path, "not tokenmill's", dtype="uint32")
+    message = refused(tmp_path, "not a tokenmill manifest", dtype="uint32")
     assert "`format='raw'`" in message
     raw = tokenmill.open(tmp_path, dtype="uint32", format="raw")["train"]
     assert raw[:].tolist() == [1, 2, 3]

@@ -66,7 +66,7 @@ def test_few_mds_shards_stay_in_memory(tmp_path):
     shards = [[list(range(n, n + 500)), [n]] for n in range(40)]
     write_files(tmp_path, mds_files(shards))
     tokens = open_keeping(tmp_path, 3000)
-    assert tokens._map.cache_info().maxsize == 2
+    assert tokens._gatherer._map.cache_info().maxsize == 2
     expected = [one for shard in shards for sample in shard for one in sample]
     assert tokens[:].tolist() == expected
     assert tokens._gatherer._map.cache_info().currsize == 2
