@@ -57,7 +57,7 @@ def train(data: Path, runs: Path, backend: str, steps: int, kills: int) -> list[
 
 def results(folder: Path) -> dict[str, Any]:
     """What must be the same of two runs."""
-    from tokenmill.training.record import TIMES, read_metrics
+    from tokenmill.training.run_folder import TIMES, read_metrics
 
     newest = max((folder / "checkpoints").iterdir())
     lines = read_metrics(folder)

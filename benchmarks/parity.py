@@ -15,7 +15,8 @@ from results import record
 
 import tokenmill
 from tokenmill.store.tokens import Tokens
-from tokenmill.training.backend import Rows, StepReport, open_backend
+from tokenmill.training.backend import StepReport, StepRows
+from tokenmill.training.backends import open_backend
 from tokenmill.training.config import Config
 from tokenmill.training.model import Shape, first_values
 
@@ -24,17 +25,17 @@ ROWS = 16
 OPTIMIZERS: tuple[Literal["adamw", "muon"], ...] = ("adamw", "muon")
 
 
-def read_batches(steps: int) -> list[Rows]:
-    """Rows of bytes of Python's own library."""
+def read_batches(steps: int) -> list[StepRows]:
+    """StepRows of bytes of Python's own library."""
     text = np.frombuffer(Path(pydoc.__file__).read_bytes(), np.uint8)
     loader = tokenmill.Loader(
         Tokens.of(text.astype(np.uint16)), batch_size=ROWS, seq_len=SEQ_LEN, seed=1
     )
     batches = [loader.batch_at(step) for step in range(steps)]
-    return [Rows(inputs=batch.inputs, targets=batch.targets) for batch in batches]
+    return [StepRows(inputs=batch.inputs, targets=batch.targets) for batch in batches]
 
 
-def train(name: str, config: Config, batches: list[Rows]) -> list[StepReport]:
+def train(name: str, config: Config, batches: list[StepRows]) -> list[StepReport]:
     """What comes of all steps in one framework."""
     shape = Shape(
         vocab=256,

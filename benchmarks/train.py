@@ -35,7 +35,7 @@ from corpus import make_corpus
 from results import record
 
 import tokenmill
-from tokenmill.training.backend import Rows
+from tokenmill.training.backend import StepRows
 from tokenmill.training.config import Config
 from tokenmill.training.model import count_parameters, first_values
 from tokenmill.training.run import make_shape
@@ -72,10 +72,10 @@ class Contestant(Protocol):
 
     parameters: int
 
-    def step(self, rows: Rows, step: int) -> None:
+    def step(self, rows: StepRows, step: int) -> None:
         """Learn some rows."""
 
-    def losses(self, rows: Rows) -> Any:
+    def losses(self, rows: StepRows) -> Any:
         """The loss of each target."""
 
 
@@ -87,11 +87,11 @@ class Own:
         self.config, self.parameters = config, count_parameters(shape)
         self.backend = TorchBackend(config, shape, first_values(shape, config.seed))
 
-    def step(self, rows: Rows, step: int) -> None:
+    def step(self, rows: StepRows, step: int) -> None:
         """Learn some rows."""
         self.backend.step(rows, self.config.scale(step))
 
-    def losses(self, rows: Rows) -> Any:
+    def losses(self, rows: StepRows) -> Any:
         """The loss of each target."""
         return self.backend.evaluate(rows)
 
@@ -135,14 +135,14 @@ class GPT2:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return 0.55 + 0.45 * math.cos(math.pi * done)
 
-    def _losses(self, rows: Rows) -> Any:
+    def _losses(self, rows: StepRows) -> Any:
         inputs, targets = (self.torch.tensor(ids) for ids in (rows.inputs, rows.targets))
         logits = self.model(inputs).logits
         return self.torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="none"
         )
 
-    def step(self, rows: Rows, step: int) -> None:
+    def step(self, rows: StepRows, step: int) -> None:
         """Learn some rows."""
         self._losses(rows).mean().backward()
         self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -151,7 +151,7 @@ class GPT2:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def losses(self, rows: Rows) -> Any:
+    def losses(self, rows: StepRows) -> Any:
         """The loss of each target."""
         with self.torch.no_grad():
             return self._losses(rows).numpy()
@@ -173,14 +173,16 @@ def contend(name: str, dataset: Path, steps: int) -> None:
             started = time.perf_counter()
             for step in range(first, min(first + STRETCH, steps)):
                 batch = next(loader)
-                model.step(Rows(inputs=batch.inputs, targets=batch.targets), step)
+                model.step(StepRows(inputs=batch.inputs, targets=batch.targets), step)
             print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
     sys.stdin.readline()
     val = tokenmill.Loader(data["val"], batch_size=16, order="sequential", prefetch=0, **settings)
     found = []
     for number in range(VAL_ROWS // 16):
         batch = val.batch_at(number)
-        found.append(float(model.losses(Rows(inputs=batch.inputs, targets=batch.targets)).mean()))
+        found.append(
+            float(model.losses(StepRows(inputs=batch.inputs, targets=batch.targets)).mean())
+        )
     print(json.dumps({"loss": float(np.mean(found))}), flush=True)
 
 

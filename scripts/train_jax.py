@@ -28,7 +28,7 @@ from tokenmill.cli.flags import find_flags, name_flags
 from tokenmill.compat.text_source import open_texts
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.training.config import Config
-from tokenmill.training.settings import RunFile, override, read_run_file
+from tokenmill.training.config_file import RunFile, override, read_run_file
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ def sample(
     """
     from tokenmill.training.sample import sample as generate_text
 
-    text = generate_text(
+    generate_text(
         name,
         os.fsencode(prompt),  # exactly the bytes that were typed
         tokens=tokens,
@@ -68,8 +68,9 @@ def sample(
         backend=backend,
         device=device,
         warn=_warn,
+        on_text=lambda text: stdout.print(Text(harmless(text)), end=""),
     )
-    stdout.print(Text(harmless(text)))
+    stdout.print()
     return 0
 
 
