@@ -1,4 +1,4 @@
-"""How far PyTorch and JAX are apart after the same steps from the same first values, in float32.
+"""Compare PyTorch and JAX after the same steps from the same initial values, in float32.
 
 python benchmarks/parity.py [--steps 50] [--layers 4] [--width 128]
 """
@@ -26,7 +26,7 @@ OPTIMIZERS: tuple[Literal["adamw", "muon"], ...] = ("adamw", "muon")
 
 
 def read_batches(steps: int) -> list[StepRows]:
-    """StepRows of bytes of Python's own library."""
+    """Rows of bytes of a module of the standard library."""
     text = np.frombuffer(Path(pydoc.__file__).read_bytes(), np.uint8)
     loader = tokenmill.Loader(
         Tokens.of(text.astype(np.uint16)), batch_size=ROWS, seq_len=SEQ_LEN, seed=1
@@ -36,7 +36,7 @@ def read_batches(steps: int) -> list[StepRows]:
 
 
 def train(name: str, config: Config, batches: list[StepRows]) -> list[StepReport]:
-    """What comes of all steps in one framework."""
+    """The reports of all steps in one framework."""
     shape = Shape(
         vocab=256,
         layers=config.layers,
@@ -78,7 +78,7 @@ def main() -> None:
         row = max(float(np.abs(one.row_losses - other.row_losses).max()) for one, other in pairs)
         rows.append(
             {
-                "optimiser": optimizer,
+                "optimizer": optimizer,
                 "first loss": round(torch[0].loss, 3),
                 "last loss": round(torch[-1].loss, 3),
                 "losses of a step apart by at most": f"{step:.1e}",

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.training.augment import augment, padded_vocab
+from tokenmill.training.augment import augment
 from tokenmill.training.config import Config
+from tokenmill.training.model import padded_vocab
 
 VOCAB, END = 50, 49
 MANY = np.random.default_rng(0).integers(0, VOCAB, (400, 65))

@@ -15,8 +15,7 @@ import pytest
 from tokenmill.errors import InputError, UsageError
 from tokenmill.training.config import Config
 from tokenmill.training.config_file import PRESETS, override, read_config, read_run_file
-from tokenmill.training.model import count_operations, count_parameters
-from tokenmill.training.run import make_shape
+from tokenmill.training.model import count_operations, count_parameters, make_shape
 
 SMALL = {"layers": 2, "heads": 2, "width": 32, "seq_len": 64, "batch_tokens": 640}
 

@@ -23,8 +23,8 @@ from tokenmill.training.checkpoints import Checkpoints
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData
 from tokenmill.training.display import RunWatcher, format_line
-from tokenmill.training.model import first_values
-from tokenmill.training.run import make_shape, train
+from tokenmill.training.model import first_values, make_shape
+from tokenmill.training.run import train
 from tokenmill.training.run_folder import TIMES, RunFolder, read_metrics
 
 torch = pytest.importorskip("torch")

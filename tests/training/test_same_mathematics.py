@@ -39,7 +39,7 @@ def random_values(shape, seed):
 
 
 def make_rows(seed, *, documents=True, count=ROWS, vocab=SHAPE.vocab):
-    """StepRows that can be learned: words, one after the other."""
+    """Learnable rows: random words in a row."""
     random = np.random.default_rng(seed)
     words = np.random.default_rng(0).integers(0, vocab, (20, 5))
     tokens = words[random.integers(0, 20, (count, LENGTH // 5 + 1))].reshape(count, -1)

@@ -64,7 +64,6 @@ from tokenmill.training.jax_model import (
 from tokenmill.training.model import Arrays, Shape, check_values
 
 EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
-BY_ROW = PartitionSpec(None, "data")  # type: ignore[no-untyped-call]
 SPREAD = PartitionSpec("data")  # type: ignore[no-untyped-call]
 
 
@@ -121,7 +120,7 @@ class JaxBackend:
         find = _make_gradients(self.shape, self._mesh, self._numerics)
         sums = self._no_gradients()
         losses: list[jax.Array] = []
-        for number, placed in enumerate(self._place_pieces(batch, micro, size)):
+        for number, placed in enumerate(self._place_pieces(self._mesh, batch, micro, size)):
             if self.agree(pause(number, micro)):
                 return False
             sums, found = find(self._parameters, sums, placed)
@@ -147,13 +146,15 @@ class JaxBackend:
         """See `Backend.evaluate`."""
         count = len(rows.inputs)
         _, size = self._divide(count, self.rows_at_once)
-        self._widest = max(self._widest, size)  # one program, also for the few rows of a last batch
+        self._widest = max(
+            self._widest, size
+        )  # so that the last, smaller batch needs no other program
         micro = math.ceil(count / (self._widest * self._own_mesh.size))
         batch = (rows.inputs, rows.targets, rows.documents)
-        placed = self._place_rows(self._own_mesh, batch, micro, self._widest)
         evaluate = _make_evaluation(self.shape, self._own_mesh, self._numerics)
-        losses = evaluate(self._own_parameters(), placed)
-        return _copy(losses).reshape(-1, self.shape.seq_len)[:count]
+        parameters = self._own_parameters()
+        pieces = self._place_pieces(self._own_mesh, batch, micro, self._widest)
+        return np.concatenate([_copy(evaluate(parameters, piece)) for piece in pieces])[:count]
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """See `Backend.next_logits`."""
@@ -244,29 +245,16 @@ class JaxBackend:
         return micro, math.ceil(share / micro)
 
     def _place_pieces(
-        self, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
+        self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> Iterator[tuple[jax.Array | None, ...]]:
-        """Micro-batches on all devices, in arrays (rows of all devices, ...)."""
+        """Micro-batches on the devices of a mesh, in arrays (rows of all devices, ...)."""
         own = size * self._own_mesh.size
-        sharding = NamedSharding(self._mesh, SPREAD)
+        sharding = NamedSharding(mesh, SPREAD)
         for number in range(micro):
             yield tuple(
                 None if rows is None else _distribute(sharding, _fill(rows, number * own, own))
                 for rows in batch
             )
-
-    def _place_rows(
-        self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
-    ) -> tuple[jax.Array | None, ...]:
-        """Rows on their devices, in arrays (micro-batches, rows of all devices, ...)."""
-        own = size * self._own_mesh.size
-        sharding = NamedSharding(mesh, BY_ROW)
-
-        def place(rows: npt.NDArray[Any]) -> jax.Array:
-            filled = _fill(rows, 0, micro * own)
-            return _distribute(sharding, filled.reshape(micro, own, *rows.shape[1:]))
-
-        return tuple(None if rows is None else place(rows) for rows in batch)
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
         """Sort the losses of micro-batches (rows of all devices); each rank has `count` rows."""
@@ -417,15 +405,12 @@ def _make_update(config: Config, mesh: Mesh, numerics: Numerics) -> Any:
 def _make_evaluation(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
     """(parameters, (inputs, targets, documents)) to the losses of targets, divided like them."""
 
-    def run(parameters: Parameters, rows: Any) -> Any:
-        def find(micro: Any) -> jax.Array:
-            inputs, targets, documents = micro
-            return find_losses(shape, parameters, inputs, targets, documents, numerics)
-
-        return lax.map(find, rows)
+    def run(parameters: Parameters, micro: Any) -> jax.Array:
+        inputs, targets, documents = micro
+        return find_losses(shape, parameters, inputs, targets, documents, numerics)
 
     spread = jax.shard_map(
-        run, mesh=mesh, in_specs=(EVERYWHERE, BY_ROW), out_specs=BY_ROW, check_vma=False
+        run, mesh=mesh, in_specs=(EVERYWHERE, SPREAD), out_specs=SPREAD, check_vma=False
     )
     return jax.jit(spread)
 

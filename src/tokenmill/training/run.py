@@ -33,7 +33,6 @@ from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers.protocol import Tokenizer
-from tokenmill.training.augment import padded_vocab
 from tokenmill.training.backend import Backend, check_ranks
 from tokenmill.training.backends import check_device, find_ranks, has_accelerator, open_backend
 from tokenmill.training.checkpoints import Checkpoint, Checkpoints, RunState, refuse_other_run
@@ -42,7 +41,7 @@ from tokenmill.training.config_file import override, read_config
 from tokenmill.training.data import RunData, open_data, read_not_mapped
 from tokenmill.training.display import RunWatcher, choose_watcher, open_board
 from tokenmill.training.loop import Loop, StopSignal
-from tokenmill.training.model import Shape, count_parameters, first_values
+from tokenmill.training.model import Shape, count_parameters, first_values, make_shape
 from tokenmill.training.run_folder import (
     CHECKPOINTS_NAME,
     CONFIG_NAME,
@@ -178,32 +177,15 @@ def train(
             format=format,
             val_fraction=val_fraction,
         )
-    rank, world_size = find_ranks(backend)
-    if rank == 0:
-        for note in data.notes:
-            watcher.warn(note)
-        watcher.note(f"data      {data.describe}")
-        if is_small:
-            watcher.note(
-                f"Training on the CPU with the preset `{SMALL_DEFAULT}`: about 4 minutes on two cores.\n"
-                "`config='124M'` trains a full model."
-            )
-    loader = _make_loader(data, config, rank, world_size)
-    state = RunState(
-        step=0,
-        row=0,
-        loader=loader.state_dict(),
-        vocab=data.vocab,
-        eot_id=data.eot_id,
-        shape=asdict(make_shape(data.vocab, config)),
-        config=asdict(config),
-        backend=backend,
-        fingerprints=data.fingerprints,
-        val_loss=None,
-    )
     with ExitStack() as stack:
+        rank, world_size = find_ranks(backend)
+        check_ranks(config, world_size)
+        loader = _make_loader(data, config, rank, world_size)
         stack.callback(loader.close)
+        state = _make_state(data, config, loader, backend)
         run = _Run(path, config, data, state, watcher, rank, world_size)
+        if rank == 0:
+            run.announce_data(is_small=is_small)
         return run.train(loader, device, boards, stack, restart=restart)
 
 
@@ -285,6 +267,17 @@ class _Run:
         loop.run()
         was_stopped = loop.step < config.max_steps or loop.was_cut
         return _report(self.path, loop.step, was_stopped=was_stopped)
+
+    def announce_data(self, *, is_small: bool) -> None:
+        """Report the data, and the default settings if they are the small ones."""
+        for note in self.data.notes:
+            self.watcher.warn(note)
+        self.watcher.note(f"data      {self.data.describe}")
+        if is_small:
+            self.watcher.note(
+                f"Training on the CPU with the preset `{SMALL_DEFAULT}`: about 4 minutes on two cores.\n"
+                "`config='124M'` trains a full model."
+            )
 
     def _find_checkpoint(self, checkpoints: Checkpoints) -> Checkpoint | None:
         """The checkpoint to resume from, after a check that it belongs to this run."""
@@ -400,25 +393,6 @@ def find_run(
     return find_folder(runs, name)
 
 
-def make_shape(vocab: int, config: Config) -> Shape:
-    """The shape of a run's model, whose vocabulary is padded.
-
-    >>> make_shape(50_257, Config()).vocab
-    50304
-    """
-    return Shape(
-        vocab=padded_vocab(vocab, config),
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads or config.heads,
-        width=config.width,
-        seq_len=config.seq_len,
-        softcap=config.softcap,
-        embedding_width=config.embedding_width,
-        shortlist=config.shortlist,
-    )
-
-
 def _open_data(data: list[str], **options: Any) -> RunData:
     try:
         return open_data(data, **options)
@@ -429,7 +403,6 @@ def _open_data(data: list[str], **options: Any) -> RunData:
 
 
 def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> Loader:
-    check_ranks(config, world_size)
     return Loader(
         read_not_mapped(data.train),
         batch_size=config.batch_rows // world_size,
@@ -440,6 +413,22 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
         dtype=np.int32,
         documents=config.within_documents,
         prefetch=_AHEAD,
+    )
+
+
+def _make_state(data: RunData, config: Config, loader: Loader, backend: str) -> RunState:
+    """The state of a run that has not started."""
+    return RunState(
+        step=0,
+        row=0,
+        loader=loader.state_dict(),
+        vocab=data.vocab,
+        eot_id=data.eot_id,
+        shape=asdict(make_shape(data.vocab, config)),
+        config=asdict(config),
+        backend=backend,
+        fingerprints=data.fingerprints,
+        val_loss=None,
     )
 
 
