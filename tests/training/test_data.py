@@ -168,7 +168,7 @@ def test_an_unusable_text_file_is_named(tmp_path: Path) -> None:
         open_data([], input_file=tmp_path / "no.txt", config=SMALL)
     empty = tmp_path / "empty.txt"
     empty.write_text("<|endoftext|>")
-    with pytest.raises(InputError, match="no text"):
+    with pytest.raises(InputError, match=r"empty\.txt contains no text"):
         open_data([], input_file=empty, config=SMALL)
     with pytest.raises(UsageError, match="give the data once"):
         open_data(["data"], input_file=empty, config=SMALL)

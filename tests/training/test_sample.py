@@ -132,6 +132,21 @@ def test_text_is_streamed_by_whole_characters() -> None:
     assert shown == ["¿a", "é", "→", "\ufffd"]
 
 
+def test_the_command_streams_the_text(runs: Path) -> None:
+    arguments = ["--runs", runs, "--name", "mill", "--prompt", "the mill", "--tokens", "300"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tokenmill.cli", "sample", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    pieces = list(iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b""))  # type: ignore[union-attr]
+    process.stdout.close()
+    assert process.wait() == 0
+    assert b"".join(pieces).startswith(b"the mill turns text into tokens")
+    assert len(pieces) > 3
+
+
 def test_both_backends_generate_the_same_text(runs: Path) -> None:
     texts = {
         "".join(load_run_for_sampling(runs / "mill", backend=name).complete(b"", 30, temperature=0))

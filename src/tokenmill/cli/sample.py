@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import stderr, stdout
+from tokenmill.cli.console import stderr
 from tokenmill.cli.flags import name_flags
 from tokenmill.wording import harmless
 
@@ -68,9 +68,9 @@ def sample(
         backend=backend,
         device=device,
         warn=_warn,
-        on_text=lambda text: stdout.print(Text(harmless(text)), end=""),
+        on_text=lambda text: print(harmless(text), end="", flush=True),
     )
-    stdout.print()
+    print()
     return 0
 
 

@@ -39,8 +39,8 @@ class Curve:
         (array([1.5, 3.5]), array([7., 3.]))
         """
         steps, values = np.asarray(self.steps, np.float64), np.asarray(self.values, np.float64)
-        sound = np.isfinite(values)
-        steps, values = steps[sound], values[sound]
+        finite = np.isfinite(values)
+        steps, values = steps[finite], values[finite]
         if len(steps) <= most:
             return steps, values
         edges = np.linspace(0, len(steps), most + 1).astype(np.int64)

@@ -289,7 +289,7 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     documents = [document for document in text.split(EOT_TEXT.encode()) if document]
     if not documents:
-        raise InputError(f"There is no text in {path}.")
+        raise InputError(f"{path} contains no text.")
     if tokenizer.eot_id is None:
         ids = tokenizer.encode_batch(documents)[0]
     else:

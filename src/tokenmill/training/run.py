@@ -238,7 +238,7 @@ class _Run:
         record, opened = None, []
         if self.rank == 0:
             self._announce(backend, checkpoint)
-            with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was begun"):
+            with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was started"):
                 self._write_settings()
                 record = Record(self.path, step=step, row=state.row)
             stack.callback(record.close)

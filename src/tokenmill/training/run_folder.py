@@ -70,7 +70,7 @@ class RunFolder(OutputFolder):
     """A run's folder, locked, without half-written files; `restart` discards the run in it."""
 
     def __init__(self, path: Path, *, restart: bool = False) -> None:
-        with explain_disk_errors("nothing was begun"):
+        with explain_disk_errors("nothing was started"):
             super().__init__(
                 path,
                 marks=(CHECKPOINTS_NAME, CONFIG_NAME, METRICS_NAME),
