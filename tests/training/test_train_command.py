@@ -99,7 +99,7 @@ def test_a_run_resumes_with_another_number_of_processes(data: Path, tmp_path: Pa
     assert main(alone) == 0
     assert len(losses(tmp_path / "taken")) == 8 * (stopped + 20)
     assert losses(tmp_path / "taken") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
-    told_losses = [
+    shown_losses = [
         {
             (line["step"], name): line[name]
             for line in read_metrics(tmp_path / folder)
@@ -108,7 +108,7 @@ def test_a_run_resumes_with_another_number_of_processes(data: Path, tmp_path: Pa
         for folder in ("taken", "alone")
         for name in ("loss", "val_loss", "bits_per_byte")
     ]
-    for taken, alone in zip(told_losses[:3], told_losses[3:], strict=True):
+    for taken, alone in zip(shown_losses[:3], shown_losses[3:], strict=True):
         assert taken == pytest.approx(alone, abs=1e-5)
 
 
