@@ -1,7 +1,7 @@
-"""Starting to train on 15 trillion tokens in 150,000 shards, and going on, against 10 million tokens.
+"""Start and resume training on 15 trillion tokens in 150,000 shards, and on 10 million tokens.
 
-The shards are sparse files, as in `huge.py`. A tiny model, two steps, then two more in a process of
-its own that goes on from the checkpoint; most of the time PyTorch is imported. Disk: some 100 MB of names, none of it content.
+The shards are sparse files, as in `huge.py`. A tiny model takes two steps, then two more in a new process
+that resumes from the checkpoint; importing PyTorch takes most of the time. Disk: about 100 MB of names.
 
     python benchmarks/huge_training.py [--shards 150000]
 """
@@ -26,7 +26,7 @@ SMALL = (
 
 
 def measure(data: Path, runs: Path, steps: int, again: int = 3) -> float:
-    """The least seconds that a processor works for a whole process that trains up to a step."""
+    """The least CPU seconds of a process that trains up to a step."""
     worked = []
     for number in range(again):
         command = [sys.executable, "-m", "tokenmill.cli", "train", "--data", str(data), *SMALL]
@@ -53,13 +53,13 @@ def main() -> None:
         for shards, tokens in ((2, 5_000_000), (args.shards, SHARD)):
             folder = Path(temporary) / f"data_{shards}"
             make_prepared(folder, shards, tokens)
-            os.sync()  # what making the files left to do shall not be measured
+            os.sync()  # so that writing the files is not measured
             runs = Path(temporary) / f"runs_{shards}"
             rows.append(
                 {
                     "what": f"{shards * tokens / 1e6:,.0f} M tokens, {shards:,} shards",
                     "start and 2 steps (s)": round(measure(folder, runs, 2), 1),
-                    "go on with 2 more (s)": round(measure(folder, runs, 4), 1),
+                    "resume and 2 steps (s)": round(measure(folder, runs, 4), 1),
                 }
             )
             print(rows[-1], flush=True)

@@ -1,7 +1,7 @@
 """Training that is killed ten times at random moments, against training that is not: the same bits.
 
 Real `tokenmill train` processes, ended by SIGKILL at their start, between two steps and while they
-write a checkpoint; once with PyTorch, once with JAX. Compared are the weights, the optimiser's memory,
+write a checkpoint; once with PyTorch, once with JAX. Compared are the weights, the optimizer's state,
 the loss of every row and, but for times, every line of metrics.
 
     python benchmarks/killed_training.py [--kills 10] [--steps 400]
@@ -56,14 +56,14 @@ def train(data: Path, runs: Path, backend: str, steps: int, kills: int) -> list[
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What must be the same of two runs."""
-    from tokenmill.training.record import TIMES, read_metrics
+    """Everything that must be equal in two runs."""
+    from tokenmill.training.run_folder import TIMES, read_metrics
 
     newest = max((folder / "checkpoints").iterdir())
     lines = read_metrics(folder)
     return {
         "weights": (newest / "model.safetensors").read_bytes(),
-        "optimiser": (newest / "optimizer.safetensors").read_bytes(),
+        "optimizer": (newest / "optimizer.safetensors").read_bytes(),
         "row losses": (folder / "row_losses.f32").read_bytes(),
         "metrics": [{name: line[name] for name in line if name not in TIMES} for line in lines],
     }

@@ -1,4 +1,4 @@
-"""How far PyTorch and JAX are apart after the same steps from the same first values, in float32.
+"""Compare PyTorch and JAX after the same steps from the same initial values, in float32.
 
 python benchmarks/parity.py [--steps 50] [--layers 4] [--width 128]
 """
@@ -15,7 +15,8 @@ from results import record
 
 import tokenmill
 from tokenmill.store.tokens import Tokens
-from tokenmill.training.backend import Rows, StepReport, open_backend
+from tokenmill.training.backend import StepReport, StepRows
+from tokenmill.training.backends import open_backend
 from tokenmill.training.config import Config
 from tokenmill.training.model import Shape, first_values
 
@@ -24,18 +25,18 @@ ROWS = 16
 OPTIMIZERS: tuple[Literal["adamw", "muon"], ...] = ("adamw", "muon")
 
 
-def read_batches(steps: int) -> list[Rows]:
-    """Rows of bytes of Python's own library."""
+def read_batches(steps: int) -> list[StepRows]:
+    """Rows of bytes of a module of the standard library."""
     text = np.frombuffer(Path(pydoc.__file__).read_bytes(), np.uint8)
     loader = tokenmill.Loader(
         Tokens.of(text.astype(np.uint16)), batch_size=ROWS, seq_len=SEQ_LEN, seed=1
     )
     batches = [loader.batch_at(step) for step in range(steps)]
-    return [Rows(inputs=batch.inputs, targets=batch.targets) for batch in batches]
+    return [StepRows(inputs=batch.inputs, targets=batch.targets) for batch in batches]
 
 
-def train(name: str, config: Config, batches: list[Rows]) -> list[StepReport]:
-    """What comes of all steps in one framework."""
+def train(name: str, config: Config, batches: list[StepRows]) -> list[StepReport]:
+    """The reports of all steps in one framework."""
     shape = Shape(
         vocab=256,
         layers=config.layers,
@@ -77,7 +78,7 @@ def main() -> None:
         row = max(float(np.abs(one.row_losses - other.row_losses).max()) for one, other in pairs)
         rows.append(
             {
-                "optimiser": optimizer,
+                "optimizer": optimizer,
                 "first loss": round(torch[0].loss, 3),
                 "last loss": round(torch[-1].loss, 3),
                 "losses of a step apart by at most": f"{step:.1e}",

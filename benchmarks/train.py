@@ -1,16 +1,16 @@
-"""How well and how fast the trainer's model learns, beside GPT-2 as `transformers` has it.
+"""Compare the trainer's model with GPT-2 from `transformers`: validation loss and speed.
 
     python benchmarks/train.py [--steps 200] [--environment FOLDER]
 
-The same rows of the same loader, as many tokens a step, threads, and parameters to 5%, each model in
-a process of its own; they take turns, some steps each, so that all meet the same weather. GPT-2 has
+All models get the same rows, tokens per step and threads, with the number of parameters within 5%. Each
+runs in its own process; they alternate every few steps, so that noise affects all of them. GPT-2 has
 the usual settings: AdamW at 6e-4, warm-up and a cosine to a tenth, betas 0.9 and 0.95, weight decay
 0.1 on matrices, clipping at 1, no dropout, scaled dot-product attention, fused AdamW; and once more
 at 2e-3, which suits so short a run better. The trainer has its own defaults.
 
-The text is that of the Python installation, with a vocabulary of 4,096 trained on it, so that words
-do not outweigh all else. `transformers` goes into an environment of its own, which sees the packages
-of this one.
+The text is that of the Python installation, with a vocabulary of 4,096 trained on it, so that the
+vocabulary does not dominate the model. `transformers` is installed in its own environment, which also
+sees the packages of this one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from corpus import make_corpus
 from results import record
 
 import tokenmill
-from tokenmill.training.backend import Rows
+from tokenmill.training.backend import StepRows
 from tokenmill.training.config import Config
-from tokenmill.training.model import count_parameters, first_values
-from tokenmill.training.run import make_shape
+from tokenmill.training.model import count_parameters, first_values, make_shape
 from tokenmill.training.torch_backend import TorchBackend
 
 PACKAGES = (
@@ -68,14 +67,14 @@ CONTESTANTS = {
 
 
 class Contestant(Protocol):
-    """A model that learns."""
+    """A model in the comparison."""
 
     parameters: int
 
-    def step(self, rows: Rows, step: int) -> None:
-        """Learn some rows."""
+    def step(self, rows: StepRows, step: int) -> None:
+        """Train on rows."""
 
-    def losses(self, rows: Rows) -> Any:
+    def losses(self, rows: StepRows) -> Any:
         """The loss of each target."""
 
 
@@ -87,17 +86,17 @@ class Own:
         self.config, self.parameters = config, count_parameters(shape)
         self.backend = TorchBackend(config, shape, first_values(shape, config.seed))
 
-    def step(self, rows: Rows, step: int) -> None:
-        """Learn some rows."""
+    def step(self, rows: StepRows, step: int) -> None:
+        """Train on rows."""
         self.backend.step(rows, self.config.scale(step))
 
-    def losses(self, rows: Rows) -> Any:
+    def losses(self, rows: StepRows) -> Any:
         """The loss of each target."""
         return self.backend.evaluate(rows)
 
 
 class GPT2:
-    """GPT-2, with one layer more than the trainer's model, because its head is its embedding."""
+    """GPT-2 with one more layer than the trainer's model, because its head shares the embedding."""
 
     def __init__(self, config: Config, rate: float) -> None:
         import torch
@@ -135,15 +134,15 @@ class GPT2:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return 0.55 + 0.45 * math.cos(math.pi * done)
 
-    def _losses(self, rows: Rows) -> Any:
+    def _losses(self, rows: StepRows) -> Any:
         inputs, targets = (self.torch.tensor(ids) for ids in (rows.inputs, rows.targets))
         logits = self.model(inputs).logits
         return self.torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="none"
         )
 
-    def step(self, rows: Rows, step: int) -> None:
-        """Learn some rows."""
+    def step(self, rows: StepRows, step: int) -> None:
+        """Train on rows."""
         self._losses(rows).mean().backward()
         self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for group in self.optimizer.param_groups:
@@ -151,14 +150,14 @@ class GPT2:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def losses(self, rows: Rows) -> Any:
+    def losses(self, rows: StepRows) -> Any:
         """The loss of each target."""
         with self.torch.no_grad():
             return self._losses(rows).numpy()
 
 
 def contend(name: str, dataset: Path, steps: int) -> None:
-    """Be a contestant: a line of input, a stretch of steps; at the end, validation."""
+    """Run one contestant: each line of input starts some steps; the last one, validation."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -173,19 +172,21 @@ def contend(name: str, dataset: Path, steps: int) -> None:
             started = time.perf_counter()
             for step in range(first, min(first + STRETCH, steps)):
                 batch = next(loader)
-                model.step(Rows(inputs=batch.inputs, targets=batch.targets), step)
+                model.step(StepRows(inputs=batch.inputs, targets=batch.targets), step)
             print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
     sys.stdin.readline()
     val = tokenmill.Loader(data["val"], batch_size=16, order="sequential", prefetch=0, **settings)
     found = []
     for number in range(VAL_ROWS // 16):
         batch = val.batch_at(number)
-        found.append(float(model.losses(Rows(inputs=batch.inputs, targets=batch.targets)).mean()))
+        found.append(
+            float(model.losses(StepRows(inputs=batch.inputs, targets=batch.targets)).mean())
+        )
     print(json.dumps({"loss": float(np.mean(found))}), flush=True)
 
 
 def make_environment(folder: Path) -> Path:
-    """An environment with `transformers`, and with all that this one has; returns its Python."""
+    """Make an environment with `transformers` and the packages of this one; returns its Python."""
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -198,7 +199,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def make_dataset(folder: Path) -> Path:
-    """The text of the Python installation, with a vocabulary of its own."""
+    """Prepare the text of the Python installation with its own vocabulary."""
     text = [str(path) for path in make_corpus(folder / "text", TEXT, "real")]
     tokenizer = folder / "tokenizer.json"
     tokenmill.train_tokenizer(text, vocab_size=VOCAB, out=tokenizer)
@@ -207,7 +208,7 @@ def make_dataset(folder: Path) -> Path:
 
 
 def compare(python: Path, dataset: Path, steps: int) -> list[dict[str, Any]]:
-    """All contestants, turn by turn; a row of results each."""
+    """Run all contestants in turn; returns a row of results for each."""
     words = [str(python), "-W", "ignore", __file__, "--dataset", str(dataset)]
     words += ["--steps", str(steps), "--contestant"]
     running = {
@@ -230,8 +231,8 @@ def compare(python: Path, dataset: Path, steps: int) -> list[dict[str, Any]]:
     for first in range(0, steps, STRETCH):
         for name in running:
             seconds[name].append(ask(name, "seconds"))
-        told = ", ".join(f"{name} {seconds[name][-1]:.1f} s" for name in running)
-        print(f"steps {first}-{min(first + STRETCH, steps)}: {told}", flush=True)
+        times = ", ".join(f"{name} {seconds[name][-1]:.1f} s" for name in running)
+        print(f"steps {first}-{min(first + STRETCH, steps)}: {times}", flush=True)
     losses = {name: ask(name, "loss") for name in running}
     for one in running.values():
         one.communicate()
@@ -241,12 +242,14 @@ def compare(python: Path, dataset: Path, steps: int) -> list[dict[str, Any]]:
 def describe(
     parameters: dict[str, float], seconds: dict[str, list[float]], losses: dict[str, float]
 ) -> list[dict[str, Any]]:
-    """The table. Speeds are those of the middle turn, and ratios the middle one of all turns."""
+    """The rows of the table: median speeds and median ratios of all turns."""
     peer = next(iter(CONTESTANTS))
     assert all(abs(count / parameters[peer] - 1) < 0.05 for count in parameters.values())
     rows = []
     for name, spent in seconds.items():
-        whole = spent[1:-1] or spent  # the first turn warms up, and the last may be shorter
+        whole = (
+            spent[1:-1] or spent
+        )  # without the first turn, which warms up, and the last, which may be shorter
         against = [theirs / ours for theirs, ours in zip(seconds[peer], spent, strict=True)]
         rows.append(
             {

@@ -1,12 +1,12 @@
-"""Train on local .npy files of GPT-2 ids, with the flags of the guide about them and settings for one H100.
+"""Train on local .npy files of GPT-2 ids, with the flags of their guide and settings for one H100.
 
     python scripts/train_h100_optimized.py
     python scripts/train_h100_optimized.py --train_data_path train.npy --val_data_path val.npy \\
         --batch_size 64
 
-A step has 524,288 tokens; --batch_size says how many sequences of them the GPU takes at once, and so
-how much of its memory is used, not what is learned. It is the command `tokenmill train` with these
-settings, which takes any of its own flags here too; see `tokenmill train --help`.
+A step has 524,288 tokens; --batch_size is the number of sequences that the GPU processes at once. It
+changes the memory used, not the result. It runs `tokenmill train` with these settings and accepts its
+flags too; see `tokenmill train --help`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
-        allow_abbrev=False,  # what is not known here is for `tokenmill train`
+        allow_abbrev=False,  # unknown flags are for `tokenmill train`
     )
     default = "training_data/owt_train_tokens.npy"
     parser.add_argument("--train_data_path", default=default, help=f"default: {default}")
@@ -35,8 +35,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="default: 42")
     for name in ("--num_workers", "--prefetch_factor"):
         parser.add_argument(name, help="not needed: one thread reads ahead")
-    told, rest = parser.parse_known_args()
-    for name, path in (("Training", told.train_data_path), ("Validation", told.val_data_path)):
+    given, rest = parser.parse_known_args()
+    for name, path in (("Training", given.train_data_path), ("Validation", given.val_data_path)):
         if not Path(path).exists():
             print(f"❌ {name} data file not found: {path}", file=sys.stderr)
             print(
@@ -45,18 +45,18 @@ def main() -> int:
             )
             return 1
     typed = {argument.partition("=")[0] for argument in rest}
-    if "--config" not in typed:  # which otherwise says all that no flag says
-        told.max_length, told.batch_size = told.max_length or 1024, told.batch_size or 32
-        told.seed = 42 if told.seed is None else told.seed
+    if "--config" not in typed:  # a file of settings replaces these defaults
+        given.max_length, given.batch_size = given.max_length or 1024, given.batch_size or 32
+        given.seed = 42 if given.seed is None else given.seed
     flags = {
-        "--name": told.model_name,
+        "--name": given.model_name,
         "--tokenizer": "gpt2",
-        "--data": told.train_data_path,
-        "--val": told.val_data_path,
+        "--data": given.train_data_path,
+        "--val": given.val_data_path,
         "--config": "124M",
-        "--seq-len": told.max_length,
-        "--micro-batch": told.batch_size,
-        "--seed": told.seed,
+        "--seq-len": given.max_length,
+        "--micro-batch": given.batch_size,
+        "--seed": given.seed,
     }
     kept = [
         f"{name}={value}"

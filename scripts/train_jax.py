@@ -2,18 +2,18 @@
 
     python scripts/train_jax.py --config config.yaml
 
-The file says what to train on, too; docs/training.md lists its keys:
+The file also names the data; docs/training.md lists its keys:
 
     data_config:
-      dataset_name: stories.txt   # texts, which are tokenized once, or a prepared dataset
+      dataset_name: stories.txt   # texts, tokenized once, or a prepared dataset
       tokenizer_name: gpt2
-      batch_size: 512             # sequences of a step
+      batch_size: 512             # sequences per step
     model_config:
       maxlen: 256
     train_config:
       num_epochs: 1
 
-It is the command `tokenmill train --backend jax`, which takes any of its own flags here too.
+It runs `tokenmill train --backend jax` and accepts its flags too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokenmill.cli.flags import find_flags, name_flags
 from tokenmill.compat.text_source import open_texts
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.training.config import Config
-from tokenmill.training.settings import RunFile, override, read_run_file
+from tokenmill.training.config_file import RunFile, override, read_run_file
 
 
 def main() -> int:
@@ -36,12 +36,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
-        allow_abbrev=False,  # what is not known here is for `tokenmill train`
+        allow_abbrev=False,  # unknown flags are for `tokenmill train`
     )
     parser.add_argument("--config", required=True, help="YAML or JSON")
-    told, rest = parser.parse_known_args()
+    given, rest = parser.parse_known_args()
     try:
-        flags = _translate(read_run_file(told.config), Path(told.config).stem)
+        flags = _translate(read_run_file(given.config), Path(given.config).stem)
     except TokenmillError as error:
         print(name_flags(str(error), find_flags(["train"])), file=sys.stderr)
         return error.exit_status
@@ -51,9 +51,9 @@ def main() -> int:
 
 
 def _translate(file: RunFile, stem: str) -> dict[str, str]:
-    """The flags that say what a file says."""
+    """The flags of `tokenmill train` for the settings in a file."""
     if file.dataset_name is None:
-        raise UsageError("the configuration has no dataset_name, which says what to train on.")
+        raise UsageError("the configuration has no dataset_name: the text to train on.")
     data = open_texts(Path(file.dataset_name), file.tokenizer_name or "gpt2")
     config = file.config
     if file.num_epochs is not None:

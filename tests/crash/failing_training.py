@@ -1,4 +1,4 @@
-"""Trains while the data vanish, are damaged, or the disk fills; prints one JSON line a run.
+"""Train while the data vanishes or is damaged, or the disk fills; prints one JSON line per run.
 
     python failing_training.py DATA SCRATCH [MOUNT_POINT]
 
@@ -23,11 +23,11 @@ from training import PATIENCE, Forked, command
 STEPS = ("--max-steps", "150")
 
 
-def tell(what: str, process: Forked, complaints: Path, folder: Path) -> None:
+def report(what: str, process: Forked, complaints: Path, folder: Path) -> None:
     """Wait for the end of a run, and print how it ended."""
     status = process.wait()
-    told = {"what": what, "status": status, "told": complaints.read_text()}
-    print(json.dumps(told | {"made": sorted(contents(folder))}), flush=True)
+    result = {"what": what, "status": status, "stderr": complaints.read_text()}
+    print(json.dumps(result | {"made": sorted(contents(folder))}), flush=True)
 
 
 def overwrite(path: Path, content: bytes) -> None:
@@ -37,7 +37,7 @@ def overwrite(path: Path, content: bytes) -> None:
 
 
 def spoil(data: Path, scratch: Path) -> None:
-    """Let something happen to the data in the middle of a run, then mend it and go on."""
+    """Damage the data in the middle of a run, then restore it and resume."""
     shard = next(data.glob("train/*.bin"))
     sound = shard.read_bytes()
     away = data.with_name("away")
@@ -50,7 +50,7 @@ def spoil(data: Path, scratch: Path) -> None:
             lambda: overwrite(shard, sound),
         ),
     }
-    for name, (damage, mend) in spoilings.items():
+    for name, (damage, restore) in spoilings.items():
         runs = scratch / name
         arguments = list(map(str, command(data, runs, *STEPS)))
         complaints = scratch / f"{name}.txt"
@@ -58,9 +58,9 @@ def spoil(data: Path, scratch: Path) -> None:
         metrics = runs / "m" / "metrics.jsonl"
         assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, PATIENCE)  # noqa: B023
         damage()
-        tell(name, process, complaints, runs)
-        mend()
-        tell(f"{name}, mended", Forked(arguments, complaints), complaints, runs)
+        report(name, process, complaints, runs)
+        restore()
+        report(f"{name}; restored", Forked(arguments, complaints), complaints, runs)
 
 
 def fill(data: Path, scratch: Path, disk: Path) -> None:
@@ -77,15 +77,15 @@ def fill(data: Path, scratch: Path, disk: Path) -> None:
     one = 30 * page  # more than a checkpoint takes, and less than two
     for what, size in (("begin", page), ("lines", 6 * page), ("first", one), ("third", 3 * one)):
         mount(size, "remount")
-        tell(what, Forked(arguments, complaints), complaints, disk)
+        report(what, Forked(arguments, complaints), complaints, disk)
     mount(64 << 20, "remount")
-    tell("end", Forked(arguments, complaints), complaints, disk)
+    report("end", Forked(arguments, complaints), complaints, disk)
     shutil.copytree(disk / "runs", scratch / "full")
 
 
 def main(data: Path, scratch: Path, disk: Path | None = None) -> None:
-    """First a run to which nothing happens."""
-    arguments = list(map(str, command(data, scratch / "undisturbed", *STEPS)))
+    """An uninterrupted run first."""
+    arguments = list(map(str, command(data, scratch / "uninterrupted", *STEPS)))
     assert Forked(arguments).wait() == 0
     spoil(data, scratch)
     if disk is not None:

@@ -1,4 +1,4 @@
-"""Data that vanish or are damaged under a run, and a full disk: told clearly, and nothing is lost."""
+"""Lost or damaged data and a full disk stop a run with a clear error, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def entries(scratch: Path) -> dict[str, dict[str, Any]]:
-    """What the program has to say of each run."""
+    """The program's output for each run."""
     command = [sys.executable, PROGRAM, make_data(scratch), scratch]
     if CAN_MOUNT:
         (scratch / "disk").mkdir()
@@ -37,7 +37,7 @@ def entries(scratch: Path) -> dict[str, dict[str, Any]]:
     return {entry["what"]: entry for entry in map(json.loads, ended.stdout.splitlines())}
 
 
-def test_data_that_vanish_or_are_damaged_stop_a_run_that_then_goes_on(
+def test_lost_or_damaged_data_stops_a_run_that_resumes_later(
     entries: dict[str, dict[str, Any]], scratch: Path
 ) -> None:
     reasons = {
@@ -48,27 +48,27 @@ def test_data_that_vanish_or_are_damaged_stop_a_run_that_then_goes_on(
     for what, reason in reasons.items():
         entry = entries[what]
         assert entry["status"] == 1, entry
-        assert reason in entry["told"]
-        assert "the checkpoint of step" in entry["told"]
-        assert "the same command resumes" in entry["told"]
-        assert "Traceback" not in entry["told"]
-        assert entries[f"{what}, mended"]["status"] == 0
-        assert results(scratch / what) == results(scratch / "undisturbed")
+        assert reason in entry["stderr"]
+        assert "the checkpoint of step" in entry["stderr"]
+        assert "the same command resumes" in entry["stderr"]
+        assert "Traceback" not in entry["stderr"]
+        assert entries[f"{what}; restored"]["status"] == 0
+        assert results(scratch / what) == results(scratch / "uninterrupted")
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="no file system can be mounted here")
-def test_full_disk_stops_a_run_that_then_goes_on(
+def test_a_full_disk_stops_a_run_that_resumes_later(
     entries: dict[str, dict[str, Any]], scratch: Path
 ) -> None:
     for what in ("begin", "lines", "first", "third"):
         entry = entries[what]
         assert entry["status"] == 1, entry
-        assert "tokenmill: The disk is full" in entry["told"], (what, entry)
-        assert "run the same command again" in entry["told"]
-        assert "Traceback" not in entry["told"]
+        assert "tokenmill: The disk is full" in entry["stderr"], (what, entry)
+        assert "run the same command again" in entry["stderr"]
+        assert "Traceback" not in entry["stderr"]
         assert not [name for name in entry["made"] if ".tmp" in name]
     assert not [name for name in entries["first"]["made"] if "step_" in name]
-    assert "the checkpoint of step" in entries["third"]["told"]
+    assert "the checkpoint of step" in entries["third"]["stderr"]
     assert [name for name in entries["third"]["made"] if "step_" in name]
     assert entries["end"]["status"] == 0
-    assert results(scratch / "full") == results(scratch / "undisturbed")
+    assert results(scratch / "full") == results(scratch / "uninterrupted")

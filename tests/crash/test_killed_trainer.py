@@ -1,4 +1,4 @@
-"""Training that is killed at any moment ends with the weights of training that is not, bit for bit."""
+"""Training killed at any moment ends with the weights of uninterrupted training, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_killed_training_ends_with_the_same_weights_and_losses(
             text=True,
             env=ONE_THREAD | cache,
         )
-        told: dict[str, Any] = json.loads(ended.stdout)
-        assert told["status"] == 0, ended.stderr
+        result: dict[str, Any] = json.loads(ended.stdout)
+        assert result["status"] == 0, ended.stderr
         assert ended.stderr == ""
-        return told
+        return result
 
-    train("undisturbed", 0)
-    told = train("killed", kills)
-    assert results(tmp_path / "killed") == results(tmp_path / "undisturbed"), told
+    train("uninterrupted", 0)
+    result = train("killed", kills)
+    assert results(tmp_path / "killed") == results(tmp_path / "uninterrupted"), result

@@ -1,4 +1,4 @@
-"""A training process that is killed, with its DataLoader workers at work, leaves nothing behind."""
+"""A killed training process with busy DataLoader workers leaves nothing behind."""
 
 import os
 import signal
@@ -47,11 +47,11 @@ def members(group):
 def test_a_killed_training_process_leaves_nothing_and_the_next_one_starts(tmp_path):
     path = tmp_path / "ids.npy"
     np.save(path, np.random.default_rng(0).integers(0, 60_000, 100_000).astype(np.uint16))
-    told = []
+    result = []
     for batches in (3, 40):
         shared = set(os.listdir("/dev/shm"))
         process = start(path)
-        told.append([process.stdout.readline() for _ in range(batches)])
+        result.append([process.stdout.readline() for _ in range(batches)])
         family = members(process.pid)
         assert len(family) == 3
         process.send_signal(signal.SIGKILL)
@@ -65,4 +65,4 @@ def test_a_killed_training_process_leaves_nothing_and_the_next_one_starts(tmp_pa
         # PyTorch has the number of the process in the names.
         assert not {name for name in new if any(str(number) in name for number in family)}
         assert [entry.name for entry in tmp_path.iterdir()] == ["ids.npy"]
-    assert told[1][:3] == told[0]
+    assert result[1][:3] == result[0]

@@ -1,4 +1,4 @@
-"""Starts `tokenmill train` on a small text, kills it, and tells what must be the same in the end.
+"""Start `tokenmill train` on a small text, kill it, and return what must be equal in the end.
 
     python training.py KILLS forked|fresh ARGUMENTS...
 
@@ -22,7 +22,7 @@ from typing import Any
 from runs import COMMAND, library_text, run, wait_until
 
 from tokenmill.training.checkpoints import Checkpoints
-from tokenmill.training.record import TIMES, read_metrics
+from tokenmill.training.run_folder import TIMES, read_metrics
 
 ONE_THREAD = {
     **os.environ,
@@ -55,7 +55,7 @@ def command(data: Path, runs: Path, *more: str | Path) -> list[str | Path]:
 
 
 def results(runs: Path) -> dict[str, Any]:
-    """All that must be the same of two runs: times differ."""
+    """Everything that must be equal in two runs, without times."""
     newest = Checkpoints(runs / "m" / "checkpoints").newest()
     assert newest is not None
     return {
@@ -72,7 +72,7 @@ def results(runs: Path) -> dict[str, Any]:
 
 
 class Forked:
-    """A process of its own that runs a command; what it complains of goes to a file, if one is given."""
+    """A forked process that runs a command; its standard error goes to a file if given."""
 
     def __init__(self, arguments: list[str], complaints: Path | None = None) -> None:
         sys.stdout.flush()
@@ -130,7 +130,7 @@ def kill_once(
     running = process.poll() is None
     process.kill()
     process.wait()
-    # What is there at the start is left over from the time before.
+    # Temporary files at the start are left over from the previous run.
     left = how != "at start" and any(name.endswith(".tmp") for name in _names(folder))
     return f"{how}{', half-written' if left else ''}" if running else "after its end"
 

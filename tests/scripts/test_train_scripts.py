@@ -1,4 +1,4 @@
-"""The commands that the guides type to train, from any folder."""
+"""The guides' training commands work from any folder."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def settings_of(folder: Path, name: str) -> dict:
 
 
 def test_train_in_memory(folder: Path) -> None:
-    told = run(
+    ended = run(
         folder,
         "train.py",
         *("--model_name", "my_model", "--input_file", "input.txt", "--tokenizer", "bytes"),
         *("--config_file", "tiny.json", "--max_iters", "2"),
     )
-    assert told.returncode == 0, told.stderr
+    assert ended.returncode == 0, ended.stderr
     assert settings_of(folder, "my_model")["max_steps"] == 2
-    assert "input.txt: " in told.stdout
+    assert "input.txt: " in ended.stdout
     assert (folder / "runs/my_model/loss.svg").exists()
 
 
@@ -60,46 +60,46 @@ def test_train_on_shards_of_the_guides_own_script(folder: Path) -> None:
         ids = np.arange(count, dtype="<u4") % 50_257
         ids.tofile(folder / "old" / split / "shard_00000.bin")
     (folder / "old/dataset_metadata.json").write_text('{"total_tokens": 3300}')
-    told = run(folder, "train.py", "--model_name", "m", "--dataset_dir", "old", *FLAGS)
-    assert told.returncode == 0, told.stderr
-    assert "old: 3,000 tokens" in told.stdout
-    assert "validation loss" in told.stdout
+    ended = run(folder, "train.py", "--model_name", "m", "--dataset_dir", "old", *FLAGS)
+    assert ended.returncode == 0, ended.stderr
+    assert "old: 3,000 tokens" in ended.stdout
+    assert "validation loss" in ended.stdout
 
 
 @pytest.mark.parametrize(
     "modes", [["--input_file", "input.txt", "--dataset_dir", "data"], []], ids=["both", "none"]
 )
 def test_one_mode_at_a_time(folder: Path, modes: list[str]) -> None:
-    told = run(folder, "train.py", "--model_name", "m", *modes)
-    assert told.returncode == 2
-    assert "--input_file" in told.stderr.splitlines()[-1]
-    assert "--dataset_dir" in told.stderr.splitlines()[-1]
+    ended = run(folder, "train.py", "--model_name", "m", *modes)
+    assert ended.returncode == 2
+    assert "--input_file" in ended.stderr.splitlines()[-1]
+    assert "--dataset_dir" in ended.stderr.splitlines()[-1]
     assert not (folder / "runs").exists()
 
 
-def test_a_folder_without_shards_is_told_of_in_the_guides_words(folder: Path) -> None:
-    told = run(folder, "train.py", "--model_name", "m", "--dataset_dir", "data")
-    assert told.returncode == 1
-    assert told.stderr.startswith("No training shards found: data has no train/*.bin.")
+def test_a_folder_without_shards_has_the_guides_error(folder: Path) -> None:
+    ended = run(folder, "train.py", "--model_name", "m", "--dataset_dir", "data")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("No training shards found: data has no train/*.bin.")
 
 
-def test_local_files_have_the_settings_for_an_h100_unless_told_otherwise(folder: Path) -> None:
+def test_local_files_use_the_h100_settings_by_default(folder: Path) -> None:
     (folder / "training_data").mkdir()
     ids = np.arange(3_000, dtype=np.int32)
     np.save(folder / "training_data/owt_train_tokens.npy", ids)
     np.save(folder / "val.npy", ids[:500])
-    told = run(folder, "train_h100_optimized.py")
-    assert told.returncode == 1
-    assert told.stderr.startswith(
+    ended = run(folder, "train_h100_optimized.py")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(
         "❌ Validation data file not found: training_data/owt_valid_tokens.npy\n"
     )
-    told = run(
+    ended = run(
         folder,
         "train_h100_optimized.py",
         *("--val_data_path", "val.npy", "--batch_size", "2", "--num_workers", "8"),
         *FLAGS,
     )
-    assert told.returncode == 0, told.stderr
+    assert ended.returncode == 0, ended.stderr
     made = settings_of(folder, "h100")
     assert (made["micro_batch"], made["seq_len"], made["dtype"], made["seed"]) == (
         2,
@@ -107,16 +107,16 @@ def test_local_files_have_the_settings_for_an_h100_unless_told_otherwise(folder:
         "auto",
         42,
     )
-    assert "validation loss" in told.stdout
+    assert "validation loss" in ended.stdout
     (folder / "own.json").write_text('{"seq_len": 8, "batch_tokens": 64, "seed": 7}')
     own = [one for one in FLAGS if not one.startswith(("--seq", "--batch", "--seed", "--micro"))]
     words = ["--val_data_path", "val.npy", "--config", "own.json", "--model_name", "own"]
-    told = run(folder, "train_h100_optimized.py", *words, *own)
-    assert told.returncode == 0, told.stderr
+    ended = run(folder, "train_h100_optimized.py", *words, *own)
+    assert ended.returncode == 0, ended.stderr
     made = settings_of(folder, "own")
     assert (made["micro_batch"], made["seq_len"], made["seed"]) == (None, 8, 7)
-    told = run(folder, "train_h100_optimized.py", "--train_data_path", "no.npy")
-    assert told.stderr.startswith("❌ Training data file not found: no.npy\n")
+    ended = run(folder, "train_h100_optimized.py", "--train_data_path", "no.npy")
+    assert ended.stderr.startswith("❌ Training data file not found: no.npy\n")
 
 
 def test_jax_from_the_guides_configuration(folder: Path) -> None:
@@ -130,9 +130,9 @@ model_config: {maxlen: 16, layers: 1, heads: 1, width: 16}
 train_config: {num_epochs: 0.05, val_tokens: 64, sample_tokens: 0}
 """
     )
-    told = run(folder, "train_jax.py", "--config", "config.yaml", "--name", "mine")
-    assert told.returncode == 0, told.stderr
-    assert "(jax)" in told.stdout
+    ended = run(folder, "train_jax.py", "--config", "config.yaml", "--name", "mine")
+    assert ended.returncode == 0, ended.stderr
+    assert "(jax)" in ended.stdout
     (prepared,) = [path for path in (folder / "input.txt.tokens").iterdir() if path.is_dir()]
     tokens = len(tokenmill.open(prepared)["train"])
     made = settings_of(folder, "mine")
@@ -140,8 +140,8 @@ train_config: {num_epochs: 0.05, val_tokens: 64, sample_tokens: 0}
     assert (made["seq_len"], made["batch_tokens"]) == (16, 64)
 
 
-def test_a_configuration_without_data_is_told_of(folder: Path) -> None:
+def test_a_configuration_without_data_is_an_error(folder: Path) -> None:
     (folder / "config.yaml").write_text("layers: 2")
-    told = run(folder, "train_jax.py", "--config", "config.yaml")
-    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
-    assert "dataset_name" in told.stderr
+    ended = run(folder, "train_jax.py", "--config", "config.yaml")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "dataset_name" in ended.stderr

@@ -1,4 +1,4 @@
-"""A JAX program: trains a tiny model for some steps, and writes what came of it.
+"""A JAX program that trains a tiny model for some steps and writes the results.
 
 jax_program.py BEGIN FROM UNTIL KEEP: from a state (or -) of a step to another step; KEEP is a prefix.
 A state is kept half-way too.
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.backend import StepRows
+from tokenmill.training.backends import open_backend
 from tokenmill.training.config import Config
 from tokenmill.training.model import Shape, first_values
 
@@ -30,12 +31,14 @@ CONFIG = Config(
 
 
 def make_rows(step, rank=0, world_size=1):
-    """A rank's share of the rows of a step."""
+    """The rows of a rank in a step."""
     random = np.random.default_rng(step)
     tokens = random.integers(0, SHAPE.vocab // 2, (ROWS, LENGTH + 1)) * 2
     documents = np.cumsum(random.random((ROWS, LENGTH)) < 0.1, axis=1).astype(np.int32)
     share = slice(rank * ROWS // world_size, (rank + 1) * ROWS // world_size)
-    return Rows(inputs=tokens[share, :-1], targets=tokens[share, 1:], documents=documents[share])
+    return StepRows(
+        inputs=tokens[share, :-1], targets=tokens[share, 1:], documents=documents[share]
+    )
 
 
 def save(path, backend):
@@ -63,10 +66,10 @@ def main():
         if step + 1 == (first + last) // 2:
             save(keep.with_name(f"{keep.name}-half.npz"), backend)
     reports = backend.report()
-    # Each rank by itself, as many rows as it likes; then all together.
+    # Each rank evaluates another number of rows alone, then all ranks sum.
     own = make_rows(1_000, backend.rank, backend.world_size)
     count = 5 - backend.rank
-    some = Rows(
+    some = StepRows(
         inputs=own.inputs[:count], targets=own.targets[:count], documents=own.documents[:count]
     )
     evaluated = backend.evaluate(some)

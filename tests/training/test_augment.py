@@ -1,4 +1,4 @@
-"""Augmentation: a function of (seed, row), against a slow second writing of it."""
+"""Augmentation is a function of (seed, row); compared with a slow second implementation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.training.augment import augment, padded_vocab
+from tokenmill.training.augment import augment
 from tokenmill.training.config import Config
+from tokenmill.training.model import padded_vocab
 
 VOCAB, END = 50, 49
 MANY = np.random.default_rng(0).integers(0, VOCAB, (400, 65))
@@ -26,7 +27,7 @@ def whole(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.hstack([inputs, targets[:, -1:]])
 
 
-def test_nothing_is_changed_or_copied_unless_asked_for() -> None:
+def test_rows_are_views_without_augmentation() -> None:
     inputs, targets = changed(MANY)
     assert np.shares_memory(inputs, MANY)
     assert np.array_equal(inputs, MANY[:, :-1])
@@ -36,7 +37,7 @@ def test_nothing_is_changed_or_copied_unless_asked_for() -> None:
 @pytest.mark.parametrize("kind", ["mask_fraction", "noise_fraction", "fim_fraction"])
 @settings(deadline=None)
 @given(cut=st.integers(0, 20), first=st.integers(0, 2**40))
-def test_a_row_follows_from_its_number_alone(kind: str, cut: int, first: int) -> None:
+def test_augmentation_depends_only_on_the_row_number(kind: str, cut: int, first: int) -> None:
     rows = MANY[:20]
     together = changed(rows, first, **{kind: 0.5})
     parts = (
@@ -48,13 +49,13 @@ def test_a_row_follows_from_its_number_alone(kind: str, cut: int, first: int) ->
 
 
 @pytest.mark.parametrize("kind", ["mask_fraction", "noise_fraction", "fim_fraction"])
-def test_other_rows_and_seeds_are_changed_otherwise(kind: str) -> None:
+def test_other_rows_and_seeds_are_augmented_differently(kind: str) -> None:
     one = changed(MANY, **{kind: 0.5})[0]
     assert not np.array_equal(one, changed(MANY, 1, **{kind: 0.5})[0])
     assert not np.array_equal(one, changed(MANY, seed=43, **{kind: 0.5})[0])
 
 
-def test_masks_are_the_end_of_text_as_often_as_asked_for_and_targets_stay() -> None:
+def test_masks_have_the_configured_share_and_targets_stay() -> None:
     inputs, targets = changed(np.full_like(MANY, 7), mask_fraction=0.2)
     assert set(np.unique(inputs)) == {7, END}
     assert (inputs == END).mean() == pytest.approx(0.2, abs=0.01)
@@ -65,7 +66,7 @@ def test_masks_are_the_end_of_text_as_often_as_asked_for_and_targets_stay() -> N
     assert (changed(MANY, mask_fraction=1)[0] == END).all()
 
 
-def test_noise_is_any_id_equally_often_and_targets_stay() -> None:
+def test_noise_is_uniform_and_targets_stay() -> None:
     inputs, targets = changed(np.full_like(MANY, 7), noise_fraction=1)
     counts = np.bincount(inputs.ravel(), minlength=VOCAB)
     assert len(counts) == VOCAB
@@ -107,19 +108,19 @@ def test_fill_in_the_middle_moves_one_piece_of_one_document(
     assert tuple(whole(inputs, targets)[0].tolist()) in rearrangements(row, eot_id)
 
 
-def test_every_rearrangement_of_a_row_comes() -> None:
+def test_every_rearrangement_of_a_row_occurs() -> None:
     row = [1, 2, END, 3, 4, 5, 6, 7]
     rows = np.tile(row, (5_000, 1))
     found = {tuple(made) for made in whole(*changed(rows, fim_fraction=1)).tolist()}
     assert found == rearrangements(row, END)
 
 
-def test_as_many_rows_are_rearranged_as_asked_for() -> None:
+def test_the_configured_share_of_rows_is_rearranged() -> None:
     inputs, _ = changed(np.tile(MANY, (5, 1)), fim_fraction=0.3)
     assert (inputs >= VOCAB).any(axis=1).mean() == pytest.approx(0.3, abs=0.03)
 
 
-def test_marks_have_ids_of_their_own_and_are_never_masked() -> None:
+def test_markers_have_their_own_ids_and_are_never_masked() -> None:
     config = Config(fim_fraction=1, mask_fraction=1)
     inputs, _ = augment(MANY, 0, config=config, vocab=VOCAB, eot_id=END)
     assert set(np.unique(inputs)) == {END, VOCAB, VOCAB + 1, VOCAB + 2}
@@ -133,7 +134,7 @@ def test_marks_have_ids_of_their_own_and_are_never_masked() -> None:
     assert narrow[0].max() >= 65_535
 
 
-def test_rows_too_short_for_marks_stay() -> None:
+def test_rows_too_short_for_markers_are_not_changed() -> None:
     rows = MANY[:, :4]
     assert np.array_equal(whole(*changed(rows, fim_fraction=1)), rows)
 

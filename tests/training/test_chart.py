@@ -1,4 +1,4 @@
-"""The curves of a run: well-formed, small, inside the picture, and of the values they are of."""
+"""Charts are well-formed, small, and show the right values inside the picture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def labels(svg: str) -> list[str]:
     return [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def test_long_runs_have_small_charts_with_the_means_of_their_steps() -> None:
+def test_charts_of_long_runs_are_small_and_show_means() -> None:
     steps = np.arange(1, 1_000_001)
     values = 3 + np.sin(steps / 100_000)
     svg = draw_svg([Curve("train", steps, values)], "long")
@@ -67,7 +67,7 @@ def test_lower_losses_are_drawn_lower_and_text_is_escaped() -> None:
     assert high < low  # SVG counts from the top
 
 
-def test_scale_is_logarithmic_where_losses_differ_much() -> None:
+def test_the_scale_is_logarithmic_for_a_wide_range() -> None:
     wide = draw_svg([Curve("train", [1, 2, 3], [16.0, 4.0, 1.0])], "x")
     (_, first), (_, middle), (_, last) = places(wide)[0]
     assert middle == pytest.approx((first + last) / 2, abs=0.2)
@@ -83,7 +83,7 @@ def test_ticks_are_few_and_inside(low: float, span: float) -> None:
     assert all(low - span * 1e-3 <= tick <= low + span * 1.001 for tick in ticks)
 
 
-def test_terminal_curve_falls_where_the_loss_falls() -> None:
+def test_the_terminal_curve_falls_with_the_loss() -> None:
     drawn = draw_text([Curve("train", range(100), np.linspace(4, 3, 100))], width=20, height=5)
     rows = drawn.splitlines()[:5]
     first = [next(i for i, mark in enumerate(row) if "\u2800" < mark <= "\u28ff") for row in rows]

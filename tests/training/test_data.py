@@ -1,8 +1,12 @@
-"""The data of a run: what may be given, what it is validated on, and what is refused."""
+"""The data of a run: arguments, validation sets, and errors; rows are read, not mapped."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,12 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
-from tokenmill.errors import InputError, TokenizerError, UsageError
+from tokenmill.errors import DatasetError, InputError, TokenizerError, UsageError
 from tokenmill.load.mixture import Mixture
+from tokenmill.load.prefetch import Prefetch
 from tokenmill.preparation.train_tokenizer import train_tokenizer
+from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.training.config import Config
-from tokenmill.training.data import bytes_per_token, open_data
+from tokenmill.training.data import open_data, read_not_mapped
+from tokenmill.training.validation import bytes_per_token
 
 MEASURED = [
     (tokenizer, bytes_per_token(tokenizer, tokenizer.vocab_size))
@@ -44,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_prepared_dataset_brings_all_that_is_needed(folder: Path) -> None:
+def test_a_prepared_dataset_needs_no_other_arguments(folder: Path) -> None:
     found = open_data([str(folder / "web")], config=SMALL)
     data = tokenmill.open(folder / "web")
     assert np.array_equal(found.train[:], data["train"][:])
@@ -73,7 +80,7 @@ def test_a_mixture_is_validated_on_the_beginnings_of_its_sources_by_weight(folde
     assert set(found.fingerprints) == {"train web", "train code", "val", "tokenizer"}
 
 
-def test_a_path_with_signs_in_it_is_a_path_where_it_is_there(folder: Path) -> None:
+def test_an_existing_path_with_special_characters_is_a_path(folder: Path) -> None:
     odd = folder / "a=b:0.5"
     odd.symlink_to(folder / "web")
     plain = open_data([str(odd)], config=SMALL)
@@ -84,18 +91,18 @@ def test_a_path_with_signs_in_it_is_a_path_where_it_is_there(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "found"),
     [
         (["{}/web", "{}/code"], "each needs a name and a weight"),
-        (["a={}/web:1", "a={}/code:1"], "two of the data are named 'a'"),
+        (["a={}/web:1", "a={}/code:1"], "two of the datasets are named 'a'"),
         (["a={}/web:much"], "the weight 'much'"),
         (["a={}/web:-1"], "the weight '-1'"),
         (["a={}/web:nan"], "the weight 'nan'"),
         ([], "give the data once"),
     ],
 )
-def test_data_that_cannot_be_are_named(folder: Path, data: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_data_arguments_are_named(folder: Path, data: list[str], found: str) -> None:
+    with pytest.raises(UsageError, match=found):
         open_data([text.format(folder) for text in data], config=SMALL)
 
 
@@ -111,7 +118,7 @@ def test_ids_without_a_vocabulary_need_one(folder: Path) -> None:
     assert named.tokenizer is not None
 
 
-def test_validation_from_a_fraction_or_from_a_file_of_its_own(folder: Path) -> None:
+def test_validation_from_a_fraction_or_from_other_tokens(folder: Path) -> None:
     path = str(folder / "ids.npy")
     held = open_data([path], config=SMALL, vocab_size=300, val_fraction=0.2)
     assert held.val is not None
@@ -124,7 +131,7 @@ def test_validation_from_a_fraction_or_from_a_file_of_its_own(folder: Path) -> N
     assert with_split.val.fingerprint == tokenmill.open(folder / "code")["val"].fingerprint
 
 
-def test_a_validation_set_too_short_for_a_row_is_left_out_and_told_of(folder: Path) -> None:
+def test_a_validation_set_shorter_than_a_row_is_omitted_with_a_note(folder: Path) -> None:
     config = Config(seq_len=4_096, batch_tokens=4_096)
     found = open_data([str(folder / "web")], config=config)
     assert found.val is None
@@ -157,12 +164,12 @@ def test_a_text_is_tokenized_in_memory_and_its_end_held_out(tmp_path: Path) -> N
     assert found.train.dtype == np.uint16
 
 
-def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_text_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no\.txt cannot be read"):
         open_data([], input_file=tmp_path / "no.txt", config=SMALL)
     empty = tmp_path / "empty.txt"
     empty.write_text("<|endoftext|>")
-    with pytest.raises(InputError, match="no text"):
+    with pytest.raises(InputError, match=r"empty\.txt contains no text"):
         open_data([], input_file=empty, config=SMALL)
     with pytest.raises(UsageError, match="give the data once"):
         open_data(["data"], input_file=empty, config=SMALL)
@@ -170,14 +177,14 @@ def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=200))
-def test_bytes_per_token_add_up_to_those_of_the_text(text: str) -> None:
+def test_bytes_per_token_add_up_to_the_bytes_of_the_text(text: str) -> None:
     for tokenizer, lengths in MEASURED:
         ids = tokenizer.encode_batch([text.encode()])[0]
         assert lengths[ids].sum() == len(text.encode())
         assert lengths[tokenizer.eot_id] == 0
 
 
-def test_bytes_per_token_are_measured_by_decoding_by_default() -> None:
+def test_bytes_per_token_are_measured_for_other_tokenizers() -> None:
     class Foreign(Tokenizer):
         vocab_size = 3
         special_ids = MappingProxyType({"<end>": 2})
@@ -192,3 +199,65 @@ def test_bytes_per_token_are_measured_by_decoding_by_default() -> None:
             return {}
 
     assert bytes_per_token(Foreign(), 4).tolist() == [2, 1, 0, 0]
+
+
+def save_tokens(folder: Path, dtype: str = "u2", shards: int = 3) -> Tokens:
+    ids = np.random.default_rng(0).integers(0, 60_000, 30_000).astype(dtype)
+    folder.mkdir()
+    for number, part in enumerate(np.array_split(ids, shards)):
+        np.save(folder / f"train_{number}.npy", part)
+    return tokenmill.open(folder)["train"]
+
+
+def batches(data: Any, **more: Any) -> list[list[list[int]]]:
+    loader = tokenmill.Loader(data, batch_size=8, seq_len=100, seed=3, **more)
+    return [next(loader).inputs.tolist() for _ in range(30)]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_batches_read_and_mapped_are_the_same(tmp_path: Path, shards: int, order: str) -> None:
+    tokens = save_tokens(tmp_path / "a", shards=shards)
+    read = read_not_mapped(tokens)
+    assert read.fingerprint == tokens.fingerprint
+    assert batches(read, order=order) == batches(tokens, order=order)
+    assert batches(read, dtype=np.uint16) == batches(tokens)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4"])
+def test_mixtures_read_and_mapped_are_the_same(tmp_path: Path, dtype: str) -> None:
+    both = save_tokens(tmp_path / "a"), save_tokens(tmp_path / "b", dtype=dtype)
+    mixture = Mixture({"a": (both[0], 0.7), "b": (both[1], 0.3)})
+    assert batches(read_not_mapped(mixture)) == batches(mixture)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_file_truncated_while_loading_is_an_error(tmp_path: Path, mixed: bool) -> None:
+    """Through a map, this would be a SIGBUS."""
+    tokens = save_tokens(tmp_path / "a", shards=1)
+    data: Any = Mixture({"a": (tokens, 1), "b": (tokens, 1)}) if mixed else tokens
+    loader = tokenmill.Loader(read_not_mapped(data), batch_size=8, seq_len=100, prefetch=2)
+    next(loader)
+    os.truncate(tmp_path / "a" / "train_0.npy", 4096)
+    with pytest.raises(DatasetError, match=r"train_0\.npy is .* bytes too short"):
+        list(islice(loader, 30))
+    loader.close()
+
+
+def test_a_file_truncated_after_the_size_check_is_an_error(tmp_path: Path) -> None:
+    tokens = save_tokens(tmp_path / "a", shards=1)
+    path = tmp_path / "a" / "train_0.npy"
+    cut = replace(tokens._shards, check=lambda *_: os.truncate(path, 4096))  # after the size
+    with pytest.raises(DatasetError, match=r"train_0\.npy is .* bytes too short"):
+        cut.read(0, 0, len(tokens))
+
+
+def test_a_loader_of_large_batches_closes_promptly(tmp_path: Path) -> None:
+    tokens = read_not_mapped(save_tokens(tmp_path / "a"))
+    loader = tokenmill.Loader(tokens, batch_size=1_000_000, seq_len=1)  # takes half a minute
+    ahead = Prefetch(loader.reader.plan_reads(0), 1)
+    time.sleep(0.5)
+    started = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - started < 5
+    assert not ahead._thread.is_alive()

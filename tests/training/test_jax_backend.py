@@ -13,7 +13,8 @@ import pytest
 from jax_program import CONFIG, LENGTH, ROWS, SHAPE, make_rows
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.backend import StepRows
+from tokenmill.training.backends import open_backend
 from tokenmill.training.model import first_values
 
 PROGRAM = Path(jax_program.__file__)
@@ -43,26 +44,26 @@ def run(begin, first, last, keep, *, processes=1, devices=1, flags=""):
     for process in started:
         out, _ = process.communicate(timeout=240)
         assert process.returncode == 0, out
-    told = [dict(np.load(f"{keep}-{process}.npz")) for process in range(processes)]
-    return told, dict(np.load(f"{keep}-state.npz"))
+    found = [dict(np.load(f"{keep}-{process}.npz")) for process in range(processes)]
+    return found, dict(np.load(f"{keep}-state.npz"))
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Six steps of one device: where files are, what was told, and the state."""
+    """Six steps of one device: the prefix of the files, the results, and the state."""
     keep = tmp_path_factory.mktemp("jax") / "whole"
-    (told,), state = run("-", 0, 6, keep)
+    (found,), state = run("-", 0, 6, keep)
     assert len(state) == 8 + 3 * 2 + 6  # parameters, AdamW's of two of them, Muon's of the others
-    assert told["losses"].shape == (6, ROWS)
-    return keep, told, state
+    assert found["losses"].shape == (6, ROWS)
+    return keep, found, state
 
 
-def test_a_fresh_process_goes_on_bit_for_bit(tmp_path, uninterrupted):
+def test_a_new_process_continues_bit_for_bit(tmp_path, uninterrupted):
     keep, whole, expected = uninterrupted
-    (told,), state = run(f"{keep}-half.npz", 3, 6, tmp_path / "rest")
-    assert np.array_equal(told["losses"], whole["losses"][3:])
-    assert np.array_equal(told["norms"], whole["norms"][3:])
-    assert np.array_equal(told["evaluated"], whole["evaluated"])
+    (found,), state = run(f"{keep}-half.npz", 3, 6, tmp_path / "rest")
+    assert np.array_equal(found["losses"], whole["losses"][3:])
+    assert np.array_equal(found["norms"], whole["norms"][3:])
+    assert np.array_equal(found["evaluated"], whole["evaluated"])
     assert list(state) == list(expected)
     for name, value in expected.items():
         assert state[name].dtype == value.dtype == np.float32
@@ -70,7 +71,9 @@ def test_a_fresh_process_goes_on_bit_for_bit(tmp_path, uninterrupted):
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (2, 2)])
-def test_devices_and_processes_see_the_losses_of_one(tmp_path, uninterrupted, processes, devices):
+def test_several_devices_and_processes_match_one_device(
+    tmp_path, uninterrupted, processes, devices
+):
     _, whole, expected = uninterrupted
     every, state = run(
         "-",
@@ -81,14 +84,14 @@ def test_devices_and_processes_see_the_losses_of_one(tmp_path, uninterrupted, pr
         devices=devices,
         flags="--xla_backend_optimization_level=0",  # to compile quickly
     )
-    for rank, told in enumerate(every):
-        assert str(told["device"]).startswith("4 x ")
-        np.testing.assert_allclose(told["losses"], whole["losses"], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(told["norms"], whole["norms"], rtol=1e-4)
-        assert told["evaluated"].shape == (5 - rank, LENGTH)
+    for rank, found in enumerate(every):
+        assert str(found["device"]).startswith("4 x ")
+        np.testing.assert_allclose(found["losses"], whole["losses"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found["norms"], whole["norms"], rtol=1e-4)
+        assert found["evaluated"].shape == (5 - rank, LENGTH)
         thirds = sum(rank + 1 / 3 for rank in range(processes))
         rows = sum(5 - rank for rank in range(processes))
-        assert told["total"].tolist() == [[thirds, rows]]
+        assert found["total"].tolist() == [[thirds, rows]]
     np.testing.assert_allclose(every[0]["evaluated"], whole["evaluated"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(every[0]["logits"], whole["logits"], rtol=0, atol=1e-4)
     for name, value in expected.items():
@@ -101,7 +104,7 @@ def backend():
     return open_backend("jax", replace(CONFIG, micro_batch=ROWS), SHAPE, first_values(SHAPE, 1))
 
 
-def test_micro_batches_change_nothing_but_the_last_digits(backend, uninterrupted):
+def test_micro_batches_change_losses_by_rounding_only(backend, uninterrupted):
     _, whole, _ = uninterrupted
     for step in range(6):
         backend.step(make_rows(step), 1.0)
@@ -124,7 +127,7 @@ def test_a_stop_between_micro_batches_drops_the_step():
     assert {name: value.tobytes() for name, value in backend.parameters().items()} == before
 
 
-def test_memory_of_the_caller_is_not_used_later(backend):
+def test_the_callers_memory_may_be_reused(backend):
     begin = backend.parameters(), backend.optimizer_state()
     losses = []
     for write in (False, True):
@@ -144,7 +147,7 @@ def test_memory_of_the_caller_is_not_used_later(backend):
     assert np.array_equal(*losses)
 
 
-def test_copies_of_the_state_stay_as_they_were(backend):
+def test_copies_of_the_state_do_not_change(backend):
     parts = backend.parameters(), backend.optimizer_state()
     before = [{name: value.tobytes() for name, value in part.items()} for part in parts]
     backend.step(make_rows(7), 1.0)
@@ -153,7 +156,7 @@ def test_copies_of_the_state_stay_as_they_were(backend):
     assert backend.parameters()["head"].tobytes() != before[0]["head"]
 
 
-def test_documents_do_not_see_each_other(backend):
+def test_attention_stays_inside_documents(backend):
     rows = make_rows(8)
     whole = np.zeros_like(rows.documents)
     halves = whole.copy()
@@ -162,14 +165,16 @@ def test_documents_do_not_see_each_other(backend):
     changed[:, : LENGTH // 2] = 1
 
     def second_half(inputs, documents):
-        losses = backend.evaluate(Rows(inputs=inputs, targets=rows.targets, documents=documents))
+        losses = backend.evaluate(
+            StepRows(inputs=inputs, targets=rows.targets, documents=documents)
+        )
         return losses[:, LENGTH // 2 :]
 
     assert np.array_equal(second_half(rows.inputs, halves), second_half(changed, halves))
     assert not np.allclose(second_half(rows.inputs, whole), second_half(changed, whole))
 
 
-def test_an_id_outside_the_vocabulary_is_no_loss(backend):
+def test_an_id_outside_the_vocabulary_makes_the_loss_nan(backend):
     rows = make_rows(9)
     for name in ("inputs", "targets"):
         wrong = getattr(rows, name).copy()
@@ -199,11 +204,11 @@ def test_a_state_that_does_not_fit_is_refused_by_name(backend):
     with pytest.raises(StateError, match=r"parameter head is \(1, 32\)"):
         backend.load({**parameters, "head": parameters["head"][:1]}, state)
     adamw = open_backend("jax", replace(CONFIG, optimizer="adamw"), SHAPE, parameters)
-    with pytest.raises(StateError, match="the optimiser that wrote it"):
+    with pytest.raises(StateError, match="the optimizer that wrote it"):
         adamw.load(parameters, state)
 
 
-def test_processes_that_cannot_meet_are_told(monkeypatch):
+def test_processes_without_a_coordinator_address_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="JAX_COORDINATOR_ADDRESS=HOST:PORT"):

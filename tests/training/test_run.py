@@ -1,4 +1,4 @@
-"""A run: what it leaves is what it says, and goes on after any interruption as if there had been none."""
+"""A run leaves correct results and resumes after any interruption as if there had been none."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import tokenmill
 from tokenmill.errors import FolderError, StateError, UsageError, WorkError
 from tokenmill.load.mixture import Mixture
 from tokenmill.store.tokens import Tokens
-from tokenmill.training import interval
-from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.backend import StepRows
+from tokenmill.training.backends import open_backend
 from tokenmill.training.checkpoints import Checkpoints
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData
-from tokenmill.training.folder import RunFolder
-from tokenmill.training.model import first_values
-from tokenmill.training.record import TIMES, read_metrics
-from tokenmill.training.run import make_shape, train
+from tokenmill.training.display import RunWatcher, format_line
+from tokenmill.training.model import first_values, make_shape
+from tokenmill.training.run import train
+from tokenmill.training.run_folder import TIMES, RunFolder, read_metrics
 
 torch = pytest.importorskip("torch")
 
@@ -67,8 +67,8 @@ def data() -> RunData:
     )
 
 
-class Watch:
-    """Remembers what it is told, and sends this process a signal when a step is told of."""
+class Watch(RunWatcher):
+    """Records notes and warnings, and sends this process a signal at the line of a step."""
 
     def __init__(self, step: int = -1, number: int = signal.SIGTERM) -> None:
         self.step, self.number = step, number
@@ -90,7 +90,7 @@ class Watch:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """All that must be the same of two runs."""
+    """Everything that must be equal in two runs."""
     newest = Checkpoints(folder / "checkpoints").newest()
     assert newest is not None
     lines = [
@@ -107,32 +107,32 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data: RunData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    runs = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(data: RunData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    runs = tmp_path_factory.mktemp("uninterrupted")
     assert train(data, name="a", config=CONFIG, runs=runs).step == 20
     return results(runs / "a")
 
 
-def test_lines_come_at_their_steps(undisturbed: dict[str, Any]) -> None:
+def test_lines_are_written_at_their_steps(uninterrupted: dict[str, Any]) -> None:
     steps = {
-        name: [line["step"] for line in undisturbed["lines"] if name in line]
+        name: [line["step"] for line in uninterrupted["lines"] if name in line]
         for name in ("loss", "val_loss", "sample")
     }
     assert steps["loss"] == [3, 6, 9, 12, 15, 18, 20]
     assert steps["val_loss"] == [5, 10, 15, 20]
     assert steps["sample"] == [10, 20]
-    losses = np.frombuffer(undisturbed["rows"], "<f4").astype(float)
+    losses = np.frombuffer(uninterrupted["rows"], "<f4").astype(float)
     assert len(losses) == 80
     means = [losses[4 * a : 4 * b].mean() for a, b in ((0, 3), (3, 6), (18, 20))]
-    told = [line["loss"] for line in undisturbed["lines"] if "loss" in line]
-    assert [told[0], told[1], told[-1]] == pytest.approx(means)
-    assert told[-1] < told[0]
+    found = [line["loss"] for line in uninterrupted["lines"] if "loss" in line]
+    assert [found[0], found[1], found[-1]] == pytest.approx(means)
+    assert found[-1] < found[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("step", [3, 12, 15, 18, 20])  # at 15 and 20, before a validation
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
-    data: RunData, undisturbed: dict[str, Any], tmp_path: Path, step: int, number: int
+def test_a_stopped_run_resumes_as_if_never_stopped(
+    data: RunData, uninterrupted: dict[str, Any], tmp_path: Path, step: int, number: int
 ) -> None:
     before = signal.getsignal(number)
     watch = Watch(step, number)
@@ -146,7 +146,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     assert report.step == 20
     assert not report.was_stopped
     assert any("resuming" in note for note in watch.notes)
-    assert results(tmp_path / "a") == undisturbed
+    assert results(tmp_path / "a") == uninterrupted
 
 
 class StopInStep(Watch):
@@ -174,48 +174,63 @@ def test_a_stop_between_micro_batches_drops_the_step_and_nothing_else(
 
 
 class Lines(Watch):
-    """Remembers the lines that are shown."""
+    """Records the lines that are shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence: float = RunWatcher.silence) -> None:
         super().__init__()
+        self.silence = silence
         self.lines: list[dict[str, Any]] = []
+        self.left: list[float] = []
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
         self.lines.append(line)
+        self.left.append(seconds_left)
 
 
+@pytest.mark.parametrize("micro_batch", [None, 1])
 def test_the_first_loss_is_shown_after_the_first_step_and_the_time_is_estimated(
-    data: RunData, tmp_path: Path
+    data: RunData, tmp_path: Path, micro_batch: int | None
 ) -> None:
     watch = Lines()
-    quiet = replace(CONFIG, log_every=1000, val_every=0, sample_tokens=0)
+    quiet = replace(CONFIG, log_every=1000, val_every=0, sample_tokens=0, micro_batch=micro_batch)
     train(data, name="a", config=quiet, runs=tmp_path, watcher=watch)
     assert watch.lines[0]["step"] == 1
     assert watch.lines[0]["loss"] > 0
     assert watch.expected > 0
+    assert not any("micro-batches done" in note for note in watch.notes)
     assert [line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line] == [20]
 
 
-def test_a_silent_run_shows_lines_by_time(
-    data: RunData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_time_left_at_the_first_step_agrees_with_the_estimate(
+    data: RunData, tmp_path: Path
 ) -> None:
-    """Between steps, in a step and in a validation: here, every moment of silence is too long."""
-    assert interval._SILENCE <= 10  # seconds
-    monkeypatch.setattr(interval, "_SILENCE", 0.0)
+    """The first step also warms up, so the time left must not be computed from it."""
+    quiet = replace(CONFIG, log_every=1000, val_every=0, sample_tokens=0)
     watch = Lines()
+    train(data, name="a", config=quiet, runs=tmp_path, watcher=watch)  # no estimate in step 1
+    assert math.isnan(watch.left[0])
+    assert "left" not in format_line(watch.lines[0], 20, watch.left[0])
+    watch = Lines()  # the second of four micro-batches is the estimate
+    train(data, name="b", config=replace(quiet, micro_batch=1), runs=tmp_path, watcher=watch)
+    assert watch.left[0] == pytest.approx(watch.expected * (19 * 4) / (20 * 4 - 2))
+
+
+def test_a_line_is_shown_after_a_time_of_silence(data: RunData, tmp_path: Path) -> None:
+    """Between steps, in a step and in a validation."""
+    assert RunWatcher.silence <= 10  # seconds
+    watch = Lines(silence=0.0)
     slow = replace(CONFIG, max_steps=3, micro_batch=1, log_every=1000, sample_tokens=0)
     train(data, name="a", config=slow, runs=tmp_path, watcher=watch)
     assert [line["step"] for line in watch.lines if "loss" in line] == [1, 2, 3]
     assert "step 2: 3 of 4 micro-batches done" in watch.notes
     assert any(note.startswith("step 3: 1 of ") and "validated" in note for note in watch.notes)
-    monkeypatch.setattr(interval, "_SILENCE", 1e9)
-    watch = Lines()
+    watch = Lines(silence=1e9)
     train(data, name="b", config=slow, runs=tmp_path, watcher=watch)
     assert 2 not in [line["step"] for line in watch.lines]
     assert not any(note.startswith("step 2: ") for note in watch.notes)
 
 
-def test_a_run_validates_on_its_share(data: RunData, tmp_path: Path) -> None:
+def test_validation_uses_the_configured_number_of_tokens(data: RunData, tmp_path: Path) -> None:
     config = replace(CONFIG, max_steps=4, val_every=0, val_tokens=None, sample_tokens=0)
     assert config.validation_tokens == 32
     found = {
@@ -227,15 +242,15 @@ def test_a_run_validates_on_its_share(data: RunData, tmp_path: Path) -> None:
     assert found[None] == found[32] != found[480]
 
 
-def test_validation_is_in_proportion_to_the_run() -> None:
+def test_default_validation_is_proportional_to_the_run() -> None:
     short = Config(max_steps=20, batch_tokens=1024)
     assert short.validation_tokens <= 20 * 1024 / 4
     assert Config().validation_tokens == 1_048_576
     assert replace(short, val_tokens=5_000).validation_tokens == 5_000
 
 
-def test_a_damaged_checkpoint_costs_a_few_steps_and_nothing_else(
-    data: RunData, undisturbed: dict[str, Any], tmp_path: Path
+def test_a_damaged_checkpoint_costs_only_a_few_steps(
+    data: RunData, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
     train(data, name="a", config=CONFIG, runs=tmp_path, watcher=Watch(15))
     newest = Checkpoints(tmp_path / "a" / "checkpoints").newest()
@@ -244,10 +259,10 @@ def test_a_damaged_checkpoint_costs_a_few_steps_and_nothing_else(
     watch = Watch()
     train(data, name="a", config=CONFIG, runs=tmp_path, watcher=watch)
     assert str(newest.path) in watch.warnings[0]
-    assert results(tmp_path / "a") == undisturbed
+    assert results(tmp_path / "a") == uninterrupted
 
 
-def test_a_finished_run_is_left_as_it_is(data: RunData, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(data: RunData, tmp_path: Path) -> None:
     short = replace(CONFIG, max_steps=2, val_every=0, sample_tokens=0)
     first = train(data, name="a", config=short, runs=tmp_path)
     there = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -266,7 +281,7 @@ def test_a_finished_run_is_left_as_it_is(data: RunData, tmp_path: Path) -> None:
     [{}, {"within_documents": True}, {"mask_fraction": 0.2, "noise_fraction": 0.1}],
     ids=["plain", "within documents", "augmented"],
 )
-def test_a_row_loss_is_that_of_the_row_of_its_number(
+def test_row_losses_belong_to_their_rows(
     data: RunData, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """A model that learns nothing has, at every step, the losses that it has for these rows."""
@@ -281,7 +296,7 @@ def test_a_row_loss_is_that_of_the_row_of_its_number(
     train(data, name="a", config=replace(config, max_steps=1), runs=tmp_path)
     _give_values(tmp_path / "a", values)
     train(data, name="a", config=config, runs=tmp_path)
-    told = np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")
+    found = np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")
     backend = open_backend("torch", config, make_shape(257, config), values)
     loader = tokenmill.Loader(
         data.train, batch_size=4, seq_len=16, seed=42, documents=config.within_documents
@@ -293,8 +308,8 @@ def test_a_row_loss_is_that_of_the_row_of_its_number(
         assert batch.tokens is not None
         inputs, targets = augment(batch.tokens, 4 * step, config=config, vocab=257, eot_id=256)
         documents = batch.documents.ids if batch.documents else None
-        losses = backend.evaluate(Rows(inputs=inputs, targets=targets, documents=documents))
-        assert told[4 * step : 4 * step + 4] == pytest.approx(losses.mean(axis=1), abs=1e-5)
+        losses = backend.evaluate(StepRows(inputs=inputs, targets=targets, documents=documents))
+        assert found[4 * step : 4 * step + 4] == pytest.approx(losses.mean(axis=1), abs=1e-5)
 
 
 def _give_values(folder: Path, values: dict[str, Any]) -> None:
@@ -305,7 +320,7 @@ def _give_values(folder: Path, values: dict[str, Any]) -> None:
     checkpoints.write(found.state, values, found.optimizer_state(), keep=1)
 
 
-def test_validation_is_the_mean_over_the_first_rows_and_counts_the_bytes_of_text(
+def test_validation_is_the_mean_loss_and_bits_per_byte_of_the_first_rows(
     data: RunData, tmp_path: Path
 ) -> None:
     train(data, name="a", config=CONFIG, runs=tmp_path)
@@ -317,7 +332,7 @@ def test_validation_is_the_mean_over_the_first_rows_and_counts_the_bytes_of_text
     nats, text_nats, size = [], [], 0
     for row in range(12):
         some = ids[16 * row : 16 * row + 17]
-        losses = backend.evaluate(Rows(inputs=some[None, :-1], targets=some[None, 1:]))[0]
+        losses = backend.evaluate(StepRows(inputs=some[None, :-1], targets=some[None, 1:]))[0]
         nats += losses.tolist()
         text_nats += losses[some[1:] != 256].tolist()
         size += int((some[1:] != 256).sum())  # an id of this tokenizer is a byte
@@ -327,7 +342,7 @@ def test_validation_is_the_mean_over_the_first_rows_and_counts_the_bytes_of_text
     assert found.state.val_loss == last["val_loss"]
 
 
-def test_micro_batches_may_change_and_the_rows_stay(data: RunData, tmp_path: Path) -> None:
+def test_changing_micro_batches_keeps_the_rows(data: RunData, tmp_path: Path) -> None:
     config = replace(CONFIG, optimizer="adamw", val_every=0, sample_tokens=0)
     train(data, name="a", config=config, runs=tmp_path)
     train(data, name="b", config=replace(config, micro_batch=1), runs=tmp_path, watcher=Watch(9))
@@ -336,9 +351,7 @@ def test_micro_batches_may_change_and_the_rows_stay(data: RunData, tmp_path: Pat
     assert one == pytest.approx(other, abs=1e-5)
 
 
-def test_a_mixture_is_trained_on_and_its_weights_are_part_of_the_run(
-    data: RunData, tmp_path: Path
-) -> None:
+def test_a_mixture_with_other_weights_is_refused(data: RunData, tmp_path: Path) -> None:
     assert isinstance(data.train, Tokens)
     numbers = Tokens.of(np.arange(1000) % 100)
     mixed = replace(data, train=Mixture({"a": (data.train, 0.5), "b": (numbers, 0.5)}))
@@ -363,17 +376,17 @@ def test_another_run_is_refused_by_name(data: RunData, tmp_path: Path) -> None:
         "the seed: 42 then, 7 now": (data, replace(longer, seed=7)),
         "the optimizer: muon then, adamw now": (data, replace(longer, optimizer="adamw")),
     }
-    for told, (other, config) in others.items():
+    for found, (other, config) in others.items():
         with pytest.raises(StateError) as refused:
             train(other, name="a", config=config, runs=tmp_path)
-        assert told in str(refused.value)
+        assert found in str(refused.value)
         assert "`restart=True`" in str(refused.value)
     with pytest.raises(StateError, match="the backend: torch then, jax now"):
         train(data, name="a", config=longer, runs=tmp_path, backend="jax")
     assert train(data, name="a", config=longer, runs=tmp_path).step == 4
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_before_a_checkpoint_has_it(
+def test_an_infinite_gradient_stops_the_run_before_the_next_checkpoint(
     data: RunData, tmp_path: Path
 ) -> None:
     sound = replace(CONFIG, max_steps=8, softcap=0.0)
@@ -394,7 +407,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_a_checkpoint_has_it(
     assert np.isfinite(np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")).all()
 
 
-def test_a_loss_that_is_no_number_is_told_with_its_row(data: RunData, tmp_path: Path) -> None:
+def test_a_nan_loss_is_reported_with_its_row(data: RunData, tmp_path: Path) -> None:
     train(data, name="a", config=replace(CONFIG, max_steps=2), runs=tmp_path)
     first = Checkpoints(tmp_path / "a" / "checkpoints").newest()
     assert first is not None
@@ -408,7 +421,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_row(data: RunData, tmp_path: 
     assert np.isnan(np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")[8])
 
 
-def test_an_id_outside_the_vocabulary_stops_the_run_with_what_it_learned(
+def test_an_id_outside_the_vocabulary_stops_the_run_with_a_checkpoint(
     data: RunData, tmp_path: Path
 ) -> None:
     assert isinstance(data.train, Tokens)
@@ -436,7 +449,7 @@ def _starts(tokens: Tokens, first: int, end: int) -> set[int]:
     return set(loader.rows.locate(np.arange(first, end)).tolist())
 
 
-def test_two_at_once_in_a_folder_are_refused(data: RunData, tmp_path: Path) -> None:
+def test_a_second_process_in_a_folder_is_refused(data: RunData, tmp_path: Path) -> None:
     short = replace(CONFIG, max_steps=1)
     with (
         RunFolder(tmp_path / "a"),
@@ -446,7 +459,7 @@ def test_two_at_once_in_a_folder_are_refused(data: RunData, tmp_path: Path) -> N
     assert train(data, name="a", config=short, runs=tmp_path).step == 1
 
 
-def test_names_and_folders_of_others_are_refused(data: RunData, tmp_path: Path) -> None:
+def test_bad_names_and_foreign_folders_are_refused(data: RunData, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(FolderError, match=r"thesis\.tex"):
@@ -459,7 +472,7 @@ def test_names_and_folders_of_others_are_refused(data: RunData, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("board", ["tensorboard", "wandb"])
-def test_a_missing_board_is_named_before_anything_is_learned(
+def test_a_missing_board_is_reported_before_training(
     data: RunData, tmp_path: Path, board: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("tensorboard", "torch.utils.tensorboard", "wandb"):
@@ -476,9 +489,9 @@ def test_tensorboard_has_the_lines_of_the_metrics(data: RunData, tmp_path: Path)
     found = events.EventAccumulator(str(tmp_path / "a" / "tensorboard"))
     found.Reload()
     for name in ("loss", "val_loss"):
-        told = {line["step"]: line[name] for line in read_metrics(tmp_path / "a") if name in line}
+        logged = {line["step"]: line[name] for line in read_metrics(tmp_path / "a") if name in line}
         shown = {scalar.step: scalar.value for scalar in found.Scalars(name)}
-        assert shown == pytest.approx(told, abs=1e-5)
+        assert shown == pytest.approx(logged, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +501,7 @@ def test_tensorboard_has_the_lines_of_the_metrics(data: RunData, tmp_path: Path)
         ("jax", "2 processes.*JAX_COORDINATOR_ADDRESS"),
     ],
 )
-def test_ranks_that_do_not_meet_are_refused_with_the_way_to_start_them(
+def test_unconnected_ranks_are_refused_with_the_command_to_start_them(
     data: RunData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, words: str
 ) -> None:
     pytest.importorskip(backend)

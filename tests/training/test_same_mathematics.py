@@ -1,4 +1,4 @@
-"""PyTorch, JAX and a model in NumPy compute the same: losses, gradients, and fifty steps."""
+"""PyTorch, JAX and a NumPy model agree: losses, gradients, and fifty steps."""
 
 from dataclasses import replace
 
@@ -6,7 +6,8 @@ import numpy as np
 import numpy_model
 import pytest
 
-from tokenmill.training.backend import Rows, open_backend
+from tokenmill.training.backend import StepRows
+from tokenmill.training.backends import open_backend
 from tokenmill.training.config import Config
 from tokenmill.training.model import Shape, first_values, parameter_shapes
 
@@ -38,7 +39,7 @@ def random_values(shape, seed):
 
 
 def make_rows(seed, *, documents=True, count=ROWS, vocab=SHAPE.vocab):
-    """Rows that can be learned: words, one after the other."""
+    """Learnable rows: random words in a row."""
     random = np.random.default_rng(seed)
     words = np.random.default_rng(0).integers(0, vocab, (20, 5))
     tokens = words[random.integers(0, 20, (count, LENGTH // 5 + 1))].reshape(count, -1)
@@ -46,7 +47,7 @@ def make_rows(seed, *, documents=True, count=ROWS, vocab=SHAPE.vocab):
     numbers = None
     if documents:
         numbers = np.cumsum(random.random((count, LENGTH)) < 0.15, axis=1).astype(np.int32)
-    return Rows(inputs=tokens[:, :-1], targets=tokens[:, 1:], documents=numbers)
+    return StepRows(inputs=tokens[:, :-1], targets=tokens[:, 1:], documents=numbers)
 
 
 def gradients(name, shape, values, rows):
@@ -130,7 +131,7 @@ def test_fifty_steps_from_the_first_values_stay_within_1e_5(optimizer):
 
 
 @pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
-def test_a_state_of_one_backend_is_a_state_of_the_other(first, second):
+def test_each_backend_loads_the_state_of_the_other(first, second):
     batches = [make_rows(200 + step) for step in range(6)]
     one = open_backend(first, CONFIG, SHAPE, first_values(SHAPE, 1))
     for rows in batches[:3]:

@@ -1,4 +1,4 @@
-"""The PyTorch backend: exact after loading, the same by any micro-batches and ranks, and causal."""
+"""The PyTorch backend: bit-exact after load, equal for any micro-batches and ranks, and causal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 from two_ranks import CONFIG, SHAPE, global_batch, load, save, take_steps  # noqa: E402
 
 from tokenmill.errors import StateError  # noqa: E402
-from tokenmill.training.backend import Rows, open_backend  # noqa: E402
+from tokenmill.training.backend import StepRows  # noqa: E402
+from tokenmill.training.backends import open_backend  # noqa: E402
 from tokenmill.training.config import Config  # noqa: E402
 from tokenmill.training.model import Shape, first_values  # noqa: E402
 from tokenmill.training.torch_backend import TorchBackend  # noqa: E402
@@ -38,18 +39,18 @@ def make(config: Config = CONFIG, shape: Shape = SHAPE, seed: int = 1) -> TorchB
 
 
 def learned(config: Config = CONFIG, shape: Shape = SHAPE) -> TorchBackend:
-    """One whose every parameter is something: at first, half of them are zero."""
+    """A backend without zero parameters; initially, half of them are zero."""
     backend = make(config, shape)
     take_steps(backend, 0, 10)
     return backend
 
 
-def rows_of(ids: Any, documents: Any = None) -> Rows:
-    return Rows(inputs=ids[:, :-1], targets=ids[:, 1:], documents=documents)
+def rows_of(ids: Any, documents: Any = None) -> StepRows:
+    return StepRows(inputs=ids[:, :-1], targets=ids[:, 1:], documents=documents)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_training_goes_on_bit_for_bit_after_loading(optimizer: Any) -> None:
+def test_training_continues_bit_for_bit_after_load(optimizer: Any) -> None:
     config = replace(CONFIG, optimizer=optimizer)
     one = make(config)
     take_steps(one, 0, 3)
@@ -69,7 +70,7 @@ def test_training_goes_on_bit_for_bit_after_loading(optimizer: Any) -> None:
         assert value.tobytes() == other_value.tobytes(), name
 
 
-def test_what_is_given_out_is_a_copy() -> None:
+def test_parameters_and_state_are_copies() -> None:
     backend = learned()
     before, remembered = backend.parameters(), backend.optimizer_state()
     kept = {name: value.copy() for name, value in {**before, **remembered}.items()}
@@ -80,7 +81,7 @@ def test_what_is_given_out_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5, 12, None])
-def test_micro_batches_change_nothing_that_matters(micro_batch: int | None) -> None:
+def test_micro_batches_change_losses_by_rounding_only(micro_batch: int | None) -> None:
     one, other = make(), make(replace(CONFIG, micro_batch=micro_batch))
     losses, norms = take_steps(one, 0, 12)
     other_losses, other_norms = take_steps(other, 0, 12)
@@ -100,7 +101,7 @@ def test_a_step_on_many_micro_batches_has_the_gradient_of_the_mean() -> None:
     assert np.allclose(cut.optimizer_state()["head.exp_avg"], gradient, atol=1e-8)
 
 
-def test_gradients_are_clipped_and_their_norm_before_that_is_told() -> None:
+def test_gradients_are_clipped_and_the_norm_before_that_is_reported() -> None:
     config = replace(CONFIG, optimizer="adamw")
     free, held = make(replace(config, clip=0.0)), make(replace(config, clip=0.01))
     (_, norms), (_, held_norms) = take_steps(free, 0, 1), take_steps(held, 0, 1)
@@ -129,8 +130,8 @@ def test_weights_decay_in_matrices_and_the_head_only(optimizer: Any) -> None:
         assert np.allclose(after[name] - without[name], -0.1 * decay * value, atol=1e-6), name
 
 
-def test_muon_in_float32_takes_the_steps_of_pytorchs_own() -> None:
-    from tokenmill.training.torch_muon import Float32Muon
+def test_float32_muon_matches_pytorchs_muon() -> None:
+    from tokenmill.training.torch_backend import Float32Muon
 
     settings: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
     for size in ((48, 48), (48, 12), (12, 48)):
@@ -156,7 +157,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name() -> None:
         muon.load(wide, muon.optimizer_state())
 
 
-def test_no_loss_depends_on_what_comes_later() -> None:
+def test_no_loss_depends_on_later_tokens() -> None:
     backend = learned()
     ids = global_batch(50)
     losses = backend.evaluate(rows_of(ids))
@@ -184,7 +185,7 @@ def test_attention_inside_documents_is_that_of_each_document_alone(kv_heads: int
     assert np.abs(together - backend.evaluate(rows_of(ids))).max() > 1e-3
 
 
-def test_training_inside_documents_goes_by_micro_batches_too() -> None:
+def test_micro_batches_work_with_attention_inside_documents() -> None:
     numbers = np.repeat(np.arange(4, dtype=np.int32), 4)[None].repeat(12, 0)
     numbers[::2] //= 2
     found = []
@@ -225,7 +226,7 @@ def test_losses_are_those_of_the_logits(softcap: float) -> None:
     assert np.array_equal(backend.next_logits(long), backend.next_logits(long[-16:]))
 
 
-def test_half_precision_learns_much_the_same() -> None:
+def test_bfloat16_learns_about_the_same() -> None:
     whole, _ = take_steps(make(), 0, 10)
     half, _ = take_steps(make(replace(CONFIG, dtype="bfloat16")), 0, 10)
     assert half.dtype == np.float32
@@ -249,9 +250,9 @@ def run_two(first: int, steps: int, begin: Path | str, end: Path) -> str:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words += [str(SCRIPT), str(first), str(steps), str(begin), str(end)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    told = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
 def assert_same(path: Path, other: Path) -> None:
@@ -264,13 +265,11 @@ def assert_same(path: Path, other: Path) -> None:
                 assert np.allclose(one[name], two[name], atol=1e-4), name
 
 
-def test_two_ranks_learn_what_one_does_and_either_goes_on_with_the_other(
-    alone: list[Path], tmp_path: Path
-) -> None:
+def test_two_ranks_match_one_and_each_resumes_the_other(alone: list[Path], tmp_path: Path) -> None:
     two = tmp_path / "two.npz"
-    told = run_two(0, 6, "-", two)
-    assert "13 rows" in told
-    assert "2 ranks cannot share equally" in told
+    found = run_two(0, 6, "-", two)
+    assert "13 rows" in found
+    assert "2 ranks cannot share equally" in found
     assert_same(two, alone[0])
 
     one_after_two = make(seed=9)
@@ -304,14 +303,14 @@ if __name__ == "__main__":
 """
 
 
-def test_train_has_the_ranks_of_a_process_group_that_the_environment_does_not_name(
+def test_train_uses_the_ranks_of_an_existing_process_group(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "text.txt").write_text("0123456789" * 100)
     (tmp_path / "program.py").write_text(GROUP)
     command = [sys.executable, tmp_path / "program.py", tmp_path]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
     assert len(np.fromfile(tmp_path / "run" / "row_losses.f32", "<f4")) == 2 * 4
 
 

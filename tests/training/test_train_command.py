@@ -15,7 +15,7 @@ import pytest
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.training.checkpoints import Checkpoints
-from tokenmill.training.record import read_metrics
+from tokenmill.training.run_folder import read_metrics
 
 torch = pytest.importorskip("torch")
 
@@ -72,8 +72,8 @@ def losses(folder: Path) -> np.ndarray:
     return np.fromfile(folder / "row_losses.f32", "<f4")
 
 
-def test_two_processes_and_one_take_over_from_each_other(data: Path, tmp_path: Path) -> None:
-    """A run of two is stopped and goes on with one, which ends, and goes on with two again."""
+def test_a_run_resumes_with_another_number_of_processes(data: Path, tmp_path: Path) -> None:
+    """Two processes are stopped, one resumes and finishes, two resume again."""
     own = ("train", "--data", data, "--runs", tmp_path, *SMALL)
     both = start(*TWO, *own, "--name", "taken", "--max-steps", "1000000")
     assert both.stdout is not None
@@ -81,8 +81,8 @@ def test_two_processes_and_one_take_over_from_each_other(data: Path, tmp_path: P
         if line.startswith("step") and "10/" in line:
             both.send_signal(signal.SIGTERM)
             break
-    _, told = both.communicate(timeout=300)
-    assert told.count("Stopped. What is done is kept") == 1
+    _, shown = both.communicate(timeout=300)
+    assert shown.count("Stopped. What is done is kept") == 1
     found = Checkpoints(tmp_path / "taken" / "checkpoints").newest()
     assert found is not None
     stopped = found.state.step
@@ -99,7 +99,7 @@ def test_two_processes_and_one_take_over_from_each_other(data: Path, tmp_path: P
     assert main(alone) == 0
     assert len(losses(tmp_path / "taken")) == 8 * (stopped + 20)
     assert losses(tmp_path / "taken") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
-    told_losses = [
+    shown_losses = [
         {
             (line["step"], name): line[name]
             for line in read_metrics(tmp_path / folder)
@@ -108,11 +108,11 @@ def test_two_processes_and_one_take_over_from_each_other(data: Path, tmp_path: P
         for folder in ("taken", "alone")
         for name in ("loss", "val_loss", "bits_per_byte")
     ]
-    for taken, alone in zip(told_losses[:3], told_losses[3:], strict=True):
+    for taken, alone in zip(shown_losses[:3], shown_losses[3:], strict=True):
         assert taken == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_run_says_what_it_does_and_what_to_type_next(data: Path, tmp_path: Path) -> None:
+def test_a_run_prints_its_progress_and_the_next_command(data: Path, tmp_path: Path) -> None:
     own = (*ONE, "train", "--data", data, "--runs", tmp_path, "--name", "my model", *SMALL)
     first = run(*own, "--max-steps", "7")
     assert first.returncode == 0, first.stderr
@@ -152,7 +152,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("module", ["torch", "jax", "safetensors"])
-def test_a_missing_package_is_named_with_how_to_install_it(
+def test_a_missing_package_is_named_with_its_install_command(
     data: Path, tmp_path: Path, module: str
 ) -> None:
     backend = "jax" if module == "jax" else "torch"
@@ -165,7 +165,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         (["--name", "a"], "tokenmill train DIR, or --input-file FILE"),
         (["--data", "DATA", "--config", "huge"], "tiny, laptop, 124M, 150M, 250M"),
@@ -176,11 +176,13 @@ def test_a_missing_package_is_named_with_how_to_install_it(
         (["--name", "a", "--data", "DATA", "--heads", "7"], "heads is 7"),
     ],
 )
-def test_wrong_usage_is_told(data: Path, tmp_path: Path, flags: list[str], told: str) -> None:
+def test_wrong_usage_is_an_error_without_traceback(
+    data: Path, tmp_path: Path, flags: list[str], shown: str
+) -> None:
     given = [str(data) if flag == "DATA" else flag for flag in flags]
     ended = run(*ONE, "train", *given, "--runs", tmp_path)
     assert ended.returncode in (1, 2)
-    assert told in ended.stderr
+    assert shown in ended.stderr
     assert "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -201,9 +203,9 @@ def test_a_signal_ends_a_step_of_minutes_within_seconds(
             break
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    _, told = process.communicate(timeout=60)
+    _, shown = process.communicate(timeout=60)
     assert time.monotonic() - began < 20  # the grace of Slurm and Kubernetes is 30
-    assert "Stopped" in told
+    assert "Stopped" in shown
 
 
 def test_one_rank_that_is_preempted_stops_all(data: Path, tmp_path: Path) -> None:
@@ -222,12 +224,12 @@ def test_one_rank_that_is_preempted_stops_all(data: Path, tmp_path: Path) -> Non
     )
     os.kill(last, signal.SIGTERM)
     began = time.monotonic()
-    _, told = both.communicate(timeout=60)
+    _, shown = both.communicate(timeout=60)
     assert time.monotonic() - began < 20  # the grace of Slurm and Kubernetes is 30
-    assert "Stopped" in told
+    assert "Stopped" in shown
 
 
-def test_the_data_are_all_that_must_be_given(data: Path, tmp_path: Path) -> None:
+def test_only_the_data_is_required(data: Path, tmp_path: Path) -> None:
     ended = run(*ONE, "train", data, "--runs", tmp_path, *SMALL, "--max-steps", "1")
     assert ended.returncode == 0, ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == [data.name]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tokenmill.errors import UsageError
-from tokenmill.training.backend import Rows
+from tokenmill.training.backend import StepRows
 from tokenmill.training.config import Config
 from tokenmill.training.model import Shape, first_values
 from tokenmill.training.torch_backend import TorchBackend
@@ -46,7 +46,7 @@ def take_steps(
     """This rank's share of some steps; returns the row losses (steps, rows) and the norms."""
     for step in range(first, first + steps):
         own = np.split(global_batch(step), backend.world_size)[backend.rank]
-        backend.step(Rows(inputs=own[:, :-1], targets=own[:, 1:]), 1.0)
+        backend.step(StepRows(inputs=own[:, :-1], targets=own[:, 1:]), 1.0)
     reports = backend.report()
     return np.stack([one.row_losses for one in reports]), [one.gradient_norm for one in reports]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import stderr, stdout
+from tokenmill.cli.console import stderr
 from tokenmill.cli.flags import name_flags
 from tokenmill.wording import harmless
 
@@ -56,7 +56,7 @@ def sample(
     """
     from tokenmill.training.sample import sample as generate_text
 
-    text = generate_text(
+    generate_text(
         name,
         os.fsencode(prompt),  # exactly the bytes that were typed
         tokens=tokens,
@@ -68,8 +68,9 @@ def sample(
         backend=backend,
         device=device,
         warn=_warn,
+        on_text=lambda text: print(harmless(text), end="", flush=True),
     )
-    stdout.print(Text(harmless(text)))
+    print()
     return 0
 
 

@@ -110,10 +110,10 @@ def train(
         Log to Weights & Biases.
     """
     from tokenmill.load.distributed import find_rank
-    from tokenmill.training.display import Display
-    from tokenmill.training.folder import CHECKPOINTS_NAME
+    from tokenmill.training.display import RunDisplay
     from tokenmill.training.run import find_run
     from tokenmill.training.run import train as train_model
+    from tokenmill.training.run_folder import CHECKPOINTS_NAME
 
     if not data and input_file is None:
         raise UsageError("Name the data to train on: tokenmill train DIR, or --input-file FILE.")
@@ -135,7 +135,7 @@ def train(
             backend=backend,
             device=device,
             restart=restart,
-            watcher=Display(name_flags),
+            watcher=RunDisplay(name_flags),
             boards=["tensorboard"] * tensorboard + ["wandb"] * wandb,
             **{one.name: getattr(settings, one.name, None) for one in fields(Config)},
         )
@@ -178,15 +178,12 @@ def _show_end(report: Any, runs: Path) -> None:
 
 def _show_curves(path: Path) -> None:
     """The losses of a run as a drawing of characters, once there is something to be seen."""
-    from tokenmill.training.chart import Curve, draw_text
-    from tokenmill.training.record import points, read_metrics
+    from tokenmill.training.chart import draw_text
+    from tokenmill.training.run_folder import find_values, make_curves, read_metrics
 
     lines = read_metrics(path)
-    curves = [
-        Curve(told, *points(lines, name))
-        for told, name in (("train", "loss"), ("validation", "val_loss"))
-    ]
-    if len(points(lines, "loss")[0]) > 2:
+    curves = make_curves(lines)
+    if len(find_values(lines, "loss")[0]) > 2:
         _line(f"\n{draw_text(curves)}\n")
 
 

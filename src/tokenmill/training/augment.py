@@ -1,17 +1,16 @@
-"""Augmentation on the fly: masked or wrong inputs, and rows rearranged for fill-in-the-middle.
+"""Augmentation on the fly: masked inputs, random inputs, and rows rearranged for fill-in-the-middle.
 
-Guarantees: what happens to a row follows from (seed, row number) alone, not from how many rows come
-at once, on which rank, or whether the run was ever interrupted. Targets of masked and wrong inputs
-stay what they were. Ids that the vocabulary does not have are an error, here and for every row, and
-never reach a model.
+Guarantees: the changes to a row depend only on (seed, row number), not on batches, ranks or
+interruptions. Targets of masked and random inputs do not change. An id outside the vocabulary is an
+error that names its row, and never reaches the model.
 
-Costs: no random state; a keyed hash of each place, computed for all rows at once: some 10 ns a token
-for each kind that is on. With all of them off, the check of the ids and nothing else.
+Costs: no random state; a keyed hash of each position, computed for all rows at once: about 10 ns per
+token for each kind that is on. With all of them off, only the ids are checked.
 
-Fill-in-the-middle takes one document's part of a row, cuts it at two places into prefix, middle and
-suffix, and writes them as PREFIX prefix SUFFIX suffix MIDDLE middle. The three marks are the ids
-behind the vocabulary, which no tokenizer gives and for which `padded_vocab` makes room; what follows
-moves by three places, so that the row's last three tokens are left out.
+Fill-in-the-middle takes the part of one document in a row, cuts it at two positions into prefix, middle
+and suffix, and writes PREFIX prefix SUFFIX suffix MIDDLE middle. The three markers are the ids after the
+vocabulary, for which `padded_vocab` makes room. The rest moves by three positions, and the row's last
+three tokens are left out.
 """
 
 from __future__ import annotations
@@ -24,35 +23,19 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.order.permutation import derive_keys, make_key
 from tokenmill.training.config import Config
-
-MARKS = 3  # prefix, suffix and middle: ids vocab, vocab + 1 and vocab + 2
-_MULTIPLE = 64  # of which a model's vocabulary is one, for the sake of matrix units
+from tokenmill.training.model import MARKERS
 
 Ids = npt.NDArray[Any]
 Numbers = npt.NDArray[np.uint64]
 
 
-def padded_vocab(vocab: int, config: Config) -> int:
-    """The model's vocabulary: the tokenizer's, room for marks where they are used, and up to a
-    multiple of 64.
-
-    >>> padded_vocab(50_257, Config())
-    50304
-    >>> padded_vocab(256, Config()), padded_vocab(256, Config(fim_fraction=0.5))
-    (256, 320)
-    """
-    needed = vocab + (MARKS if config.fim_fraction else 0)
-    return -(-needed // _MULTIPLE) * _MULTIPLE
-
-
 def augment(
     tokens: Ids, first_row: int, *, config: Config, vocab: int, eot_id: int | None
 ) -> tuple[Ids, Ids]:
-    """The inputs and targets, (rows, seq_len) each, of rows (rows, seq_len + 1) that follow each
-    other in the run from `first_row` on.
+    """The inputs and targets, (rows, seq_len) each, of consecutive rows (rows, seq_len + 1) of the run.
 
-    They are views of `tokens` where nothing is changed. Fill-in-the-middle comes first, then masks
-    (the end-of-text id), then wrong ids.
+    They are views of `tokens` if nothing changes. Fill-in-the-middle comes first, then masks (the
+    end-of-text id), then random ids.
 
     >>> rows = np.arange(12).reshape(2, 6)
     >>> inputs, targets = augment(rows, 0, config=Config(), vocab=12, eot_id=None)
@@ -84,14 +67,14 @@ def augment(
 
 
 def check_ids(tokens: Ids, vocab: int, first_row: int | None = None) -> None:
-    """Raise `DatasetError` unless all ids are from 0 to vocab - 1; rows are named if they count.
+    """Raise `DatasetError` unless all ids are from 0 to vocab - 1; `first_row` numbers the rows.
 
     >>> check_ids(np.array([[1, 2], [3, 70_000]]), 50_257, first_row=8)
     Traceback (most recent call last):
     ...
     tokenmill.errors.DatasetError: row 9 of the run holds the id 70000, and the vocabulary has the \
 ids 0 to 50,256. Give the tokenizer, or the vocabulary's size, that the tokens were made with; if \
-these are right, the tokens are damaged or not what they were taken for.
+these are right, the tokens are damaged or in another format.
     """
     if not tokens.size or (int(tokens.max()) < vocab and int(tokens.min()) >= 0):
         return
@@ -104,14 +87,14 @@ these are right, the tokens are damaged or not what they were taken for.
     raise DatasetError(
         f"{where} holds the id {tokens[row, place]}, and the vocabulary has the ids 0 to "
         f"{vocab - 1:,}. Give the tokenizer, or the vocabulary's size, that the tokens were made "
-        "with; if these are right, the tokens are damaged or not what they were taken for."
+        "with; if these are right, the tokens are damaged or in another format."
     )
 
 
 def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: int | None) -> Ids:
-    """Rows with one document's part of some of them as prefix, suffix, middle."""
+    """Rearrange one document's part as prefix, suffix, middle, in a share of the rows."""
     length = tokens.shape[1]
-    room = length - MARKS
+    room = length - MARKERS
     draws = _draw(keys, 4)
     chosen = np.flatnonzero(draws[:, 0] < _below(fraction))
     if room < 2 or not len(chosen):
@@ -121,7 +104,7 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
     cuts = start[:, None] + _pick(draws[:, 2:], (end - start + 1)[:, None])
     first, second = cuts.min(axis=1, keepdims=True), cuts.max(axis=1, keepdims=True)
     start, end = start[:, None], end[:, None]
-    # Where each place of the new row comes from, going over it from left to right.
+    # The origin of each position of the new row. Later lines overwrite positions further left.
     place = np.broadcast_to(np.arange(length), some.shape)
     suffix, middle = first + 2, first + 3 + end - second  # where these begin
     origin = place - 3
@@ -129,7 +112,7 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
     origin = np.where(place < middle, place - suffix + second, origin)
     origin = np.where(place < suffix, place - 1, origin)
     origin = np.where(place < start, place, origin)
-    wide = np.result_type(tokens.dtype, np.min_scalar_type(vocab + MARKS - 1))
+    wide = np.result_type(tokens.dtype, np.min_scalar_type(vocab + MARKERS - 1))
     made = np.take_along_axis(some, np.clip(origin, 0, length - 1), axis=1).astype(wide)
     for mark, at in enumerate((start, suffix - 1, middle - 1)):
         np.put_along_axis(made, at, vocab + mark, axis=1)
@@ -141,8 +124,8 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
 def _find_part(
     rows: Ids, pivots: npt.NDArray[np.int64], eot_id: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The start and end, in each row, of the document's part around a place: between two ends of
-    text, which stay outside. A part may be empty, where the place is at the end of a text."""
+    """The start and end, in each row, of the document's part around a position: between two
+    end-of-text ids, without them. It is empty between two adjacent ones."""
     count, length = rows.shape
     if eot_id is None:
         return np.zeros(count, np.int64), np.full(count, length)
@@ -159,17 +142,17 @@ def _keys(config: Config, kind: str, rows: npt.NDArray[np.int64]) -> Numbers:
 
 
 def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
-    """`count` numbers of 53 bits for each key, as (keys, count); another series, other numbers."""
+    """`count` numbers of 53 bits for each key, (keys, count); other numbers for another `series`."""
     numbers = np.arange(series * count, (series + 1) * count)
     return derive_keys(keys[:, None], numbers) >> np.uint64(11)
 
 
 def _below(fraction: float) -> np.uint64:
-    """The number of 53 bits below which that fraction of them is."""
+    """The threshold below which a fraction of all numbers of 53 bits lies."""
     return np.uint64(round(fraction * 2**53))
 
 
 def _pick(draws: Numbers, sizes: Any) -> npt.NDArray[np.int64]:
-    """Numbers of 53 bits as whole numbers from 0 to size - 1."""
+    """Map numbers of 53 bits to integers from 0 to size - 1."""
     high = (draws >> np.uint64(21)).astype(np.int64)
     return np.asarray((high * sizes) >> 32, np.int64)

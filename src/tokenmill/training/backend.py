@@ -1,27 +1,50 @@
-"""What a framework does for the trainer: everything that touches a device.
+"""The interface between the training loop and a framework: everything that touches a device.
 
-The loop in `run.py` knows no framework. It gives NumPy arrays to a Backend, which has one model, one
-optimiser and its place among the ranks. Whatever a step computes stays on the device until `report`
-asks for it, so that the device is never waited for between two reports.
+The loop passes NumPy arrays to a `Backend`, which has one model, one optimizer and its place among the
+ranks. Results of a step stay on the device until `report` reads them, so that the device never waits
+between two reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import UsageError
-from tokenmill.load.distributed import find_rank
+from tokenmill.errors import StateError, UsageError
 from tokenmill.training.config import Config
 from tokenmill.training.model import Arrays, Shape, count_operations
 
-_TOKENS_AT_ONCE = 16_384
+_MICRO_BATCH_TOKENS = 16_384
 _CPU_OPERATIONS = 2e11  # per micro-batch: seconds on two cores, so that a run can stop quickly
+
+# Peak operations per second of one device in dense bfloat16, as published. The first name that occurs
+# in the device's name counts.
+_PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
 
 # Called before each micro-batch with the number done and the total; returns whether this rank wants
 # to stop.
@@ -34,10 +57,10 @@ def never(_done: int, _count: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class StepRows:
     """This rank's rows of a step: ids (rows, seq_len) each, int64 or int32.
 
-    `documents` numbers the documents in each row, from 0, where attention stays inside them.
+    `documents` numbers the documents in each row, from 0, if attention stays inside them.
     """
 
     inputs: npt.NDArray[Any]
@@ -47,7 +70,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What came of a step: the mean loss of each row of the global batch, in row order over all
+    """The result of a step: the mean loss of each row of the global batch, in row order over all
     ranks, and the norm of the gradient before clipping."""
 
     row_losses: npt.NDArray[np.float32]
@@ -60,23 +83,22 @@ class StepReport:
 
 
 class Backend(Protocol):
-    """A model, its optimiser and its place among the ranks.
+    """A model, its optimizer and its place among the ranks.
 
-    `step` takes the mean loss over all rows of the step, on all ranks, whatever the micro-batches.
-    `state` and `load` carry everything that `step` depends on: after `load(*state())` in another
-    process, training continues bit for bit.
+    `step` takes the mean loss over all rows of the step, on all ranks, for any micro-batches. After
+    `load(parameters(), optimizer_state())` in another process, training continues bit for bit.
     """
 
     name: str
     rank: int
     world_size: int
-    device: str  # for people, such as "2 threads" or "NVIDIA H100 80GB HBM3"
-    rows_at_once: int  # the most rows that a device processes at once
-    compiles: bool  # then the first micro-batch takes much longer than the others
-    peak_flops: float | None  # of all devices together, where it is known
+    device: str  # for display, such as "2 threads" or "NVIDIA H100 80GB HBM3"
+    rows_at_once: int  # the most rows in a micro-batch
+    compiles: bool  # if so, the first micro-batch takes much longer than the others
+    peak_flops: float | None  # of all devices together, if known
 
-    def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
-        """Take one optimiser step at this share of the learning rates; returns whether it was done.
+    def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
+        """Take one optimizer step at this share of the learning rates; returns whether it was done.
 
         `pause` is called before each micro-batch. If it asks to stop on any rank, all ranks drop
         the step together. A collective call.
@@ -86,112 +108,103 @@ class Backend(Protocol):
         """Whether the flag is set on any rank. A collective call."""
 
     def wait(self) -> None:
-        """Wait until the device has computed everything it was given."""
+        """Wait until the device has finished all work."""
 
     def report(self) -> list[StepReport]:
-        """What came of the steps since the last report; waits for them. A collective call."""
+        """The results of the steps since the last report; waits for them. A collective call."""
 
-    def evaluate(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """The loss of each target, (rows, seq_len); nothing is learned."""
+    def evaluate(self, rows: StepRows) -> npt.NDArray[np.float32]:
+        """The loss of each target, (rows, seq_len), without learning."""
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits (vocab,) of what follows some ids (length,); the last seq_len of them count."""
+        """The logits (vocab,) of the next id after ids (length,); only the last seq_len count."""
 
     def parameters(self) -> Arrays:
         """Copies of the parameters, by the names of `model.py`, float32."""
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all that the optimiser remembers, by name."""
+        """Copies of the optimizer's state: NAME.exp_avg, NAME.exp_avg_sq and NAME.step of AdamW's
+        parameters, NAME.momentum_buffer of Muon's."""
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
-        """Take up the state of another process. StateError if it does not fit."""
+        """Load the state of another process. `StateError` if it does not fit."""
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The sum over all ranks, on every rank. A collective call."""
 
     def peak_memory(self) -> int:
-        """Bytes: of the device, or of the process where the device is the CPU."""
+        """Bytes on the device, or of the process if the device is the CPU."""
 
     def close(self) -> None:
-        """Leave the other ranks in peace."""
+        """Disconnect from the other ranks."""
 
 
-def rows_at_once(config: Config, shape: Shape, *, on_cpu: bool) -> int:
+def choose_micro_batch(config: Config, shape: Shape, *, on_cpu: bool) -> int:
     """The rows of a micro-batch: as configured, or about 16,384 tokens. CPUs gain nothing from large
-    micro-batches, so there they are small enough to take only seconds.
+    micro-batches, so theirs are small enough to take only seconds.
 
     >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
-    >>> [rows_at_once(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
+    >>> [choose_micro_batch(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
     [16, 1]
     """
-    rows = config.micro_batch or max(1, _TOKENS_AT_ONCE // shape.seq_len)
+    rows = config.micro_batch or max(1, _MICRO_BATCH_TOKENS // shape.seq_len)
     if on_cpu:
         rows = min(rows, max(1, int(_CPU_OPERATIONS / (count_operations(shape) * shape.seq_len))))
     return rows
 
 
-def open_backend(
-    name: str, config: Config, shape: Shape, values: Arrays, device: str | None = None
-) -> Backend:
-    """The backend torch or jax with these initial weights, on a device (None: the fastest)."""
-    with _naming_package(name):
-        if name == "torch":
-            from tokenmill.training.torch_backend import TorchBackend
-
-            return TorchBackend(config, shape, values, device)
-        if name == "jax":
-            from tokenmill.training.jax_backend import JaxBackend
-
-            return JaxBackend(config, shape, values, device)
-    raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")
-
-
-def find_ranks(name: str) -> tuple[int, int]:
-    """The rank and the world size: of the process group, if the caller has made one, else of the
-    environment."""
-    if name == "torch":
-        with _naming_package(name):
-            import torch.distributed as dist
-
-            if dist.is_available() and dist.is_initialized():
-                return dist.get_rank(), dist.get_world_size()
-    return find_rank(None, None)
-
-
-def check_device(name: str, device: str | None) -> None:
-    """Raise `UsageError` if PyTorch cannot use a device. JAX is asked once its processes have met."""
-    if name == "torch" and device is not None:
-        with _naming_package(name):
-            from tokenmill.training.torch_backend import choose_device
-
-            choose_device(device)
-
-
-def has_accelerator(name: str, device: str | None) -> bool:
-    """Whether a backend would compute on something faster than the CPU.
-
-    >>> has_accelerator("torch", "cpu")
-    False
-    """
-    if device is not None:
-        return device != "cpu"
-    with _naming_package(name):
-        if name == "torch":
-            import torch
-
-            return torch.cuda.is_available() or torch.backends.mps.is_available()
-        if name == "jax":
-            import jax
-
-            return jax.default_backend() != "cpu"
-    raise UsageError(f"`backend` is {name!r}; it must be torch or jax.")
-
-
-@contextmanager
-def _naming_package(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
+def check_ranks(config: Config, world_size: int) -> None:
+    """Raise `UsageError` if the ranks cannot share a step equally."""
+    if config.batch_rows % world_size:
         raise UsageError(
-            f"The backend {name} needs the package {error.name}: pip install 'tokenmill[{name}]'."
-        ) from error
+            f"a step has {config.batch_rows} rows (`batch_tokens` {config.batch_tokens:,} of `seq_len` "
+            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; make `batch_tokens` "
+            f"a multiple of {world_size * config.seq_len:,}."
+        )
+
+
+def check_optimizer_state(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raise `StateError` unless a checkpoint's optimizer state has the names and shapes of this run's."""
+    for name in [*here, *there]:
+        ours = tuple(here[name].shape) if name in here else "unknown"
+        theirs = tuple(there[name].shape) if name in there else "missing"
+        if ours != theirs:
+            raise StateError(
+                f"the optimizer's {name} is {theirs} in the checkpoint and {ours} in this run; resume "
+                "with the optimizer that wrote it."
+            )
+
+
+def describe_devices(kind: str | None, threads: int, count: int) -> str:
+    """The devices for display; `kind` is None for CPUs.
+
+    >>> describe_devices(None, 2, 1), describe_devices("NVIDIA H100", 2, 8)
+    ('2 threads', '8 x NVIDIA H100')
+    """
+    kind = kind or (f"{threads} thread" if threads == 1 else f"{threads} threads")
+    return kind if count == 1 else f"{count} x {kind}"
+
+
+def find_peak_flops(name: str) -> float | None:
+    """The operations per second of a device in bfloat16, if its name is known.
+
+    >>> find_peak_flops("NVIDIA H100 80GB HBM3")
+    989000000000000.0
+    """
+    return next((peak for known, peak in _PEAK_FLOPS.items() if known in name), None)
+
+
+def find_process_memory() -> int:
+    """The peak memory of this process in bytes.
+
+    >>> find_process_memory() > 1_000_000
+    True
+    """
+    # On Linux, ru_maxrss includes the process that this one was forked from; VmHWM does not.
+    with suppress(OSError, StopIteration):
+        status = Path("/proc/self/status").read_text()
+        return next(
+            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")
+        )
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024

@@ -1,7 +1,7 @@
-"""The curves of a run's losses: `loss.svg` for a browser, and characters for a terminal.
+"""Charts of a run's losses: `loss.svg` for a browser, and characters for a terminal.
 
-However long the run, a curve is a few hundred points, each the mean of its share of the steps, so
-that the file stays small. The scale is logarithmic where losses differ by a factor of three and more.
+A curve has at most a few hundred points, each the mean of its share of the steps, so that the file stays
+small for any run. The scale is logarithmic if losses differ by a factor of three or more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_POINTS = 400
 _WIDTH, _HEIGHT = 800, 450
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 36, 60, 48
 _COLOURS = ("#3b6fb6", "#d1603d", "#4c956c", "#8d6cab")
-_RATIO = 3.0  # of the largest to the smallest loss, from which on the scale is logarithmic
+_RATIO = 3.0  # of the largest to the smallest loss, from which the scale is logarithmic
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character
 _MARK = "o"
 
@@ -26,21 +26,21 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at steps, and what to call them. Values that are no numbers are left out."""
+    """Values at steps, with a name. NaN and infinity are left out."""
 
     name: str
     steps: npt.ArrayLike
     values: npt.ArrayLike
 
     def binned(self, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-        """At most so many points: the means of equal shares of the points.
+        """At most `most` points: the means of equal shares of the points.
 
         >>> Curve("train", [1, 2, 3, 4], [8, 6, 4, 2]).binned(2)
         (array([1.5, 3.5]), array([7., 3.]))
         """
         steps, values = np.asarray(self.steps, np.float64), np.asarray(self.values, np.float64)
-        sound = np.isfinite(values)
-        steps, values = steps[sound], values[sound]
+        finite = np.isfinite(values)
+        steps, values = steps[finite], values[finite]
         if len(steps) <= most:
             return steps, values
         edges = np.linspace(0, len(steps), most + 1).astype(np.int64)
@@ -51,7 +51,7 @@ class Curve:
 
 
 class _Axes:
-    """From steps and losses to shares of the width and of the height."""
+    """Maps steps and losses to shares of the width and of the height."""
 
     def __init__(self, curves: list[tuple[Floats, Floats]]) -> None:
         steps = np.concatenate([points[0] for points in curves] or [np.empty(0)])
@@ -87,7 +87,7 @@ class _Axes:
 
 
 def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Round numbers between two, about so many.
+    """About `about` round numbers between two numbers.
 
     >>> nice_ticks(0, 1000), nice_ticks(1.9, 3.1)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [2.0, 2.2, 2.4, 2.6, 2.8, 3.0])
@@ -100,7 +100,7 @@ def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def draw_svg(curves: list[Curve], title: str) -> str:
-    """The curves as an SVG file's text.
+    """Draw curves as the text of an SVG file.
 
     >>> svg = draw_svg([Curve("train", [0, 1], [3, 2])], "a < b")
     >>> svg[:4], svg.count("<polyline"), "a &lt; b" in svg
@@ -145,7 +145,7 @@ def _line(across: Floats, down: Floats, colour: str) -> list[str]:
         f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" '
         'stroke-width="1.6" stroke-linejoin="round"/>'
     ]
-    if len(places) <= 40:  # few enough to be seen one by one
+    if len(places) <= 40:  # few enough to show each point
         made += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"/>'
             for x, y in zip(across, down, strict=True)
@@ -160,7 +160,7 @@ def _label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
-    """The curves in characters: the first as a line of braille dots, the others as marks on it.
+    """Draw curves in characters: the first as a line of braille dots, the others as marks on it.
 
     >>> print(draw_text([Curve("train", [0, 1, 2], [4, 2, 1])], width=10, height=3))
        4 ┤⠒⠤⣀
@@ -194,16 +194,16 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
     last = f"{axes.last:,.0f}"
     lines_made.append(f"{'':{margin}} └{'─' * width}")
     lines_made.append(f"{'':{margin}}  0{last:>{width - 1}}")
-    told = [
+    last_values = [
         f"{curve.name}{f' ({_MARK})' if number else ''} {values[-1]:.4g}"
         for number, (curve, (_, values)) in enumerate(zip(curves, points, strict=True))
         if len(values)
     ]
-    return "\n".join([*lines_made, ", ".join(told) or "no losses yet"])
+    return "\n".join([*lines_made, ", ".join(last_values) or "no losses yet"])
 
 
 def _draw_dots(cells: list[list[str]], across: Floats, up: Floats) -> None:
-    """A line through some points, in the dots of braille characters: two across, four down."""
+    """Draw a line through points with the dots of braille characters: two across, four down."""
     width, height = 2 * len(cells[0]), 4 * len(cells)
     if not len(across):
         return
@@ -214,7 +214,7 @@ def _draw_dots(cells: list[list[str]], across: Floats, up: Floats) -> None:
     masks = np.zeros((len(cells), len(cells[0])), np.int64)
     before = None
     for column, row in zip(columns.tolist(), np.rint(rows).astype(int).tolist(), strict=True):
-        # A steep line is drawn without gaps.
+        # Fill the gaps of a steep line.
         low, high = sorted((row, row if before is None else before))
         for dot in range(low + (before == low and low < high), high + 1 - (before == high > low)):
             masks[dot // 4, column // 2] |= _DOTS[dot % 4][column % 2]

@@ -1,25 +1,24 @@
-"""The settings of a run, as one frozen dataclass.
+"""The settings of a run, as one frozen dataclass that checks its values.
 
-A run's folder holds it as `config.json`; `settings.py` reads it from files.
+A run's folder holds it as `config.json`; `config_file.py` reads it from files.
 """
 
 from __future__ import annotations
 
 import math
-import types
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from tokenmill.errors import UsageError
 
-_CALLED = {bool: "true or false", int: "a whole number", float: "a number"}
-_AT_LEAST = {
-    1: "layers heads kv_heads width seq_len batch_tokens micro_batch max_steps log_every keep "
-    "val_tokens",
-    0: "embedding_width shortlist softcap warmup_steps learning_rate matrix_learning_rate weight_decay clip seed val_every "
-    "sample_every sample_tokens checkpoint_every",
-}
-_FRACTIONS = "decay_fraction beta1 beta2 mask_fraction noise_fraction fim_fraction"
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Number = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]  # at 1, nothing is learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,59 +104,47 @@ class Config:
         How many of the newest checkpoints to keep, besides the best.
     """
 
-    layers: int = 12
-    heads: int = 12
-    kv_heads: int | None = None
-    width: int = 768
-    embedding_width: int = 0
-    shortlist: int = 0
-    seq_len: int = 1024
-    softcap: float = 15.0
+    layers: Positive = 12
+    heads: Positive = 12
+    kv_heads: Positive | None = None
+    width: Positive = 768
+    embedding_width: Count = 0
+    shortlist: Count = 0
+    seq_len: Positive = 1024
+    softcap: Number = 15.0
     within_documents: bool = False
 
-    batch_tokens: int = 524_288
-    micro_batch: int | None = None
-    max_steps: int = 5_000
-    warmup_steps: int = 100
-    decay_fraction: float = 0.3
+    batch_tokens: Positive = 524_288
+    micro_batch: Positive | None = None
+    max_steps: Positive = 5_000
+    warmup_steps: Count = 100
+    decay_fraction: Fraction = 0.3
     optimizer: Literal["muon", "adamw"] = "muon"
-    learning_rate: float = 3e-3
-    matrix_learning_rate: float = 3e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.1
-    clip: float = 1.0
+    learning_rate: Number = 3e-3
+    matrix_learning_rate: Number = 3e-3
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
+    weight_decay: Number = 0.1
+    clip: Number = 1.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    seed: int = 42
+    seed: Count = 42
 
-    mask_fraction: float = 0.0
-    noise_fraction: float = 0.0
-    fim_fraction: float = 0.0
+    mask_fraction: Fraction = 0.0
+    noise_fraction: Fraction = 0.0
+    fim_fraction: Fraction = 0.0
 
-    log_every: int = 10
-    val_every: int = 250
-    val_tokens: int | None = None
-    sample_every: int = 0
-    sample_tokens: int = 64
-    checkpoint_every: int = 250
-    keep: int = 2
+    log_every: Positive = 10
+    val_every: Count = 250
+    val_tokens: Positive | None = None
+    sample_every: Count = 0
+    sample_tokens: Count = 64
+    checkpoint_every: Count = 250
+    keep: Positive = 2
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            _check_kind(name, getattr(self, name), kind)
-        for least, names in _AT_LEAST.items():
-            for name in names.split():
-                if (value := getattr(self, name)) is not None and not value >= least:
-                    raise UsageError(f"`{name}` is {value}; it must be at least {least}.")
-                if value == math.inf:
-                    raise UsageError(f"`{name}` is {value}; it must be finite.")
-        for name in _FRACTIONS.split():
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise UsageError(f"`{name}` is {value}; it must be from 0 to 1.")
-        for name in ("beta1", "beta2"):
-            if getattr(self, name) == 1:
-                raise UsageError(f"`{name}` is 1; it must be below 1, or nothing is learned.")
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            _check_value(name, getattr(self, name), kind)
         if self.seed >= 1 << 64:
             raise UsageError(f"`seed` is {self.seed}; it must be below 2**64.")
         if self.batch_tokens % self.seq_len:
@@ -190,7 +177,7 @@ class Config:
         return self.batch_tokens // self.seq_len
 
     def find_due(self, step: int) -> dict[str, bool]:
-        """What is due after this many steps: line, validation, sample, checkpoint.
+        """What is due after a number of steps: line, validation, sample, checkpoint.
 
         >>> Config(val_every=0).find_due(250)
         {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}
@@ -217,17 +204,14 @@ class Config:
         return max(0.0, min(1.0, rising, left))
 
 
-def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Raise `UsageError` if a setting has the wrong type."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            allowed = ", ".join(get_args(kind))
-            raise UsageError(f"`{name}` is {value!r}; it must be one of {allowed}.")
-        return
-    if get_origin(kind) is types.UnionType:  # a whole number or None
-        if value is None:
-            return
-        kind = get_args(kind)[0]
-    accepted = (int, float) if kind is float else kind
-    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-        raise UsageError(f"`{name}` is {value!r}; it must be {_CALLED[kind]}.")
+def _check_value(name: str, value: object, kind: object) -> None:
+    """Raise `UsageError` if a setting has the wrong type or is out of range."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        expected = str(error).replace("`", "").replace("| null", "or None")
+        if get_origin(kind) is Literal:
+            expected = f"expected {' or '.join(get_args(kind))}"
+        raise UsageError(f"`{name}` is {value!r}; {expected[0].lower()}{expected[1:]}.") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"`{name}` is {value}; it must be finite.")

@@ -1,11 +1,16 @@
-"""The data of a run: what it trains on, what it is validated on, and what the ids mean.
+"""The data of a run: training tokens, validation tokens, and their tokenizer.
 
 The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:weight`; or one text
-file, which is tokenized in memory. Opening costs as much as `tokenmill.open`, whatever the size.
+file, which is tokenized in memory. Opening takes as long as `tokenmill.open`, for any size.
 
 The validation set is the split `val`. For a mixture it is the beginning of each source's `val`, in
 proportion to the weights, joined in memory: its loss estimates that of the mixture, and it is the
 same set in every run on this data.
+
+While training, rows are read from their files and not through memory maps. A mapped file that is
+truncated, or on a failing disk, kills the process (SIGBUS); a read is an error that names the file, and
+the run can save what it has. Costs: 30 µs per row, in the thread that reads ahead. That thread can stop
+between two rows, so that a run with large steps exits promptly.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +32,17 @@ from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import InputError, TokenizerError, UsageError
 from tokenmill.hub.address import is_address
 from tokenmill.load.mixture import Mixture
+from tokenmill.load.prefetch import leave_if_stopped
 from tokenmill.preparation.settings import EOT_TEXT
+from tokenmill.store.gather import RowReader
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config
 
 AnyPath = str | os.PathLike[str]
 
-IN_MEMORY_VAL = 0.1  # of a text that is tokenized in memory: its end
-LARGE = 512 << 20  # bytes of a text beyond which it is better prepared
+IN_MEMORY_VAL = 0.1  # the share of a text file, at its end, for validation
+LARGE = 512 << 20  # bytes of a text file that should be prepared instead
 _NAMED = re.compile(r"(?P<name>[^=/\\:]+)=(?P<path>.+):(?P<weight>[^:/\\]+)", re.DOTALL)
 
 
@@ -55,7 +63,7 @@ class RunData:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Which data these are, by name, fit for JSON: equal only for the same tokens."""
+        """The fingerprint of each part of the data, by name: equal only for the same tokens."""
         if isinstance(self.train, Mixture):
             names = [f"train {name}" for name in self.train.names]
             found = dict(zip(names, self.train.tokens, strict=True))
@@ -63,8 +71,8 @@ class RunData:
             found = {"train": self.train}
         if self.val is not None:
             found["val"] = self.val
-        told = {name: tokens.fingerprint for name, tokens in found.items()}
-        return told | ({"tokenizer": self.tokenizer.fingerprint} if self.tokenizer else {})
+        named = {name: tokens.fingerprint for name, tokens in found.items()}
+        return named | ({"tokenizer": self.tokenizer.fingerprint} if self.tokenizer else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,7 @@ class _Source:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """None where the data do not tell, or name one that is not at hand."""
+        """None if the data does not name it, or names one that is not available."""
         try:
             return self.dataset.tokenizer
         except TokenizerError:
@@ -102,13 +110,13 @@ class _Source:
         return self.dataset["val"] if "val" in self.dataset.splits else None
 
     def check_same(self, other: _Source) -> None:
-        """Refuse another source whose ids mean something else."""
+        """Refuse another source with another tokenizer."""
         ours, theirs = self.tokenizer, other.tokenizer
         if (ours and ours.fingerprint) != (theirs and theirs.fingerprint):
             raise TokenizerError(
-                f"{self.path} was made with {_called(ours)}, and {other.path} with "
-                f"{_called(theirs)}: their ids may mean different things. Give `tokenizer=NAME` "
-                "if one of them does not say; otherwise prepare them with the same one."
+                f"{self.path} was made with {_describe(ours)}, and {other.path} with "
+                f"{_describe(theirs)}: their ids may mean different things. Give `tokenizer=NAME` "
+                "if one of them does not name its own; otherwise prepare both with the same one."
             )
 
 
@@ -165,21 +173,6 @@ tokenmill prepare TEXTS --out no/such
     return _without_short_val(found, config)
 
 
-def bytes_per_token(tokenizer: Tokenizer, vocab: int) -> npt.NDArray[np.int64]:
-    """The bytes of text that each id stands for, (vocab,); 0 for special ids.
-
-    >>> from tokenmill.tokenizers import load_tokenizer
-    >>> bytes_per_token(load_tokenizer("gpt2"), 50_257)[[15496, 995, 50256]].tolist()
-    [5, 6, 0]
-    """
-    lengths = np.zeros(vocab, np.int64)
-    found = tokenizer.byte_lengths()[:vocab]
-    lengths[: len(found)] = found
-    special = [number for number in tokenizer.special_ids.values() if number < vocab]
-    lengths[special] = 0
-    return lengths
-
-
 def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
     """The name, path and weight of each source, from NAME=PATH:WEIGHT."""
     parsed = [_parse_one(os.fspath(text)) for text in data]
@@ -190,7 +183,7 @@ def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
                 f"{path!r} is one of several datasets; each needs a name and a weight: NAME={path}:0.5"
             )
         if names.count(name) > 1:
-            raise UsageError(f"two of the data are named {name!r}; give each its own name.")
+            raise UsageError(f"two of the datasets are named {name!r}; give each its own name.")
     return parsed
 
 
@@ -221,18 +214,18 @@ def _open(
     name: str, path: str, weight: float, val_fraction: float | None, options: dict[str, Any]
 ) -> _Source:
     dataset = open_dataset(path, **options)
-    if val_fraction and not (name and "val" in dataset.splits):  # where there is one, it stays
+    if val_fraction and not (name and "val" in dataset.splits):  # a mixture keeps its splits
         dataset = open_dataset(path, **options, val_fraction=val_fraction)
     return _Source(name=name, path=path, weight=weight, dataset=dataset)
 
 
 def _join(sources: Sequence[_Source], config: Config) -> RunData:
-    """The sources as one, after a check that their ids mean the same."""
+    """Combine the sources, after a check that they have the same tokenizer."""
     first = sources[0]
     for source in sources[1:]:
         first.check_same(source)
     parts = {source.name: (source.dataset["train"], source.weight) for source in sources}
-    told = [
+    described = [
         f"{f'{name} {weight:g} of ' if name else ''}{source.path}: {len(tokens):,} tokens"
         for source, (name, (tokens, weight)) in zip(sources, parts.items(), strict=True)
     ]
@@ -242,7 +235,7 @@ def _join(sources: Sequence[_Source], config: Config) -> RunData:
         vocab=max(source.vocab for source in sources),
         tokenizer=first.tokenizer,
         eot_id=first.dataset.eot_id,
-        describe="; ".join(told),
+        describe="; ".join(described),
         notes=tuple(
             f"{source.path} has no validation split; use `val` or `val_fraction`."
             for source in sources
@@ -251,12 +244,12 @@ def _join(sources: Sequence[_Source], config: Config) -> RunData:
     )
 
 
-def _called(tokenizer: Tokenizer | None) -> str:
-    return f"the tokenizer {tokenizer.name!r}" if tokenizer else "a tokenizer that it does not tell"
+def _describe(tokenizer: Tokenizer | None) -> str:
+    return f"the tokenizer {tokenizer.name!r}" if tokenizer else "a tokenizer that it does not name"
 
 
 def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
-    """The beginning of each source's validation split, as much as its weight, in whole rows."""
+    """The beginning of each source's validation split, in proportion to the weights, in whole rows."""
     having = [(source.val, source.weight) for source in sources if source.val is not None]
     whole = sum(weight for _, weight in having)
     parts: list[npt.NDArray[np.uint32]] = []
@@ -264,7 +257,7 @@ def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
         rows = int(config.validation_tokens * weight / whole) // config.seq_len if whole else 0
         rows = min(rows, max(0, len(tokens) - 1) // config.seq_len)
         if rows:
-            # A row's last target is the token behind it; only the very last one's is kept.
+            # A row's last target is the first token of the next row; only the last row keeps its own.
             parts[-1:] = [part[:-1] for part in parts[-1:]]
             parts.append(tokens[: rows * config.seq_len + 1].astype(np.uint32))
     if not parts:
@@ -278,13 +271,13 @@ def _without_short_val(found: RunData, config: Config) -> RunData:
         return found
     note = (
         f"the validation set has {len(found.val):,} tokens, too few for a row of "
-        f"{config.seq_len:,} and one more: there will be no validation."
+        f"{config.seq_len:,} and its last target: there will be no validation."
     )
     return replace(found, val=None, notes=(*found.notes, note))
 
 
 def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | None) -> RunData:
-    """A text in memory: its first part to train on, its end to validate on."""
+    """Tokenize a text file in memory: its first part is for training, its end for validation."""
     from tokenmill.tokenizers import load_tokenizer
 
     tokenizer = tokenizer or load_tokenizer("gpt2")
@@ -297,7 +290,7 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     documents = [document for document in text.split(EOT_TEXT.encode()) if document]
     if not documents:
-        raise InputError(f"There is no text in {path}.")
+        raise InputError(f"{path} contains no text.")
     if tokenizer.eot_id is None:
         ids = tokenizer.encode_batch(documents)[0]
     else:
@@ -310,8 +303,8 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         for part, split in ((ids[:place], "train"), (ids[place:], "val"))
     )
     large = (
-        f"{path} is tokenized in memory at every start. For a text of this size, tokenize it once "
-        f"with tokenmill prepare {path} --out DIR, and give DIR as `data`.",
+        f"{path} is tokenized in memory at every start. Tokenize a text of this size once, with "
+        f"tokenmill prepare {path} --out DIR, and give DIR as `data`.",
     )
     return RunData(
         train=train,
@@ -321,4 +314,53 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         eot_id=tokenizer.eot_id,
         describe=f"{path}: {len(train):,} tokens in memory",
         notes=large if len(text) > LARGE else (),
+    )
+
+
+class ReadTokens(Tokens):
+    """The same tokens; each row is read from its file."""
+
+    def find_rows(self, starts: npt.NDArray[np.int64], length: int) -> RowReader:
+        """See `Tokens.find_rows`."""
+        starts = self._check_rows(starts, length)
+
+        def read(first: int, last: int) -> npt.NDArray[Any]:
+            places = starts[first:last].tolist()
+            rows = np.empty((len(places), length), self.dtype)
+            for row, start in zip(rows, places, strict=True):
+                leave_if_stopped()
+                row[:] = self.read(start, start + length)
+            return rows
+
+        return read
+
+    def read_ahead(self, starts: npt.NDArray[np.int64], length: int) -> None:
+        """Nothing: the system reads ahead."""
+
+
+@overload
+def read_not_mapped(data: Tokens) -> Tokens: ...
+@overload
+def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture: ...
+def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture:
+    """The same data; every row is read from its file instead of a memory map.
+
+    >>> rows = read_not_mapped(Tokens.of([5, 6, 7, 8])).gather(np.array([2, 0]), 2, np.int32)
+    >>> rows.tolist()
+    [[7, 8], [5, 6]]
+    """
+    if isinstance(data, Tokens):
+        return _read_tokens(data)
+    changed = copy(data)
+    changed.tokens = tuple(_read_tokens(tokens) for tokens in data.tokens)
+    return changed
+
+
+def _read_tokens(tokens: Tokens) -> Tokens:
+    return ReadTokens(
+        tokens._shards,
+        tokens.split,
+        documents=tokens.documents,
+        eot_id=tokens.eot_id,
+        eot=tokens.eot,
     )

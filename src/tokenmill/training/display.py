@@ -1,18 +1,35 @@
-"""The output of a training run: one line on standard output for each line of metrics."""
+"""What a run shows, and when: lines on standard output, TensorBoard and Weights & Biases.
+
+The first loss appears after the first step. After that, a line appears for each line of
+`metrics.jsonl`, and after 10 seconds of silence.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 import shutil
 import sys
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
 
+from tokenmill.errors import UsageError
+from tokenmill.training.backend import Backend
+from tokenmill.training.config import Config
+from tokenmill.training.run_folder import BOARD_NAME
 from tokenmill.wording import count, duration, harmless, size
 
+_SLOW = 10.0  # seconds of a first micro-batch after which its time is the estimate
 
-class Silent:
-    """A `Watcher` that shows nothing."""
+
+class RunWatcher:
+    """Receives the progress of a run, and ignores it; subclasses show it."""
+
+    silence = 10.0  # seconds without a line after which the run sends one
 
     def note(self, text: str) -> None:
         """Something about the run."""
@@ -21,14 +38,15 @@ class Silent:
         """A warning for the user."""
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """A line of metrics."""
+        """A line of `metrics.jsonl`, the run's number of steps, and the seconds left (NaN if
+        unknown). A line with the loss so far may also come in between, and is not in the file."""
 
     def expect(self, seconds: float) -> None:
-        """The expected time of the rest of the run."""
+        """The expected time of the rest of the run, estimated from its first micro-batches."""
 
 
-class Display(Silent):
-    """A `Watcher` that prints; `translate` can turn argument names into flags."""
+class RunDisplay(RunWatcher):
+    """Prints the progress; `translate` can turn argument names into flags."""
 
     def __init__(self, translate: Callable[[str], str] = str) -> None:
         self._translate = translate
@@ -44,24 +62,25 @@ class Display(Silent):
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
         """A line of metrics."""
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(harmless(tell_line(line, steps, seconds_left, width)), flush=True)
+        print(harmless(format_line(line, steps, seconds_left, width)), flush=True)
 
     def expect(self, seconds: float) -> None:
         """The expected time of the rest of the run."""
         self.note(f"time      about {duration(seconds)}, estimated from the first micro-batches")
 
 
-def is_watched() -> bool:
-    """Whether standard output is a terminal or a notebook."""
-    return sys.stdout.isatty() or "ipykernel" in sys.modules
+def choose_watcher(progress: bool | None) -> RunWatcher:
+    """A display, or one that ignores everything; by default a display in terminals and notebooks."""
+    shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
+    return RunDisplay() if shown else RunWatcher()
 
 
-def tell_line(
+def format_line(
     line: dict[str, Any], steps: int, seconds_left: float, width: int | None = None
 ) -> str:
-    """A line of metrics as text; one that is wider than `width` omits its least important numbers.
+    """A line of metrics as text; if wider than `width`, it omits its least important numbers.
 
-    >>> tell_line({"step": 20, "val_loss": 2.5, "bits_per_byte": 1.25}, 100, 3)
+    >>> format_line({"step": 20, "val_loss": 2.5, "bits_per_byte": 1.25}, 100, 3)
     'step  20/100  validation loss 2.5000  1.2500 bits per byte'
     """
     last = count(steps)
@@ -92,3 +111,146 @@ def tell_line(
     elif "sample" in line:
         words.append(f"sample: {line['sample']}")
     return "  ".join(words)
+
+
+class Clock:
+    """Measures steps without the time aside, and the share of them spent waiting for data.
+
+    >>> clock = Clock()
+    >>> with clock.waiting():
+    ...     time.sleep(0.01)
+    >>> seconds, share = clock.lap()
+    >>> seconds >= 0.01, 0.5 < share <= 1
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._waited = self._aside = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time spent waiting for the next rows."""
+        began = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - began
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Time that does not count, such as for validation."""
+        began = time.perf_counter()
+        yield
+        self._aside += time.perf_counter() - began
+
+    def lap(self) -> tuple[float, float]:
+        """The seconds of steps since the last lap, and the share of them spent waiting for data."""
+        found = self.peek()
+        self._began, self._waited, self._aside = time.perf_counter(), 0.0, 0.0
+        return found
+
+    def peek(self) -> tuple[float, float]:
+        """The same, without ending the lap."""
+        seconds = max(1e-9, time.perf_counter() - self._began - self._aside)
+        return seconds, self._waited / seconds
+
+
+class Pulse:
+    """Decides when a run has to print a line, and times its first micro-batches."""
+
+    def __init__(self, *, compiles: bool, silence: float) -> None:
+        self._silence = silence
+        self._shown = time.monotonic()
+        self._compiles = compiles
+        self._began: float | None = None
+        self._is_warm = self._is_timed = False
+
+    def is_due(self) -> bool:
+        """Whether nothing was printed for too long."""
+        return time.monotonic() - self._shown >= self._silence
+
+    def restart(self) -> None:
+        """Something was printed."""
+        self._shown = time.monotonic()
+
+    def time_first(self, backend: Backend) -> float | None:
+        """Called before each micro-batch; returns once the seconds that a micro-batch takes.
+
+        The first one also starts threads, allocates memory and compiles, which can take ten times as
+        long as the rest. So the second is timed, unless the first was too slow to wait for another
+        and compiled nothing.
+        """
+        if self._is_timed:
+            return None
+        backend.wait()
+        now = time.perf_counter()
+        began, self._began = self._began, now
+        if began is None:
+            return None
+        if not self._is_warm and (self._compiles or now - began < _SLOW):
+            self._is_warm = True
+            return None
+        self._is_timed = True
+        return now - began
+
+
+class Board(Protocol):
+    """Another place that shows the lines of `metrics.jsonl`."""
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class TensorBoard:
+    """Event files in the run's folder, without those after the step to resume from."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError("`tensorboard` needs: pip install torch tensorboard") from error
+        writer: Any = SummaryWriter
+        self._writer = writer(str(path / BOARD_NAME), purge_step=step + 1)
+        self.close = self._writer.close
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line."""
+        for name, value in line.items():
+            if name == "sample":
+                self._writer.add_text(name, value, line["step"])
+            elif name != "step":
+                self._writer.add_scalar(name, value, line["step"])
+
+
+class WeightsAndBiases:
+    """A run of the same name in the project tokenmill, which resumes with this one."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        try:
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError as error:
+            raise UsageError("`wandb` needs: pip install wandb") from error
+        self._run = wandb.init(
+            project="tokenmill",
+            name=path.name,
+            id=path.name,
+            resume="allow",
+            dir=str(path),
+            config=asdict(config),
+        )
+        self.close = self._run.finish
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line."""
+        self._run.log({name: value for name, value in line.items() if name != "step"}, line["step"])
+
+
+def open_board(name: str, path: Path, *, step: int, config: Config) -> Board:
+    """Open the board tensorboard or wandb of the run in a folder, which continues after a step."""
+    if name == "tensorboard":
+        return TensorBoard(path, step)
+    if name == "wandb":
+        return WeightsAndBiases(path, config)
+    raise UsageError(f"unknown board {name!r}; expected tensorboard or wandb.")

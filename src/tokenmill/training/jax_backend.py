@@ -1,17 +1,18 @@
 """The trainer's backend in JAX: compiled programs on all devices of one process or of several.
 
-A step follows the rules of `torch_backend.py`, and the optimiser's state has the same names, so either
+A step follows the rules of `torch_backend.py`, and the optimizer's state has the same names, so either
 backend can load the state of the other.
 
-Guarantees: the loss of a step is the mean over its rows, whatever the micro-batches, devices and
-processes. A process that loads a state continues bit for bit: on CPUs with the same number of
-processes, devices and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays
-are copied on the way into JAX and out of it.
+Guarantees: the loss of a step is the mean over its rows, for any micro-batches, devices and processes.
+A process that loads a state continues bit for bit: on CPUs with the same number of processes, devices
+and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on the way
+into JAX and out of it.
 
 The rows of a step are divided over the devices, and each device has all parameters. A device processes
 its rows one micro-batch at a time and accumulates gradients; once per step the devices sum theirs, and
-each takes the same optimiser step. If the rows do not divide evenly, they are padded with rows of
-weight 0, so that every step is the same program.
+each takes the same optimizer step. If the rows do not divide evenly, they are padded with rows of
+weight 0, so that every step is the same program. A program is compiled once for the same settings and
+devices, so a second model in the process starts immediately.
 
 Several processes come from a launcher, such as torchrun, srun or mpirun, or from JAX_NUM_PROCESSES and
 JAX_PROCESS_ID; they connect through JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI specify.
@@ -21,40 +22,55 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax import lax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.load.distributed import find_rank
-from tokenmill.training.backend import Pause, Rows, StepReport, never, rows_at_once
+from tokenmill.training.backend import (
+    Pause,
+    StepReport,
+    StepRows,
+    check_optimizer_state,
+    choose_micro_batch,
+    describe_devices,
+    find_peak_flops,
+    find_process_memory,
+    never,
+)
 from tokenmill.training.config import Config
-from tokenmill.training.devices import find_peak_flops, find_process_memory
-from tokenmill.training.jax_model import Parameters, Way, stack, unstack
-from tokenmill.training.jax_optimizer import OptimizerState, first_state
-from tokenmill.training.jax_programs import (
-    BY_ROW,
-    EVERYWHERE,
-    SPREAD,
-    make_evaluation,
-    make_gradients,
-    make_next_logits,
-    make_update,
+from tokenmill.training.jax_model import (
+    Numerics,
+    OptimizerState,
+    Parameters,
+    clip,
+    find_logits,
+    find_losses,
+    find_states,
+    first_state,
+    stack,
+    unstack,
+    update,
 )
 from tokenmill.training.model import Arrays, Shape, check_values
+
+EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
+SPREAD = PartitionSpec("data")  # type: ignore[no-untyped-call]
 
 
 class JaxBackend:
     """A model on all devices that JAX sees; see `backend.Backend`.
 
-    If the environment has several processes, it starts `jax.distributed` itself, unless that was done
-    before.
+    If the environment names several processes, it starts `jax.distributed`, unless the caller has.
     """
 
     name = "jax"
@@ -75,7 +91,7 @@ class JaxBackend:
         self._own_mesh = Mesh(np.array(own), ("data",))
         on_cpu = devices[0].platform == "cpu"
         half = config.dtype == "bfloat16" or (config.dtype == "auto" and not on_cpu)
-        self._way = Way(
+        self._numerics = Numerics(
             dtype=jnp.bfloat16 if half else jnp.float32,
             attention="cudnn" if half and _has_flash(devices[0], shape) else None,
         )
@@ -83,7 +99,7 @@ class JaxBackend:
         peak = find_peak_flops(devices[0].device_kind) if half else None
         self.peak_flops = peak and peak * len(devices)
 
-        self.rows_at_once = rows_at_once(config, shape, on_cpu=on_cpu)
+        self.rows_at_once = choose_micro_batch(config, shape, on_cpu=on_cpu)
         self._widest = 1  # the rows that `evaluate` gives to a device at once
         stacked = stack(shape, values)
         self._parameters: Parameters = self._place(stacked)
@@ -95,24 +111,23 @@ class JaxBackend:
         )
         self._reports: list[tuple[int, list[jax.Array], jax.Array]] = []
 
-    def step(self, rows: Rows, scale: float, pause: Pause = never) -> bool:
-        """Take one optimiser step at this share of the learning rates; returns whether it was done.
-        See `backend.Backend`."""
+    def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
+        """See `Backend.step`."""
         count = len(rows.inputs)
         micro, size = self._divide(count, self.rows_at_once)
         weights = np.full(count, 1 / (count * self.world_size), np.float32)
         batch = (rows.inputs, rows.targets, rows.documents, weights)
-        find = make_gradients(self.shape, self._mesh, self._way)
+        find = _make_gradients(self.shape, self._mesh, self._numerics)
         sums = self._no_gradients()
         losses: list[jax.Array] = []
-        for number, placed in enumerate(self._place_pieces(batch, micro, size)):
+        for number, placed in enumerate(self._place_pieces(self._mesh, batch, micro, size)):
             if self.agree(pause(number, micro)):
                 return False
             sums, found = find(self._parameters, sums, placed)
             losses.append(found)
             if number:  # at most two micro-batches in the queue, so that a run can stop quickly
                 losses[-2].block_until_ready()
-        update = make_update(self.config, self._mesh, self._way)
+        update = _make_update(self.config, self._mesh, self._numerics)
         self._parameters, self._state, norm = update(
             self._parameters, self._state, sums, np.float32(scale)
         )
@@ -120,41 +135,42 @@ class JaxBackend:
         return True
 
     def report(self) -> list[StepReport]:
-        """What came of the steps since the last report; waits for them. A collective call."""
+        """See `Backend.report`."""
         waiting, self._reports = self._reports, []
         return [
             StepReport(row_losses=self._in_row_order(count, losses), gradient_norm=float(norm))
             for count, losses, norm in waiting
         ]
 
-    def evaluate(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """The loss of each target, (rows, seq_len); nothing is learned."""
+    def evaluate(self, rows: StepRows) -> npt.NDArray[np.float32]:
+        """See `Backend.evaluate`."""
         count = len(rows.inputs)
         _, size = self._divide(count, self.rows_at_once)
-        self._widest = max(self._widest, size)  # one program, also for the few rows of a last batch
+        self._widest = max(
+            self._widest, size
+        )  # so that the last, smaller batch needs no other program
         micro = math.ceil(count / (self._widest * self._own_mesh.size))
         batch = (rows.inputs, rows.targets, rows.documents)
-        placed = self._place_rows(self._own_mesh, batch, micro, self._widest)
-        evaluate = make_evaluation(self.shape, self._own_mesh, self._way)
-        losses = evaluate(self._own_parameters(), placed)
-        return _copy(losses).reshape(-1, self.shape.seq_len)[:count]
+        evaluate = _make_evaluation(self.shape, self._own_mesh, self._numerics)
+        parameters = self._own_parameters()
+        pieces = self._place_pieces(self._own_mesh, batch, micro, self._widest)
+        return np.concatenate([_copy(evaluate(parameters, piece)) for piece in pieces])[:count]
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits (vocab,) of what follows some ids (length,); the last seq_len of them count."""
+        """See `Backend.next_logits`."""
         kept = ids[-self.shape.seq_len :]
         padded = np.zeros((1, self.shape.seq_len), np.int32)
         padded[0, : len(kept)] = kept
         parameters = {name: value.addressable_data(0) for name, value in self._parameters.items()}
-        find = make_next_logits(self.shape, self._way)
+        find = _make_next_logits(self.shape, self._numerics)
         return _copy(find(parameters, padded, np.int32(len(kept) - 1)))
 
     def parameters(self) -> Arrays:
-        """Copies of the parameters, by the names of `model.py`, float32."""
+        """See `Backend.parameters`."""
         return self._fetch(self._parameters)
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all that the optimiser remembers: NAME.exp_avg, NAME.exp_avg_sq and NAME.step of
-        AdamW's parameters, NAME.momentum_buffer of Muon's."""
+        """See `Backend.optimizer_state`."""
         state = self._state
         means = self._fetch(state.mean)
         steps = _copy(state.steps.addressable_data(0)).astype(np.float32)
@@ -169,9 +185,9 @@ class JaxBackend:
         }
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
-        """Take up the state of another process. StateError if it does not fit."""
+        """See `Backend.load`."""
         check_values(self.shape, parameters)
-        _check_state(self.optimizer_state(), optimizer_state)
+        check_optimizer_state(self.optimizer_state(), optimizer_state)
 
         def part(kind: str) -> Any:
             own = {
@@ -192,69 +208,56 @@ class JaxBackend:
         )
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The sum over all ranks, on every rank. A collective call."""
+        """See `Backend.total`."""
         if self.world_size == 1:
             return values.copy()
-        # As pairs of 32 bits, because JAX has no float64 unless it is told to.
+        # As pairs of 32 bits, because JAX has no float64 by default.
         halves = np.ascontiguousarray(values, np.float64).reshape(-1).view(np.uint32)
         every = np.ascontiguousarray(multihost_utils.process_allgather(halves))
         summed: npt.NDArray[np.float64] = every.view(np.float64).sum(axis=0).reshape(values.shape)
         return summed
 
     def agree(self, wish: bool) -> bool:
-        """Whether the flag is set on any rank. A collective call."""
+        """See `Backend.agree`."""
         return wish if self.world_size == 1 else bool(self.total(np.array([float(wish)]))[0])
 
     def wait(self) -> None:
-        """Wait until the device has computed everything it was given."""
+        """See `Backend.wait`."""
         jax.block_until_ready((self._parameters, [losses for _, losses, _ in self._reports]))  # type: ignore[no-untyped-call]
 
     def peak_memory(self) -> int:
-        """Bytes: of the device, or of the process where the device is the CPU."""
+        """See `Backend.peak_memory`."""
         device = self._own_mesh.devices[0]
         known = None if device.platform == "cpu" else device.memory_stats()
         return int(known["peak_bytes_in_use"]) if known else find_process_memory()
 
     def close(self) -> None:
-        """Leave the other ranks in peace."""
+        """See `Backend.close`."""
         if self._started:
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
             self._started = False
 
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
-        """Into how many micro-batches of how many rows a device's share of some rows is cut: as few
-        as can be, and those as equal as can be."""
+        """Cut a device's share of rows into as few and as equal micro-batches as possible; returns
+        their number and their rows."""
         share = math.ceil(count / self._own_mesh.size)
         micro = math.ceil(share / limit)
         return micro, math.ceil(share / micro)
 
     def _place_pieces(
-        self, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
+        self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> Iterator[tuple[jax.Array | None, ...]]:
-        """Micro-batches on all devices, in arrays (rows of all devices, ...)."""
+        """Micro-batches on the devices of a mesh, in arrays (rows of all devices, ...)."""
         own = size * self._own_mesh.size
-        sharding = NamedSharding(self._mesh, SPREAD)
+        sharding = NamedSharding(mesh, SPREAD)
         for number in range(micro):
             yield tuple(
                 None if rows is None else _distribute(sharding, _fill(rows, number * own, own))
                 for rows in batch
             )
 
-    def _place_rows(
-        self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
-    ) -> tuple[jax.Array | None, ...]:
-        """Rows on their devices, in arrays (micro-batches, rows of all devices, ...)."""
-        own = size * self._own_mesh.size
-        sharding = NamedSharding(mesh, BY_ROW)
-
-        def place(rows: npt.NDArray[Any]) -> jax.Array:
-            filled = _fill(rows, 0, micro * own)
-            return _distribute(sharding, filled.reshape(micro, own, *rows.shape[1:]))
-
-        return tuple(None if rows is None else place(rows) for rows in batch)
-
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """The losses of micro-batches (rows of all devices); each rank has this many rows."""
+        """Sort the losses of micro-batches (rows of all devices); each rank has `count` rows."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
@@ -269,7 +272,7 @@ class JaxBackend:
         return {name: value.copy() for name, value in unstack(self.shape, copies).items()}
 
     def _own_parameters(self) -> Parameters:
-        """The parameters as arrays of this process alone, which it can use without the others."""
+        """The parameters as arrays of this process only, usable without the other processes."""
         if self.world_size == 1:
             return self._parameters
         sharding = NamedSharding(self._own_mesh, EVERYWHERE)
@@ -298,7 +301,7 @@ def _find_devices(name: str | None) -> list[Any]:
 
 
 def _start_processes() -> bool:
-    """Meet the other processes, where the launcher tells of some; returns whether this was done."""
+    """Connect to the other processes if a launcher started several; returns whether it did."""
     rank, world_size = find_rank(None, None)
     if world_size == 1 or jax.distributed.is_initialized():
         return False
@@ -309,23 +312,10 @@ def _start_processes() -> bool:
         jax.distributed.initialize()  # knows how these launchers connect processes
     else:
         raise UsageError(
-            f"the environment sets {world_size} processes, but not the address where they meet; set "
+            f"the environment sets {world_size} processes, but not the address where they connect; set "
             "JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the machine of process 0."
         )
     return True
-
-
-def _check_state(
-    here: Mapping[str, npt.NDArray[Any]], there: Mapping[str, npt.NDArray[Any]]
-) -> None:
-    for name in [*here, *there]:
-        ours = here[name].shape if name in here else "unknown"
-        theirs = there[name].shape if name in there else "missing"
-        if ours != theirs:
-            raise StateError(
-                f"the optimiser's {name} is {theirs} in the checkpoint and {ours} in this run; resume "
-                "with the optimiser that wrote it."
-            )
 
 
 def _has_flash(device: Any, shape: Shape) -> bool:
@@ -336,14 +326,10 @@ def _has_flash(device: Any, shape: Shape) -> bool:
 
 
 def _describe(devices: list[Any]) -> str:
-    if devices[0].platform != "cpu":
-        kind = devices[0].device_kind
-    else:
-        threads = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        )
-        kind = f"{threads} thread" if threads == 1 else f"{threads} threads"
-    return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
+    kind = None if devices[0].platform == "cpu" else devices[0].device_kind
+    affinity = getattr(os, "sched_getaffinity", None)
+    threads = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return describe_devices(kind, threads, len(devices))
 
 
 def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
@@ -355,10 +341,89 @@ def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
 
 
 def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
-    """A global array; this process has its own part of it, which it must not write to again."""
+    """Make a global array of each process's own part, which must not be written to again."""
     placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
     return placed
 
 
 def _copy(value: jax.Array) -> npt.NDArray[Any]:
     return np.array(value)
+
+
+@cache
+def _make_gradients(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
+    """(parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of rows).
+
+    Each device has its own sums of gradients (devices, ...), which are donated. The losses are the
+    same on all devices.
+    """
+
+    def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
+        inputs, targets, documents, weights = micro
+        losses = find_losses(shape, parameters, inputs, targets, documents, numerics).mean(axis=1)
+        return (losses * weights).sum(), losses
+
+    def run(parameters: Parameters, sums: Parameters, micro: Any) -> Any:
+        gradients, losses = jax.grad(row_losses, has_aux=True)(parameters, micro)
+        sums = {name: sums[name] + gradients[name] for name in sums}
+        return sums, lax.all_gather(losses, "data", tiled=True)
+
+    spread = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(EVERYWHERE, SPREAD, SPREAD),
+        out_specs=(SPREAD, EVERYWHERE),
+        check_vma=False,
+    )
+    return jax.jit(spread, donate_argnums=1)
+
+
+@cache
+def _make_update(config: Config, mesh: Mesh, numerics: Numerics) -> Any:
+    """(parameters, state, sums of gradients, scale) to (parameters, state, norm), which are the same on
+    all devices. The first two are donated."""
+
+    def run(
+        parameters: Parameters, state: OptimizerState, sums: Parameters, scale: jax.Array
+    ) -> Any:
+        own = {name: value[0] for name, value in sums.items()}
+        gradients, norm = clip(config, lax.psum(own, "data"))  # type: ignore[no-untyped-call]
+        parameters, state = update(config, parameters, state, gradients, scale, numerics)
+        return parameters, state, norm
+
+    spread = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(EVERYWHERE, EVERYWHERE, SPREAD, EVERYWHERE),
+        out_specs=EVERYWHERE,
+        check_vma=False,
+    )
+    return jax.jit(spread, donate_argnums=(0, 1))
+
+
+@cache
+def _make_evaluation(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
+    """(parameters, (inputs, targets, documents)) to the losses of targets, divided like them."""
+
+    def run(parameters: Parameters, micro: Any) -> jax.Array:
+        inputs, targets, documents = micro
+        return find_losses(shape, parameters, inputs, targets, documents, numerics)
+
+    spread = jax.shard_map(
+        run, mesh=mesh, in_specs=(EVERYWHERE, SPREAD), out_specs=SPREAD, check_vma=False
+    )
+    return jax.jit(spread)
+
+
+@cache
+def _make_next_logits(shape: Shape, numerics: Numerics) -> Any:
+    """(parameters, ids (1, seq_len), position of the last id) to the logits of the next id.
+
+    Values after the last id have no effect, because attention is causal.
+    """
+
+    def run(parameters: Parameters, ids: jax.Array, last: jax.Array) -> jax.Array:
+        states = find_states(shape, parameters, ids, None, numerics)
+        return find_logits(shape, parameters, states[0, last], numerics)
+
+    return jax.jit(run)

@@ -1,15 +1,21 @@
-"""The model of `model.py` in JAX: pure functions of a dict of arrays.
+"""The model of `model.py` and its optimizers in JAX: pure functions of dicts of arrays.
 
-Guarantees: the parameters, names and mathematics of `model.py`. Norms, rotary positions, logits and
-losses are float32 whatever the dtype of the matrix products; a float32 product is a true one on every
-device. An id that is not in the vocabulary makes a loss NaN rather than a wrong number.
+Guarantees: the parameters, names and mathematics of `model.py`, and the optimizer rules of
+`torch_backend.py`, so that both backends take the same steps. Norms, rotary positions, logits and
+losses are always float32; a float32 product is a true one on every device. An id outside the
+vocabulary makes a loss NaN rather than a wrong number.
 
-Inside, the same matrix of all blocks is one array (layers, out, in), and the compiled program goes
-round a few blocks at a time: compiling takes as long for 24 layers as for 4. `stack` and `unstack`
-lead from the names of `model.py` to such arrays and back.
+Inside, the same matrix of all blocks is one array (layers, out, in), and the compiled program loops
+over a few blocks at a time: compiling takes as long for 24 layers as for 4. `stack` and `unstack`
+convert between such arrays and the names of `model.py`.
 
-Costs: attention is computed again on the way back, so that squares of seq_len are kept for one layer
-at a time; cuDNN's, for NVIDIA GPUs in bfloat16, keeps none at all.
+Costs: attention is computed again in the backward pass, so that memory quadratic in seq_len is needed
+for one layer at a time; cuDNN's, for NVIDIA GPUs in bfloat16, needs none.
+
+AdamW and Muon are optax's, with the state that PyTorch keeps. `optax.contrib.muon` gets its momentum
+from here, because for the first hundred steps it corrects the two terms of Nesterov's momentum by
+different factors, and PyTorch by none. AdamW is separate, because optax's Muon would give Nesterov's
+momentum to it as well.
 """
 
 from __future__ import annotations
@@ -17,14 +23,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import optax  # type: ignore[import-untyped]
 from jax import lax
+from optax.contrib import MuonDimensionNumbers, muon  # type: ignore[import-untyped]
 
+from tokenmill.training.config import Config
 from tokenmill.training.model import (
     EPSILON,
     GROUP,
@@ -35,14 +44,19 @@ from tokenmill.training.model import (
     rotation,
 )
 
-_BLOCKS_A_ROUND = 4  # on CPUs a quarter faster than 1
+_BLOCKS_PER_ROUND = 4  # on CPUs a quarter faster than 1
+_ADAMW_EPSILON = 1e-8
+# optax adds it to a norm that PyTorch compares with 1e-7, so that only a zero matrix stays as it is.
+_MUON_EPSILON = 1e-20
+_MOMENTUM = 0.95
+_UPDATE_SIZE = 0.2  # root mean square of Muon's updates, times the rate, as in AdamW
 
-# By the names of `model.py`, those of blocks without their number.
+# Named as in `model.py`, but those of blocks have no number.
 Parameters = dict[str, jax.Array]
 
 
 def in_block(name: str) -> bool:
-    """Whether an array is one of those of all blocks, (layers, out, in): what Muon is for."""
+    """Whether an array holds a matrix of all blocks, (layers, out, in); Muon updates these."""
     return name.startswith(("attention.", "mlp."))
 
 
@@ -78,15 +92,15 @@ def unstack(shape: Shape, stacked: Mapping[str, npt.NDArray[np.float32]]) -> Arr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How a model is computed: in which dtype, and by which implementation of
+class Numerics:
+    """How a model is computed: the dtype, and the implementation of
     `jax.nn.dot_product_attention`."""
 
     dtype: Any
     attention: Literal["xla", "cudnn"] | None = None
 
     def multiply(self) -> AbstractContextManager[Any]:
-        """Where float32 matrices are multiplied in float32, also on devices with quicker ways."""
+        """A context in which devices with faster formats still multiply float32 matrices in float32."""
         precision = "highest" if self.dtype == jnp.float32 else "default"
         context: AbstractContextManager[Any] = jax.default_matmul_precision(precision)
         return context
@@ -97,7 +111,7 @@ def find_states(
     parameters: Parameters,
     ids: jax.Array,
     documents: jax.Array | None,
-    way: Way,
+    numerics: Numerics,
 ) -> jax.Array:
     """The input of the head (rows, length, inner) for ids (rows, length).
 
@@ -108,42 +122,44 @@ def find_states(
 
     def attend(x: jax.Array, block: Parameters) -> jax.Array:
         query, key, value = (
-            _linear(x, block[f"attention.{name}"], way).reshape(*x.shape[:2], -1, shape.head)
+            _linear(x, block[f"attention.{name}"], numerics).reshape(*x.shape[:2], -1, shape.head)
             for name in ("query", "key", "value")
         )
-        query, key = (_norm(_rotate(x, turn)).astype(way.dtype) for x in (query, key))
+        query, key = (_norm(_rotate(x, turn)).astype(numerics.dtype) for x in (query, key))
         mixed = jax.nn.dot_product_attention(
-            query, key, value, mask=mask, is_causal=True, implementation=way.attention
+            query, key, value, mask=mask, is_causal=True, implementation=numerics.attention
         )
         return mixed.reshape(x.shape)
 
     def run_block(x: jax.Array, block: Parameters) -> tuple[jax.Array, None]:
-        kept = attend if way.attention == "cudnn" else jax.checkpoint(attend)
-        x = x + _linear(kept(_norm(x), block), block["attention.out"], way)
-        inner = jnp.square(jax.nn.relu(_linear(_norm(x), block["mlp.up"], way)))
-        return x + _linear(inner, block["mlp.down"], way), None
+        kept = attend if numerics.attention == "cudnn" else jax.checkpoint(attend)
+        x = x + _linear(kept(_norm(x), block), block["attention.out"], numerics)
+        inner = jnp.square(jax.nn.relu(_linear(_norm(x), block["mlp.up"], numerics)))
+        return x + _linear(inner, block["mlp.down"], numerics), None
 
     x = parameters["embedding"].at[ids].get(mode="fill", fill_value=jnp.nan)
     if shape.embedding_width:
-        with way.multiply():
-            x = _linear(x, parameters["embedding_up"], way)
+        with numerics.multiply():
+            x = _linear(x, parameters["embedding_up"], numerics)
     x = _norm(x)
     blocks = {name: value for name, value in parameters.items() if in_block(name)}
-    with way.multiply():
-        x, _ = lax.scan(run_block, x, blocks, unroll=min(shape.layers, _BLOCKS_A_ROUND))
+    with numerics.multiply():
+        x, _ = lax.scan(run_block, x, blocks, unroll=min(shape.layers, _BLOCKS_PER_ROUND))
         x = _norm(x)
         if shape.embedding_width:
-            x = _norm(_linear(x, parameters["head_down"], way))
+            x = _norm(_linear(x, parameters["head_down"], numerics))
     return x
 
 
-def find_logits(shape: Shape, parameters: Parameters, states: jax.Array, way: Way) -> jax.Array:
+def find_logits(
+    shape: Shape, parameters: Parameters, states: jax.Array, numerics: Numerics
+) -> jax.Array:
     """The logits (..., vocab) of the next id, float32; log-probabilities if there is a shortlist."""
-    logits = _find_capped(shape, parameters["head"], states, way)
+    logits = _find_capped(shape, parameters["head"], states, numerics)
     if not shape.has_groups:
         return logits
     listed = shape.shortlist
-    of_groups = _find_capped(shape, parameters["groups"], states, way)
+    of_groups = _find_capped(shape, parameters["groups"], states, numerics)
     first = jax.nn.log_softmax(jnp.concatenate([logits[..., :listed], of_groups], -1))
     filled = jnp.full((*logits.shape[:-1], shape.groups * GROUP), -jnp.inf)
     filled = filled.at[..., : shape.vocab - listed].set(logits[..., listed:])
@@ -158,18 +174,20 @@ def find_losses(
     ids: jax.Array,
     targets: jax.Array,
     documents: jax.Array | None,
-    way: Way,
+    numerics: Numerics,
 ) -> jax.Array:
     """The loss of each target in nats, (rows, length) like the targets."""
-    states = find_states(shape, parameters, ids, documents, way)
-    logits = find_logits(shape, parameters, states, way)
+    states = find_states(shape, parameters, ids, documents, numerics)
+    logits = find_logits(shape, parameters, states, numerics)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
-def _find_capped(shape: Shape, weight: jax.Array, states: jax.Array, way: Way) -> jax.Array:
-    with way.multiply():
-        logits = _linear(states, weight, way, jnp.float32)
+def _find_capped(
+    shape: Shape, weight: jax.Array, states: jax.Array, numerics: Numerics
+) -> jax.Array:
+    with numerics.multiply():
+        logits = _linear(states, weight, numerics, jnp.float32)
     return shape.softcap * jnp.tanh(logits / shape.softcap) if shape.softcap > 0 else logits
 
 
@@ -178,19 +196,19 @@ def _norm(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)
 
 
-def _linear(x: jax.Array, weight: jax.Array, way: Way, result: Any = None) -> jax.Array:
-    """x @ weight.T, multiplied in a dtype, added up in float32, and of that dtype or another."""
+def _linear(x: jax.Array, weight: jax.Array, numerics: Numerics, result: Any = None) -> jax.Array:
+    """x @ weight.T, multiplied in the run's dtype and summed in float32; `result` is the dtype returned."""
     product = lax.dot_general(
-        x.astype(way.dtype),
-        weight.astype(way.dtype),
+        x.astype(numerics.dtype),
+        weight.astype(numerics.dtype),
         (((x.ndim - 1,), (1,)), ((), ())),
         preferred_element_type=jnp.float32,
     )
-    return product.astype(result or way.dtype)
+    return product.astype(result or numerics.dtype)
 
 
 def _rotate(x: jax.Array, turn: tuple[npt.NDArray[np.float32], ...]) -> jax.Array:
-    """Turn the pairs of each head (rows, length, heads, head) by the angles of their places."""
+    """Rotate the pairs of each head (rows, length, heads, head) by the angles of their positions."""
     cosines, sines = (values[:, None, :] for values in turn)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate(
@@ -204,3 +222,113 @@ def _same_document(documents: jax.Array) -> jax.Array:
 
 def _without_number(name: str) -> str:
     return name.split(".", 2)[2] if is_matrix(name) else name
+
+
+class OptimizerState(NamedTuple):
+    """Both of AdamW's moments of a parameter, or Muon's momentum."""
+
+    steps: jax.Array
+    mean: Parameters
+    square: Parameters
+    momentum: Parameters
+
+
+def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState:
+    """The state before the first step, in NumPy."""
+
+    def zeros(*, of_muon: bool) -> Any:
+        return {
+            name: np.zeros(value.shape, np.float32)
+            for name, value in parameters.items()
+            if _has_muon(config, name) == of_muon
+        }
+
+    return OptimizerState(
+        steps=np.zeros((), np.int32),  # type: ignore[arg-type]
+        mean=zeros(of_muon=False),
+        square=zeros(of_muon=False),
+        momentum=zeros(of_muon=True),
+    )
+
+
+def clip(config: Config, gradients: Parameters) -> tuple[Parameters, jax.Array]:
+    """Clip gradients to the configured norm; returns them and their norm before that."""
+    norm = optax.tree.norm(gradients)
+    if config.clip <= 0:
+        return gradients, norm
+    share = jnp.minimum(1.0, config.clip / (norm + 1e-6))
+    return {name: gradient * share for name, gradient in gradients.items()}, norm
+
+
+def update(
+    config: Config,
+    parameters: Parameters,
+    state: OptimizerState,
+    gradients: Parameters,
+    scale: jax.Array,
+    numerics: Numerics,
+) -> tuple[Parameters, OptimizerState]:
+    """The parameters and the state after a step at this share of the learning rates.
+
+    Muon orthogonalizes in the dtype of the model.
+    """
+    changes, mean, square = _adamw(config, parameters, state, gradients, scale)
+    momentum = {
+        name: _MOMENTUM * old + (1 - _MOMENTUM) * gradients[name]
+        for name, old in state.momentum.items()
+    }
+    ahead = {
+        name: (_MOMENTUM * new + (1 - _MOMENTUM) * gradients[name]).astype(numerics.dtype)
+        for name, new in momentum.items()
+    }
+    with numerics.multiply():
+        changes |= _muon(config, parameters, ahead, scale)
+    after = {name: value + changes[name] for name, value in parameters.items()}
+    return after, OptimizerState(state.steps + 1, mean, square, momentum)
+
+
+def _adamw(
+    config: Config,
+    parameters: Parameters,
+    state: OptimizerState,
+    gradients: Parameters,
+    scale: jax.Array,
+) -> tuple[Parameters, Parameters, Parameters]:
+    """The changes of AdamW's parameters, and their moments."""
+    own = {name: parameters[name] for name in state.mean}
+    adamw = optax.adamw(
+        config.learning_rate * scale,
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=_ADAMW_EPSILON,
+        weight_decay=config.weight_decay,
+        mask={name: name != "embedding" for name in own},
+    )
+    moments = optax.ScaleByAdamState(state.steps, state.mean, state.square)
+    _, *others = adamw.init(own)  # these have no state
+    gradients = {name: gradients[name] for name in own}
+    changes, (moments, *_) = adamw.update(gradients, (moments, *others), own)
+    return changes, moments.mu, moments.nu
+
+
+def _muon(
+    config: Config, parameters: Parameters, ahead: Parameters, scale: jax.Array
+) -> Parameters:
+    """The changes of Muon's parameters."""
+    own = {name: parameters[name] for name in ahead}
+    rule = muon(
+        config.matrix_learning_rate * scale,
+        beta=0.0,
+        nesterov=False,
+        eps=_MUON_EPSILON,
+        weight_decay=config.weight_decay,
+        consistent_rms=_UPDATE_SIZE,
+        # Arrays are (layers, out, in).
+        muon_weight_dimension_numbers=dict.fromkeys(own, MuonDimensionNumbers(-1, -2)),
+    )
+    changes: Parameters = rule.update(ahead, rule.init(own), own)[0]
+    return changes
+
+
+def _has_muon(config: Config, name: str) -> bool:
+    return config.optimizer == "muon" and in_block(name)

@@ -1,19 +1,22 @@
-"""The loop of a run: steps, and what is done between them.
+"""The loop of a run: steps, and what happens between them.
 
-After step n, in this order: losses are taken in and looked at, a line is written, the model is
-validated, a sample is drawn, a checkpoint is written. Whichever of these are due, they leave the same
-whether the run was interrupted before or not.
+After step n, in this order: collect and check the losses, write a line, validate, sample, write a
+checkpoint. Each of these gives the same result whether the run was interrupted before or not.
 """
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenmill.errors import TokenmillError, UsageError, WorkError
@@ -21,107 +24,111 @@ from tokenmill.load.loader import Loader
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import write_file
 from tokenmill.training.augment import augment
-from tokenmill.training.backend import Backend, Rows, StepReport
-from tokenmill.training.chart import Curve, draw_svg
-from tokenmill.training.checkpoints import Checkpoints, State
+from tokenmill.training.backend import Backend, StepReport, StepRows
+from tokenmill.training.chart import draw_svg
+from tokenmill.training.checkpoints import Checkpoints, RunState
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData
-from tokenmill.training.folder import CHART_NAME
-from tokenmill.training.interval import Clock, Pulse, Stop
+from tokenmill.training.display import Board, Clock, Pulse, RunWatcher
 from tokenmill.training.model import Shape, count_operations
-from tokenmill.training.record import Record
+from tokenmill.training.run_folder import CHART_NAME, Record, make_curves
 from tokenmill.training.sample import generate
-from tokenmill.training.validate import Validator
+from tokenmill.training.validation import Validator
 
 _CHART_EVERY = 5.0  # seconds
 
 
-class Watcher(Protocol):
-    """Is told how a run goes."""
+class StopSignal:
+    """Turns Ctrl-C and SIGTERM into a flag, `asked`, which the loop checks between micro-batches.
 
-    def note(self, text: str) -> None:
-        """Something about the run."""
+    Prints a notice, since a micro-batch can take seconds. With `impatient`, a second Ctrl-C stops
+    immediately. With several ranks it does not: launchers forward signals that the terminal has
+    already sent.
+    """
 
-    def warn(self, text: str) -> None:
-        """Something that the user should look at."""
+    def __init__(self, *, impatient: bool, notify: Callable[[str], None]) -> None:
+        self.asked = False
+        self._notify = notify
+        self._impatient = impatient
+        self._before: dict[int, Any] = {}
 
-    def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """A line of `metrics.jsonl`, the run's number of steps, and the seconds left. Between lines
-        that are far apart, `line` has the loss so far and is not in the file."""
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
 
-    def expect(self, seconds: float) -> None:
-        """The expected time of the rest of the run, estimated from its first micro-batches."""
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-
-class Board(Protocol):
-    """Another place that shows the lines of `metrics.jsonl`."""
-
-    def add(self, line: dict[str, Any]) -> None:
-        """One more line."""
-
-    def close(self) -> None:
-        """No more lines come."""
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        if self.asked and self._impatient and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.asked:
+            self.asked = True
+            again = " Ctrl-C again stops now, without a checkpoint." if self._impatient else ""
+            self._notify(f"Stopping after this micro-batch.{again}")
 
 
 @dataclass(kw_only=True)
 class Loop:
-    """A run that is under way. `record` is None on all ranks but the first."""
+    """A run in progress. `record` is None on all ranks but the first.
 
-    path: Path
+    `owed` says whether the validation and the sample of the first step are missing.
+    """
+
     config: Config
     data: RunData
-    state: State  # of which step, row, loader and val_loss are those of the beginning
+    state: RunState  # at the beginning
     backend: Backend
     loader: Loader
     validator: Validator | None
     checkpoints: Checkpoints
     record: Record | None
-    watcher: Watcher
+    watcher: RunWatcher
     boards: list[Board]
-    stop: Stop
-    step: int
-    row: int
-    owed: tuple[bool, bool] = (
-        False,
-        False,
-    )  # whether this step's validation and sample are missing
+    stop: StopSignal
+    owed: tuple[bool, bool] = (False, False)
     was_cut: bool = field(init=False, default=False)
-    saved: int = field(init=False)
-    _untold: list[int] = field(init=False, default_factory=list)  # first rows of steps
+    _unreported: list[int] = field(init=False, default_factory=list)  # first rows of steps
     _norm: float = field(init=False, default=math.nan)
     _clock: Clock = field(init=False, default_factory=Clock)
-    _pulse: Pulse = field(init=False)
-    _lap: int = field(init=False)  # the step at which the clock began
     _left: float = field(init=False, default=math.nan)
+    _step_seconds: float = field(init=False, default=math.nan)  # estimated from micro-batches
+    _warm_up: float = field(init=False, default=0.0)  # seconds of the first step
     _drawn: float = field(init=False, default=-math.inf)
 
     def __post_init__(self) -> None:
-        self.saved = self._lap = self.step
-        self._pulse = Pulse(compiles=self.backend.compiles)
+        self.row = self.state.row
+        self.step = self.saved = self._lap = self.state.step  # the clock began at `_lap`
+        self._pulse = Pulse(compiles=self.backend.compiles, silence=self.watcher.silence)
 
     def run(self) -> None:
         """Train up to the last step, or until the user stops it."""
-        config = self.config
         if any(self.owed):
-            self._make_up()
-        while self.step < config.max_steps:
+            self._catch_up()
+        while self.step < self.config.max_steps:
             rows, end = self._next_rows()
-            if not self.backend.step(rows, config.scale(self.step), self._pause):
+            if not self.backend.step(rows, self.config.scale(self.step), self._pause):
                 self._leave()
                 return
-            self._untold.append(self.row)
+            self._unreported.append(self.row)
             self.step, self.row = self.step + 1, end
-            due = config.find_due(self.step)
-            if any(due.values()):
-                self._look(due)
-            elif self._pulse.is_due():
-                self._show()
+            self._finish_step()
 
-    def _look(self, due: dict[str, bool]) -> None:
+    def _finish_step(self) -> None:
         """Do what is due. If the run stops meanwhile, skip validation and sample."""
-        self._take_reports()
+        due = self.config.find_due(self.step)
+        is_first = self.step == self.state.step + 1
+        if is_first or any(due.values()):
+            self._take_reports()
         if due["line"]:
-            self._tell()
+            self._log()
+        elif is_first or self._pulse.is_due():
+            self._show(is_first)
+        if not any(due.values()):
+            return
         with self._clock.aside():
             val_loss = self._validate() if due["validation"] else None
             if due["sample"]:
@@ -130,7 +137,7 @@ class Loop:
                 self._save(val_loss)
             self._draw(last=self.step == self.config.max_steps)
 
-    def _make_up(self) -> None:
+    def _catch_up(self) -> None:
         """Do what a stop skipped at this step, so that the lines are those of an uninterrupted run."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
@@ -151,14 +158,15 @@ class Loop:
         """Before a micro-batch: print a line if one is due, and check whether to stop."""
         seconds = self._pulse.time_first(self.backend)
         if seconds is not None and self.record is not None:
+            self._step_seconds = seconds * count
             left = (self.config.max_steps - self.step) * count - done
             self.watcher.expect(seconds * left)
         elif done:
             self._beat(f"step {self.step + 1:,}: {done:,} of {count:,} micro-batches done")
         return self.stop.asked
 
-    def _next_rows(self) -> tuple[Rows, int]:
-        """The rows of the next step, and the first row behind them."""
+    def _next_rows(self) -> tuple[StepRows, int]:
+        """The rows of the next step, and the number of the row after them."""
         try:
             with self._clock.waiting():
                 batch = next(self.loader)
@@ -175,16 +183,16 @@ class Loop:
             raise
         except (TokenmillError, OSError) as error:
             if self.backend.world_size == 1 and self.step > self.saved:
-                with suppress(WorkError):  # which would hide what went wrong first
+                with suppress(WorkError):  # it would hide the first error
                     self._take_reports()
                     self._save(None)
             raise self._without_data(error) from error
-        return Rows(inputs=inputs, targets=targets, documents=documents), batch.end
+        return StepRows(inputs=inputs, targets=targets, documents=documents), batch.end
 
     def _without_data(self, error: Exception) -> WorkError:
         return WorkError(
-            f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Once the data are "
-            "as they were, the same command resumes."
+            f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Once the data is "
+            "restored, the same command resumes."
         )
 
     def _kept(self) -> str:
@@ -194,10 +202,10 @@ class Loop:
 
     def _take_reports(self) -> None:
         """Collect the losses of the steps since the last time, and refuse NaN and infinity."""
-        first = self.step - len(self._untold) + 1
-        untold, self._untold = self._untold, []
+        first_step = self.step - len(self._unreported) + 1
+        rows, self._unreported = self._unreported, []
         for step, (row, report) in enumerate(
-            zip(untold, self.backend.report(), strict=True), first
+            zip(rows, self.backend.report(), strict=True), first_step
         ):
             if self.record is not None:
                 with explain_disk_errors(self._kept()):
@@ -229,17 +237,16 @@ class Loop:
             f"Lower the learning rate: run it again with {lower} to {begin}."
         )
 
-    def _tell(self) -> None:
+    def _log(self) -> None:
         """Write a line about the steps since the last one."""
-        seconds, waiting = self._clock.lap()
-        line = self._make_line(seconds, waiting)
+        line = self._make_line(*self._clock.lap())
         self._lap = self.step
         if line is not None:
             self._add(line)
 
-    def _show(self) -> None:
+    def _show(self, is_first: bool) -> None:
         """Print a line that is not recorded, because the next recorded one is far off."""
-        if self.backend.world_size > 1:  # losses are gathered only for recorded lines
+        if self.backend.world_size > 1 and not is_first:  # ranks gather losses only when all do
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return
         self._take_reports()
@@ -257,7 +264,7 @@ class Loop:
         rate = steps * config.batch_tokens / seconds
         peak = self.backend.peak_flops
         used = rate * count_operations(Shape(**self.state.shape))
-        self._left = seconds / steps * (config.max_steps - self.step)
+        self._left = self._find_step_seconds(seconds, steps) * (config.max_steps - self.step)
         return {
             "step": self.step,
             "row": row,
@@ -270,6 +277,15 @@ class Loop:
             "waiting": waiting,
             "memory": self.backend.peak_memory(),
         } | ({"mfu": used / peak} if peak else {})
+
+    def _find_step_seconds(self, seconds: float, steps: int) -> float:
+        """How long a step takes. The first step of a process also warms up and does not count."""
+        if self._lap > self.state.step:
+            return seconds / steps
+        if steps == 1:
+            self._warm_up = seconds
+            return self._step_seconds
+        return (seconds - self._warm_up) / (steps - 1)
 
     def _validate(self) -> float | None:
         if self.validator is None:
@@ -306,16 +322,19 @@ class Loop:
         if self.record is None or tokenizer is None or not self.config.sample_tokens:
             return
         start = self.data.eot_id if self.data.eot_id is not None else 0
-        ids = generate(
+        ids = []
+        for number in generate(
             self.backend.next_logits,
             [start],
             self.config.sample_tokens,
             seed=self.config.seed + self.step,
             vocab=self.data.vocab,
             stop_id=self.data.eot_id,
-            is_stopping=lambda: self.stop.asked,
-        )
-        if self.stop.asked:  # an incomplete sample would differ from that of another process
+        ):
+            ids.append(number)
+            if self.stop.asked:
+                break
+        if self.stop.asked:  # the resumed run makes the whole sample
             self.was_cut = True
             return
         self._add({"step": self.step, "sample": tokenizer.decode(ids)})
@@ -331,15 +350,15 @@ class Loop:
             board.add(line)
 
     def _save(self, val_loss: float | None) -> None:
-        """Write a checkpoint, after all that it counts is on the disk."""
+        """Write a checkpoint, after the losses up to it are on the disk."""
         if self.record is None:
             self.saved = self.step
             return
-        state = replace(
+        state = msgspec.structs.replace(
             self.state,
             step=self.step,
             row=self.row,
-            loader={**self.loader.state_dict(), "row": self.row},  # which may be a step ahead
+            loader={**self.loader.state_dict(), "row": self.row},  # the loader may be a step ahead
             val_loss=val_loss,
         )
         with explain_disk_errors(self._kept()):
@@ -353,15 +372,13 @@ class Loop:
         self.saved = self.step
 
     def _draw(self, *, last: bool) -> None:
-        """Bring the chart up to date, now and then."""
+        """Update the chart, at most every few seconds."""
         now = time.monotonic()
         if self.record is None or (not last and now < self._drawn + _CHART_EVERY):
             return
         self._drawn = now
-        curves = [
-            Curve(told, *self.record.points(name))
-            for told, name in (("train", "loss"), ("validation", "val_loss"))
-        ]
-        drawn = draw_svg([curve for curve in curves if np.size(curve.steps)], self.path.name)
+        path = self.checkpoints.folder.parent
+        curves = [curve for curve in make_curves(self.record.lines) if np.size(curve.steps)]
+        drawn = draw_svg(curves, path.name)
         with explain_disk_errors(self._kept()):
-            write_file(self.path / CHART_NAME, drawn.encode())
+            write_file(path / CHART_NAME, drawn.encode())

@@ -36,7 +36,7 @@ Forward, for ids (B, T):
     logits = s @ head.T                                   in float32 from here on
     logits = softcap * tanh(logits / softcap)             where softcap > 0
 
-With a shortlist, the first softmax is over the ids below it and the groups, whose logits are
+With a shortlist, the first softmax is over the ids below it and the groups. The logits of groups are
 s @ groups.T, capped like the others. The other ids are in groups of GROUP consecutive ids; such an id
 is chosen by choosing its group, and then by a second softmax over the ids of the group:
 
@@ -57,17 +57,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import StateError, UsageError
+from tokenmill.training.config import Config
 
 EPSILON = 1e-6
 GROUP = 1024  # ids
+MARKERS = 3  # of fill-in-the-middle: prefix, suffix and middle are the ids after the vocabulary
+_MULTIPLE = 64  # of ids in the padded vocabulary, for matrix units
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a checkpoint's model must agree on with the run that loads it.
+    """The shape of a model. A checkpoint can only be loaded into the same shape.
 
     >>> shape = Shape(vocab=256, layers=2, heads=4, kv_heads=2, width=64, seq_len=128)
     >>> shape.head, count_parameters(shape)
@@ -91,13 +94,13 @@ class Shape:
                 raise UsageError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
         if self.width % (2 * self.heads):
             raise UsageError(
-                f"`width` is {self.width} and `heads` is {self.heads}; `width` must be a multiple of twice "
-                "the heads, because positions turn pairs of numbers."
+                f"`width` is {self.width} and `heads` is {self.heads}; `width` must be a multiple of 2 * "
+                "`heads`, because rotary positions rotate pairs of numbers."
             )
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"`heads` is {self.heads} and `kv_heads` is {self.kv_heads}; `heads` must be a multiple of "
-                "kv_heads, because every key and value serves the same number of queries."
+                "`kv_heads`, because each key and value serves the same number of queries."
             )
 
     @property
@@ -117,12 +120,44 @@ class Shape:
 
     @property
     def head(self) -> int:
-        """The numbers of one head."""
+        """The width of one head."""
         return self.width // self.heads
 
 
+def make_shape(vocab: int, config: Config) -> Shape:
+    """The shape of a run's model, with a padded vocabulary.
+
+    >>> make_shape(50_257, Config()).vocab
+    50304
+    """
+    return Shape(
+        vocab=padded_vocab(vocab, config),
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        width=config.width,
+        seq_len=config.seq_len,
+        softcap=config.softcap,
+        embedding_width=config.embedding_width,
+        shortlist=config.shortlist,
+    )
+
+
+def padded_vocab(vocab: int, config: Config) -> int:
+    """The model's vocabulary: the tokenizer's, plus the markers of fill-in-the-middle if used, padded
+    to a multiple of 64.
+
+    >>> padded_vocab(50_257, Config())
+    50304
+    >>> padded_vocab(256, Config()), padded_vocab(256, Config(fim_fraction=0.5))
+    (256, 320)
+    """
+    needed = vocab + (MARKERS if config.fim_fraction else 0)
+    return -(-needed // _MULTIPLE) * _MULTIPLE
+
+
 def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """The parameters by name, in the order in which their first values are drawn."""
+    """The shapes of the parameters by name, in the order in which initial values are drawn."""
     width, keys = shape.width, shape.kv_heads * shape.head
     shapes = {"embedding": (shape.vocab, shape.inner)}
     if shape.embedding_width:
@@ -147,13 +182,13 @@ def is_matrix(name: str) -> bool:
 
 
 def count_parameters(shape: Shape) -> int:
-    """How many numbers a model of this shape has."""
+    """The number of parameters of a model."""
     return sum(rows * columns for rows, columns in parameter_shapes(shape).values())
 
 
 def count_operations(shape: Shape) -> float:
-    """The floating-point operations per training token: 6 for each number in the matrices and the
-    head, plus attention over the whole row.
+    """The floating-point operations per training token: 6 for each parameter of the matrices and
+    the head, plus attention over the whole row.
 
     >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
     1536.0
@@ -181,16 +216,14 @@ def first_values(shape: Shape, seed: int) -> Arrays:
 
 def check_values(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> None:
     """Raise `StateError` unless these are the parameters of a model of this shape."""
-    from tokenmill.errors import StateError
-
-    asked = parameter_shapes(shape)
+    expected = parameter_shapes(shape)
     there = {name: tuple(value.shape) for name, value in values.items()}
-    if there == asked:
+    if there == expected:
         return
-    name = next(name for name in [*asked, *there] if asked.get(name) != there.get(name))
+    name = next(name for name in [*expected, *there] if expected.get(name) != there.get(name))
     raise StateError(
         f"parameter {name} is {there.get(name, 'missing')} in the checkpoint and "
-        f"{asked.get(name, 'unknown')} in the model; give the configuration of the run that wrote it."
+        f"{expected.get(name, 'unknown')} in the model; use the settings of the run that wrote it."
     )
 
 

@@ -2,8 +2,8 @@
 
 Guarantees: the same command resumes from the newest intact checkpoint and ends with the same weights
 and row losses, bit for bit, as an uninterrupted run, on the same machine with the same number of
-threads and ranks. Logged losses and validations are the same too. Ranks and micro-batches may change: the
-rows stay the same. A loss or gradient that is NaN or infinite never gets into a checkpoint. A
+threads and ranks. Logged losses and validations are the same too. Ranks and micro-batches may change:
+the rows stay the same. A loss or gradient that is NaN or infinite never gets into a checkpoint. A
 checkpoint with other data, tokenizer, model shape or backend is refused, and the error names the
 difference.
 
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -32,29 +33,28 @@ from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.training.augment import padded_vocab
-from tokenmill.training.backend import (
-    Backend,
-    check_device,
-    find_ranks,
-    has_accelerator,
-    open_backend,
-)
-from tokenmill.training.checkpoints import Checkpoint, Checkpoints, State, refuse_other_run
+from tokenmill.training.backend import Backend, check_ranks
+from tokenmill.training.backends import check_device, find_ranks, has_accelerator, open_backend
+from tokenmill.training.checkpoints import Checkpoint, Checkpoints, RunState, refuse_other_run
 from tokenmill.training.config import Config
-from tokenmill.training.data import RunData, open_data
-from tokenmill.training.display import Display, Silent, is_watched
-from tokenmill.training.folder import CHECKPOINTS_NAME, CONFIG_NAME, RunFolder, find_folder
-from tokenmill.training.interval import Stop
-from tokenmill.training.loop import Board, Loop, Watcher
-from tokenmill.training.model import Shape, count_parameters, first_values
-from tokenmill.training.reading import read_not_mapped
-from tokenmill.training.record import Record, points, read_metrics
-from tokenmill.training.settings import override, read_config
-from tokenmill.training.validate import Validator
+from tokenmill.training.config_file import override, read_config
+from tokenmill.training.data import RunData, open_data, read_not_mapped
+from tokenmill.training.display import RunWatcher, choose_watcher, open_board
+from tokenmill.training.loop import Loop, StopSignal
+from tokenmill.training.model import Shape, count_parameters, first_values, make_shape
+from tokenmill.training.run_folder import (
+    CHECKPOINTS_NAME,
+    CONFIG_NAME,
+    Record,
+    RunFolder,
+    find_folder,
+    find_values,
+    read_metrics,
+)
+from tokenmill.training.validation import Validator
 
 AnyPath = str | os.PathLike[str]
-_AHEAD = 16  # steps whose rows are read ahead; reading them takes less time than the step
+_AHEAD = 16  # steps to read ahead
 _CURE = "Change it back, choose another `name`, or add `restart=True` to discard the run and start over."
 SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
@@ -75,12 +75,12 @@ class RunReport:
     was_stopped: bool = False
 
     def __repr__(self) -> str:
-        told = [f"{self.path}: step {self.step:,}"]
-        told += [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        told += [f"validation loss {self.val_loss:.4f}"] if self.val_loss is not None else []
-        told += ["finished before"] if self.was_finished else []
-        told += ["stopped"] if self.was_stopped else []
-        return f"<RunReport {', '.join(told)}>"
+        words = [f"{self.path}: step {self.step:,}"]
+        words += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        words += [f"validation loss {self.val_loss:.4f}"] if self.val_loss is not None else []
+        words += ["finished before"] if self.was_finished else []
+        words += ["stopped"] if self.was_stopped else []
+        return f"<RunReport {', '.join(words)}>"
 
 
 def train(
@@ -101,7 +101,7 @@ def train(
     runs: AnyPath = "runs",
     restart: bool = False,
     progress: bool | None = None,
-    watcher: Watcher | None = None,
+    watcher: RunWatcher | None = None,
     boards: Sequence[str] = (),
     **settings: Any,
 ) -> RunReport:
@@ -150,16 +150,23 @@ def train(
     settings
         Settings of `Config` that take precedence over those of `config`, such as `max_steps=100`.
     """
-    if watcher is None:
-        watcher = Display() if progress or (progress is None and is_watched()) else Silent()
+    watcher = watcher or choose_watcher(progress)
     check_device(backend, device)
-    has_default = config is None
-    config = override(_find_config(config, backend, device), **settings)
-    given = [] if isinstance(data, RunData) else _as_list(data)
-    path = find_run(given, input_file=input_file, name=name, runs=runs)
+    is_small = config is None and not has_accelerator(backend, device)
+    if config is None:
+        config = read_config(SMALL_DEFAULT) if is_small else Config()
+    elif not isinstance(config, Config):
+        config = read_config(config)
+    config = override(config, **settings)
+    paths: list[str] = []
+    if isinstance(data, (str, os.PathLike)):
+        paths = [os.fspath(data)]
+    elif not isinstance(data, RunData):
+        paths = [os.fspath(one) for one in data]
+    path = find_run(paths, input_file=input_file, name=name, runs=runs)
     if not isinstance(data, RunData):
         data = _open_data(
-            given,
+            paths,
             input_file=input_file,
             tokenizer=tokenizer,
             val=val,
@@ -170,80 +177,201 @@ def train(
             format=format,
             val_fraction=val_fraction,
         )
-    shape = make_shape(data.vocab, config)
-    rank, world_size = find_ranks(backend)
-    if rank == 0:
-        for note in data.notes:
-            watcher.warn(note)
-        watcher.note(f"data      {data.describe}")
-        if has_default and _is_small_default(backend, device):
-            watcher.note(
-                f"Training on the CPU with the preset `{SMALL_DEFAULT}`: about 4 minutes on two cores.\n"
-                "`config='124M'` trains a full model."
-            )
-    loader = _make_loader(data, config, rank, world_size)
-    own = State(
-        step=0,
-        row=0,
-        loader=loader.state_dict(),
-        vocab=data.vocab,
-        eot_id=data.eot_id,
-        shape=asdict(shape),
-        config=asdict(config),
-        backend=backend,
-        fingerprints=data.fingerprints,
-        val_loss=None,
-    )
-    checkpoints = Checkpoints(path / CHECKPOINTS_NAME)
     with ExitStack() as stack:
+        rank, world_size = find_ranks(backend)
+        check_ranks(config, world_size)
+        loader = _make_loader(data, config, rank, world_size)
         stack.callback(loader.close)
+        state = _make_state(data, config, loader, backend)
+        run = _Run(path, config, data, state, watcher, rank, world_size)
+        if rank == 0:
+            run.announce_data(is_small=is_small)
+        return run.train(loader, device, boards, stack, restart=restart)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of one rank; `state` is that of a run that has not started."""
+
+    path: Path
+    config: Config
+    data: RunData
+    state: RunState
+    watcher: RunWatcher
+    rank: int
+    world_size: int
+
+    def train(
+        self,
+        loader: Loader,
+        device: str | None,
+        boards: Sequence[str],
+        stack: ExitStack,
+        *,
+        restart: bool,
+    ) -> RunReport:
+        """Start or resume the run. Rank 0 checks the folder before the others read it."""
+        config, watcher = self.config, self.watcher
+        checkpoints = Checkpoints(self.path / CHECKPOINTS_NAME)
         checkpoint = None
         owed = (False, False)
-        if rank == 0:  # done before the others, which wait for the backend, read the folder
-            stack.enter_context(RunFolder(path, restart=restart))
-            checkpoints.remove_temporaries()
-            checkpoint = _find_checkpoint(checkpoints, own, watcher)
-            owed = _find_owed(path, checkpoint, config, data)
-            if world_size == 1 and checkpoint and _is_finished(checkpoint.state.step, config, owed):
-                return _report(path, checkpoint.state.step, was_finished=True)
-        engine = _open_backend(own, config, checkpoint, (rank, world_size), device, stack)
-        _compare_ranks(own, engine)
-        told = engine.total(
-            np.array([checkpoint.state.step if checkpoint else 0, *owed], np.float64)
-        )
-        step, owed = int(told[0]), (bool(told[1]), bool(told[2]))
-        if step and _is_finished(step, config, owed):
-            return _report(path, step, was_finished=True)
-        if rank and step:
-            checkpoint = checkpoints.at(step)
-        row = _resume(checkpoint, engine, loader) if checkpoint else 0
-        record = None
-        if rank == 0:
-            _tell_beginning(config, engine, shape, checkpoint, watcher)
-            with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was begun"):
-                _write_settings(path, config, data)
-                record = Record(path, step=step, row=row)
+        if self.rank == 0:
+            stack.enter_context(RunFolder(self.path, restart=restart))
+            checkpoint = self._find_checkpoint(checkpoints)
+            owed = self._find_owed(checkpoint)
+            if checkpoint and self.world_size == 1 and self._is_done(checkpoint.state.step, owed):
+                return _report(self.path, checkpoint.state.step, was_finished=True)
+        backend = self._open_backend(checkpoint, device)
+        stack.callback(backend.close)
+        self._check_backend(backend)
+        begun = [checkpoint.state.step if checkpoint else 0, *owed]
+        step, *missing = backend.total(np.array(begun, np.float64)).astype(int).tolist()
+        owed = bool(missing[0]), bool(missing[1])
+        if step and self._is_done(step, owed):
+            return _report(self.path, step, was_finished=True)
+        state = self.state
+        if step:
+            checkpoint = checkpoint or checkpoints.at(step)
+            backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
+            loader.load_state_dict(checkpoint.state.loader)
+            state = msgspec.structs.replace(state, step=step, row=checkpoint.state.row)
+        record, opened = None, []
+        if self.rank == 0:
+            self._announce(backend, checkpoint)
+            with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was started"):
+                self._write_settings()
+                record = Record(self.path, step=step, row=state.row)
             stack.callback(record.close)
+            opened = [open_board(one, self.path, step=step, config=config) for one in boards]
+            for board in opened:
+                stack.callback(board.close)
+        validator = None
+        if self.data.val is not None:
+            validator = Validator(self.data, read_not_mapped(self.data.val), config, backend)
+            stack.callback(validator.close)
+        impatient = self.world_size == 1
         loop = Loop(
-            path=path,
             config=config,
-            data=data,
-            state=own,
-            backend=engine,
+            data=self.data,
+            state=state,
+            backend=backend,
             loader=loader,
-            validator=_open_validator(data, config, engine, stack),
+            validator=validator,
             checkpoints=checkpoints,
             record=record,
             watcher=watcher,
-            boards=_open_boards(boards, path, step, config, stack) if rank == 0 else [],
-            stop=stack.enter_context(Stop(impatient=world_size == 1, tell=watcher.note)),
-            step=step,
-            row=row,
+            boards=opened,
+            stop=stack.enter_context(StopSignal(impatient=impatient, notify=watcher.note)),
             owed=owed,
         )
         loop.run()
         was_stopped = loop.step < config.max_steps or loop.was_cut
-        return _report(path, loop.step, was_stopped=was_stopped)
+        return _report(self.path, loop.step, was_stopped=was_stopped)
+
+    def announce_data(self, *, is_small: bool) -> None:
+        """Report the data, and the default settings if they are the small ones."""
+        for note in self.data.notes:
+            self.watcher.warn(note)
+        self.watcher.note(f"data      {self.data.describe}")
+        if is_small:
+            self.watcher.note(
+                f"Training on the CPU with the preset `{SMALL_DEFAULT}`: about 4 minutes on two cores.\n"
+                "`config='124M'` trains a full model."
+            )
+
+    def _find_checkpoint(self, checkpoints: Checkpoints) -> Checkpoint | None:
+        """The checkpoint to resume from, after a check that it belongs to this run."""
+        found = checkpoints.newest(self.watcher.warn)
+        if found is None:
+            return None
+        before = found.state
+        refuse_other_run(before, self.state, _CURE)
+        check_state(before.loader, self.state.loader, force=False, cure=_CURE)
+        changed = [
+            f"{name} {before.config.get(name)} → {value}"
+            for name, value in self.state.config.items()
+            if before.config.get(name) != value
+        ]
+        if changed and before.step < self.config.max_steps:
+            self.watcher.note(f"From step {before.step:,} on: {', '.join(changed)}.")
+        return found
+
+    def _find_owed(self, checkpoint: Checkpoint | None) -> tuple[bool, bool]:
+        """Whether a stop skipped the validation and the sample due at a checkpoint's step."""
+        if checkpoint is None:
+            return False, False
+        step = checkpoint.state.step
+        lines = [line for line in read_metrics(self.path) if line["step"] == step]
+        due = self.config.find_due(step)
+        can_validate = self.data.val is not None
+        can_sample = self.data.tokenizer is not None and self.config.sample_tokens > 0
+        return (
+            due["validation"] and can_validate and not any("val_loss" in line for line in lines),
+            due["sample"] and can_sample and not any("sample" in line for line in lines),
+        )
+
+    def _is_done(self, step: int, owed: tuple[bool, bool]) -> bool:
+        last = self.config.max_steps
+        return step > last or (step == last and not any(owed))
+
+    def _open_backend(self, checkpoint: Checkpoint | None, device: str | None) -> Backend:
+        """The backend of this rank; rank 0 has the initial values."""
+        shape = Shape(**self.state.shape)
+        # The values get no name: it would keep them in memory for the whole run.
+        return open_backend(
+            self.state.backend,
+            self.config,
+            shape,
+            checkpoint.parameters() if checkpoint else first_values(shape, self.config.seed),
+            device,
+        )
+
+    def _check_backend(self, backend: Backend) -> None:
+        """Refuse ranks that are not connected, or have other settings or data. A collective call."""
+        if (backend.rank, backend.world_size) != (self.rank, self.world_size):
+            raise UsageError(
+                f"The environment says that this is rank {self.rank} of {self.world_size}, but "
+                f"{backend.name} says rank {backend.rank} of {backend.world_size}. Start several "
+                "processes with: torchrun --nproc-per-node N -m tokenmill.cli train …"
+            )
+        if backend.world_size == 1:
+            return
+        state = self.state
+        settings = {**state.config, "data": state.loader}
+        settings |= {"vocab": state.vocab, "eot_id": state.eot_id}
+        table = np.zeros((backend.world_size, len(settings)))
+        # As many bits of a hash as a float64 holds exactly.
+        table[backend.rank] = [
+            xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)) >> 12
+            for value in settings.values()
+        ]
+        differs = (backend.total(table) != table[backend.rank]).any(axis=0)
+        if found := [
+            f"{name} {state.loader['sources'] if name == 'data' else value}"
+            for (name, value), other in zip(settings.items(), differs, strict=True)
+            if other
+        ]:
+            raise UsageError(
+                f"The ranks were started differently. Rank {backend.rank} has {', '.join(found)}. "
+                "Give all ranks the same settings and data."
+            )
+
+    def _announce(self, backend: Backend, checkpoint: Checkpoint | None) -> None:
+        config, note = self.config, self.watcher.note
+        parameters = count_parameters(Shape(**self.state.shape))
+        note(f"model     {parameters:,} parameters on {backend.device} ({backend.name})")
+        rows = f"{config.batch_rows:,} rows of {config.seq_len:,} tokens"
+        note(f"steps     {config.max_steps:,} of {rows}")
+        if checkpoint is not None:
+            note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
+
+    def _write_settings(self) -> None:
+        """Write what is needed to inspect the run and use its model without its data."""
+        written = orjson.dumps(asdict(self.config), option=orjson.OPT_INDENT_2) + b"\n"
+        write_file(self.path / CONFIG_NAME, written)
+        if self.data.tokenizer is not None:
+            state = orjson.dumps(self.data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
+            write_file(self.path / TOKENIZER_NAME, state + b"\n")
 
 
 def find_run(
@@ -265,25 +393,6 @@ def find_run(
     return find_folder(runs, name)
 
 
-def make_shape(vocab: int, config: Config) -> Shape:
-    """The shape of a run's model, whose vocabulary is padded.
-
-    >>> make_shape(50_257, Config()).vocab
-    50304
-    """
-    return Shape(
-        vocab=padded_vocab(vocab, config),
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads or config.heads,
-        width=config.width,
-        seq_len=config.seq_len,
-        softcap=config.softcap,
-        embedding_width=config.embedding_width,
-        shortlist=config.shortlist,
-    )
-
-
 def _open_data(data: list[str], **options: Any) -> RunData:
     try:
         return open_data(data, **options)
@@ -293,49 +402,7 @@ def _open_data(data: list[str], **options: Any) -> RunData:
         raise
 
 
-def _find_config(config: Config | AnyPath | None, backend: str, device: str | None) -> Config:
-    if isinstance(config, Config):
-        return config
-    if config is not None:
-        return read_config(config)
-    return read_config(SMALL_DEFAULT) if _is_small_default(backend, device) else Config()
-
-
-def _is_small_default(backend: str, device: str | None) -> bool:
-    return not has_accelerator(backend, device)
-
-
-def _as_list(data: AnyPath | Sequence[AnyPath]) -> list[str]:
-    return [os.fspath(one) for one in ([data] if isinstance(data, (str, os.PathLike)) else data)]
-
-
-def _find_owed(
-    path: Path, checkpoint: Checkpoint | None, config: Config, data: RunData
-) -> tuple[bool, bool]:
-    """Whether a stop skipped the validation and the sample due at a checkpoint's step."""
-    if checkpoint is None:
-        return False, False
-    step = checkpoint.state.step
-    lines = [line for line in read_metrics(path) if line["step"] == step]
-    due = config.find_due(step)
-    samples = data.tokenizer is not None and config.sample_tokens > 0
-    return (
-        due["validation"] and data.val is not None and not any("val_loss" in one for one in lines),
-        due["sample"] and samples and not any("sample" in one for one in lines),
-    )
-
-
-def _is_finished(step: int, config: Config, owed: tuple[bool, bool]) -> bool:
-    return step > config.max_steps or (step == config.max_steps and not any(owed))
-
-
 def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> Loader:
-    if config.batch_rows % world_size:
-        raise UsageError(
-            f"a step has {config.batch_rows} rows (`batch_tokens` {config.batch_tokens:,} of `seq_len` "
-            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; give `batch_tokens` "
-            f"a multiple of {world_size * config.seq_len:,}."
-        )
     return Loader(
         read_not_mapped(data.train),
         batch_size=config.batch_rows // world_size,
@@ -349,126 +416,20 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
     )
 
 
-def _find_checkpoint(checkpoints: Checkpoints, own: State, watcher: Watcher) -> Checkpoint | None:
-    """The checkpoint to resume from, checked to belong to this run."""
-    found = checkpoints.newest(watcher.warn)
-    if found is None:
-        return None
-    refuse_other_run(found.state, own, _CURE)
-    check_state(found.state.loader, own.loader, force=False, cure=_CURE)
-    changed = [
-        f"{name} {found.state.config.get(name)} → {value}"
-        for name, value in own.config.items()
-        if found.state.config.get(name) != value
-    ]
-    if changed and found.state.step < own.config["max_steps"]:
-        watcher.note(f"From step {found.state.step:,} on: {', '.join(changed)}.")
-    return found
-
-
-def _resume(checkpoint: Checkpoint, backend: Backend, loader: Loader) -> int:
-    """Load a checkpoint; returns its row."""
-    backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
-    loader.load_state_dict(checkpoint.state.loader)
-    return checkpoint.state.row
-
-
-def _open_backend(
-    own: State,
-    config: Config,
-    checkpoint: Checkpoint | None,
-    place: tuple[int, int],
-    device: str | None,
-    stack: ExitStack,
-) -> Backend:
-    """The backend of this rank; at least that of rank 0 has the right values."""
-    shape = Shape(**own.shape)
-    # The values get no name: it would keep them in memory for the whole run.
-    backend = open_backend(
-        own.backend,
-        config,
-        shape,
-        checkpoint.parameters() if checkpoint else first_values(shape, config.seed),
-        device,
+def _make_state(data: RunData, config: Config, loader: Loader, backend: str) -> RunState:
+    """The state of a run that has not started."""
+    return RunState(
+        step=0,
+        row=0,
+        loader=loader.state_dict(),
+        vocab=data.vocab,
+        eot_id=data.eot_id,
+        shape=asdict(make_shape(data.vocab, config)),
+        config=asdict(config),
+        backend=backend,
+        fingerprints=data.fingerprints,
+        val_loss=None,
     )
-    stack.callback(backend.close)
-    if (backend.rank, backend.world_size) != place:
-        raise UsageError(
-            f"The environment says that this is rank {place[0]} of {place[1]}, but {backend.name} says "
-            f"rank {backend.rank} of {backend.world_size}. Start several processes with: "
-            "torchrun --nproc-per-node N -m tokenmill.cli train …"
-        )
-    return backend
-
-
-def _compare_ranks(own: State, backend: Backend) -> None:
-    """Refuse ranks with different settings or data. A collective call."""
-    if backend.world_size == 1:
-        return
-    settings = {**own.config, "data": own.loader, "vocab": own.vocab, "eot_id": own.eot_id}
-    table = np.zeros((backend.world_size, len(settings)))
-    # As many bits of a hash as a float64 holds exactly.
-    table[backend.rank] = [
-        xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)) >> 12
-        for value in settings.values()
-    ]
-    differs = (backend.total(table) != table[backend.rank]).any(axis=0)
-    if told := [
-        f"{name} {own.loader['sources'] if name == 'data' else value}"
-        for (name, value), other in zip(settings.items(), differs, strict=True)
-        if other
-    ]:
-        raise UsageError(
-            f"The ranks were started differently. Rank {backend.rank} has {', '.join(told)}. Give "
-            "all ranks the same settings and data."
-        )
-
-
-def _open_validator(
-    data: RunData, config: Config, backend: Backend, stack: ExitStack
-) -> Validator | None:
-    if data.val is None:
-        return None
-    validator = Validator(data, read_not_mapped(data.val), config, backend)
-    stack.callback(validator.close)
-    return validator
-
-
-def _write_settings(path: Path, config: Config, data: RunData) -> None:
-    """Write what is needed to inspect the run and use its model without its data."""
-    written = orjson.dumps(asdict(config), option=orjson.OPT_INDENT_2) + b"\n"
-    write_file(path / CONFIG_NAME, written)
-    if data.tokenizer is not None:
-        state = orjson.dumps(data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
-        write_file(path / TOKENIZER_NAME, state + b"\n")
-
-
-def _tell_beginning(
-    config: Config,
-    backend: Backend,
-    shape: Shape,
-    checkpoint: Checkpoint | None,
-    watcher: Watcher,
-) -> None:
-    watcher.note(
-        f"model     {count_parameters(shape):,} parameters on {backend.device} ({backend.name})"
-    )
-    watcher.note(
-        f"steps     {config.max_steps:,} of {config.batch_rows:,} rows of {config.seq_len:,} tokens"
-    )
-    if checkpoint is not None:
-        watcher.note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
-
-
-def _open_boards(
-    names: Sequence[str], path: Path, step: int, config: Config, stack: ExitStack
-) -> list[Board]:
-    from tokenmill.training.boards import open_board
-
-    boards = [open_board(name, path, step=step, config=config) for name in names]
-    for board in boards:
-        stack.callback(board.close)
-    return boards
 
 
 def _report(
@@ -476,7 +437,7 @@ def _report(
 ) -> RunReport:
     lines = read_metrics(path)
     last = {
-        name: next(iter(points(lines, name)[1][-1:]), None)
+        name: next(iter(find_values(lines, name)[1][-1:]), None)
         for name in ("loss", "val_loss", "bits_per_byte")
     }
     return RunReport(

@@ -1,18 +1,17 @@
-"""Text from a model, a token at a time, and from the folder of a run alone.
+"""Generate text from a trained model, token by token, given only the folder of its run.
 
-Guarantees: which ids are drawn follows from the logits, the settings and the seed alone; the random
-numbers are NumPy's Philox, so that both backends draw alike. Ids that the tokenizer does not have,
-with which a model's vocabulary is padded, are never drawn.
+Guarantees: the ids depend only on the logits, the settings and the seed; the random numbers are NumPy's
+Philox, so that both backends draw the same. Ids that only pad the model's vocabulary are never drawn.
 
-Costs: one forward pass over the last `seq_len` ids for each token; nothing is kept between them.
+Costs: one forward pass over the last `seq_len` ids for each token; nothing is cached between them.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,12 @@ from tokenmill.dataset.opening import load_saved_tokenizer
 from tokenmill.errors import StateError, TokenizerError, UsageError
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.training.backend import Backend, open_backend
-from tokenmill.training.checkpoints import Checkpoints, State
+from tokenmill.training.backend import Backend
+from tokenmill.training.backends import open_backend
+from tokenmill.training.checkpoints import Checkpoints, RunState
 from tokenmill.training.config import Config
-from tokenmill.training.folder import CHECKPOINTS_NAME, CONFIG_NAME, find_folder
 from tokenmill.training.model import Shape
+from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, find_folder
 
 NextLogits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 
@@ -42,9 +42,8 @@ def generate(
     top_k: int | None = 50,
     vocab: int,
     stop_id: int | None = None,
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> list[int]:
-    """Generate up to `count` ids after a prompt; stops before `stop_id`, or once `is_stopping`.
+) -> Iterator[int]:
+    """Generate up to `count` ids after a prompt, one by one; stops before `stop_id`.
 
     `temperature` 0 always takes the most likely id; `top_k` samples among this many most likely ids,
     or among all if it is None or 0.
@@ -53,9 +52,9 @@ def generate(
     ...     logits = np.zeros(16, np.float32)
     ...     logits[(ids[-1] + 1) % 16] = 50
     ...     return logits
-    >>> generate(count_up, [3], 5, seed=0, vocab=16)
+    >>> list(generate(count_up, [3], 5, seed=0, vocab=16))
     [4, 5, 6, 7, 8]
-    >>> generate(count_up, [3], 5, seed=0, vocab=16, stop_id=6)
+    >>> list(generate(count_up, [3], 5, seed=0, vocab=16, stop_id=6))
     [4, 5]
     """
     if not 0 <= temperature < float("inf"):
@@ -68,14 +67,12 @@ def generate(
         )
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 1]))
     ids = np.asarray(prompt_ids, np.int64)
-    made: list[int] = []
-    while len(made) < count and not is_stopping():
+    for _ in range(count):
         drawn = _draw(next_logits(ids)[:vocab], random.random(), temperature, top_k)
         if drawn == stop_id:
-            break
-        made.append(drawn)
+            return
+        yield drawn
         ids = np.append(ids, drawn)
-    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +93,15 @@ class TrainedModel:
         seed: int = 0,
         temperature: float = 0.8,
         top_k: int | None = 50,
-    ) -> str:
-        """A prompt and what follows it, up to the end of the text; "" begins a text."""
+    ) -> Iterator[str]:
+        """Yield a prompt and the text after it piece by piece, up to the end of the text; "" starts a
+        new document. The pieces together are the decoded ids: incomplete characters wait."""
         ids = self.tokenizer.encode_batch([prompt])[0].tolist()
         before = [] if self.eot_id is None else [self.eot_id]
         if not ids and not before:
-            raise UsageError("the tokenizer has no end-of-text id to begin with; give a `prompt`.")
-        made = generate(
+            raise UsageError("the tokenizer has no end-of-text id to start with; give a `prompt`.")
+        shown = ""
+        for number in generate(
             self.backend.next_logits,
             before + ids,
             tokens,
@@ -111,8 +110,15 @@ class TrainedModel:
             top_k=top_k,
             vocab=self.vocab,
             stop_id=self.eot_id,
-        )
-        return self.tokenizer.decode(ids + made)
+        ):
+            # The prompt comes with the first token. Decoding all ids is cheap beside the model.
+            ids.append(number)
+            text = self.tokenizer.decode(ids).rstrip("\ufffd")
+            if text.startswith(shown) and text != shown:
+                yield text[len(shown) :]
+                shown = text
+        if rest := self.tokenizer.decode(ids)[len(shown) :]:
+            yield rest
 
 
 def sample(
@@ -128,8 +134,9 @@ def sample(
     backend: str | None = None,
     device: str | None = None,
     warn: Callable[[str], None] = warnings.warn,
+    on_text: Callable[[str], object] = lambda _: None,
 ) -> str:
-    """Generate text from a trained model: the prompt and what follows it.
+    """Generate text from a trained model; returns the prompt and the text after it.
 
     >>> sample("none", "Once upon a time")
     Traceback (most recent call last):
@@ -161,6 +168,8 @@ DATA --name none
         Such as cpu, cuda, cuda:1 or mps; by default the fastest.
     warn
         Called with a warning if a damaged checkpoint is skipped.
+    on_text
+        Called with each piece of the text as soon as it is generated.
     """
     folder = Path(run)
     if not (folder / CHECKPOINTS_NAME).is_dir():
@@ -172,7 +181,11 @@ DATA --name none
         folder = find_folder(runs, os.fspath(run))
     model = load_run_for_sampling(folder, backend=backend, device=device, best=best, warn=warn)
     given = prompt.encode() if isinstance(prompt, str) else prompt
-    return model.complete(given, tokens, seed=seed, temperature=temperature, top_k=top_k)
+    pieces = []
+    for piece in model.complete(given, tokens, seed=seed, temperature=temperature, top_k=top_k):
+        pieces.append(piece)
+        on_text(piece)
+    return "".join(pieces)
 
 
 def load_run_for_sampling(
@@ -183,9 +196,9 @@ def load_run_for_sampling(
     best: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> TrainedModel:
-    """The model in a run's folder, from its newest intact checkpoint, or from its best one.
+    """Load the model of a run from its newest intact checkpoint, or from its best one.
 
-    Nothing is changed there, so the run may still be training. `backend` is by default the one that
+    Changes nothing in the folder, so the run may still be training. `backend` is by default the one that
     trained it; both can load the parameters.
 
     >>> load_run_for_sampling("runs/none")
@@ -208,9 +221,7 @@ DATA --name none
         )
     state = found.state
     tokenizer = _load_tokenizer(path, state)
-    known = {field.name for field in fields(Config)}
-    settings = {name: value for name, value in state.config.items() if name in known}
-    config = replace(Config(**settings), compile="off", micro_batch=None)
+    config = replace(Config(**state.config), compile="off", micro_batch=None)
     return TrainedModel(
         backend=open_backend(
             backend or state.backend, config, Shape(**state.shape), found.parameters(), device
@@ -222,7 +233,7 @@ DATA --name none
     )
 
 
-def _load_tokenizer(path: Path, state: State) -> Tokenizer:
+def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
     """The tokenizer that the run was trained with."""
     if not (path / TOKENIZER_NAME).exists():
         raise TokenizerError(
@@ -238,11 +249,11 @@ def _load_tokenizer(path: Path, state: State) -> Tokenizer:
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """The id that a number from 0 to 1 stands for among the likeliest ones."""
+    """The id that a number from 0 to 1 selects among the most likely ones."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)
-    # Sorted, so that which ids are kept, and in what order, is the same wherever the logits are.
+    # A stable sort, so that ties are resolved the same in both backends.
     order = np.argsort(-values, kind="stable")[: top_k or None]
     values = values[order]
     shares = np.exp((values - values[0]) / temperature).cumsum()

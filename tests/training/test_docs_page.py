@@ -1,4 +1,4 @@
-"""docs/training.md: its Python runs, and its tables tell what there is."""
+"""docs/training.md: its Python runs, and its table of the guides' names is complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import tokenmill
-from tokenmill.training.settings import _DATA, _GUIDES, _NEEDLESS
+from tokenmill.training.config_file import DATA_NAMES, GUIDE_NAMES, IGNORED_NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
@@ -27,17 +27,17 @@ def test_the_code_on_the_page_runs(tmp_path: Path) -> None:
     code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(code) == 2
     checks = "assert report.val_loss and written.startswith('Document')\nassert text in open('input.txt').read() and origin.source"
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", "\n".join([*code, checks])],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert told.returncode == 0, told.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
-def test_every_name_of_the_guides_is_told() -> None:
+def test_the_page_has_every_name_of_the_guides() -> None:
     page = PAGE.read_text()
-    for name in (*_GUIDES, *_DATA, *_NEEDLESS, "batch_size"):
+    for name in (*GUIDE_NAMES, *DATA_NAMES, *IGNORED_NAMES, "batch_size"):
         assert f"`{name}`" in page, name

@@ -11,33 +11,35 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.load.loader import Loader
 from tokenmill.store.tokens import Tokens
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.augment import check_ids
-from tokenmill.training.backend import Backend, Pause, Rows, never
+from tokenmill.training.backend import Backend, Pause, StepRows, never
 from tokenmill.training.config import Config
-from tokenmill.training.data import RunData, bytes_per_token
+from tokenmill.training.data import RunData
 
-_TOKENS = 16_384  # given to the backend at once
+_TOKENS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Mean nats a token, and bits a byte of text where the tokenizer is known."""
+    """Mean nats per token, and bits per byte of text if the tokenizer is known."""
 
     loss: float
     bits_per_byte: float | None
 
 
 class Validator:
-    """The validation set of a run, ready to be gone through again and again."""
+    """The validation set of a run, which `run` evaluates any number of times."""
 
     def __init__(self, data: RunData, val: Tokens, config: Config, backend: Backend) -> None:
         self.backend = backend
         self.vocab = data.vocab
         rows = max(1, min(config.validation_tokens, len(val) - 1) // config.seq_len)
-        at_once = min(rows, config.micro_batch or max(1, _TOKENS // config.seq_len))
+        at_once = min(rows, config.micro_batch or max(1, _TOKENS_AT_ONCE // config.seq_len))
         at_once = min(at_once, backend.rows_at_once)
         self._batches = -(-rows // (at_once * backend.world_size))
         self._loader = Loader(
@@ -51,9 +53,8 @@ class Validator:
             documents=config.within_documents,
             limit_rows=rows,
         )
-        self._bytes = (
-            bytes_per_token(data.tokenizer, data.vocab) if data.tokenizer is not None else None
-        )
+        self._bytes = bytes_per_token(data.tokenizer, data.vocab) if data.tokenizer else None
+        self.close = self._loader.close
 
     def run(self, pause: Pause = never) -> Validation | None:
         """Evaluate the set; None if `pause` asks to stop on any rank. A collective call."""
@@ -67,7 +68,7 @@ class Validator:
             check_ids(batch.tokens, self.vocab)
             documents = batch.documents.ids if batch.documents is not None else None
             losses = self.backend.evaluate(
-                Rows(inputs=batch.inputs, targets=batch.targets, documents=documents)
+                StepRows(inputs=batch.inputs, targets=batch.targets, documents=documents)
             ).astype(np.float64)
             sums[:2] += losses.sum(), losses.size
             if self._bytes is not None:
@@ -79,6 +80,16 @@ class Validator:
             bits_per_byte=nats_of_text / math.log(2) / size if size else None,
         )
 
-    def close(self) -> None:
-        """End the thread that reads ahead."""
-        self._loader.close()
+
+def bytes_per_token(tokenizer: Tokenizer, vocab: int) -> npt.NDArray[np.int64]:
+    """The bytes of text of each id, (vocab,); 0 for special ids, which are not text.
+
+    >>> from tokenmill.tokenizers import load_tokenizer
+    >>> bytes_per_token(load_tokenizer("gpt2"), 50_257)[[15496, 995, 50256]].tolist()
+    [5, 6, 0]
+    """
+    lengths = np.zeros(vocab, np.int64)
+    found = tokenizer.byte_lengths()[:vocab]
+    lengths[: len(found)] = found
+    lengths[[number for number in tokenizer.special_ids.values() if number < vocab]] = 0
+    return lengths

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: a loss at the place of its row, lines up to a checkpoint and no more."""
+"""The record of a run: a loss for each row, and lines up to a checkpoint and no more."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.training.record import Record, read_metrics
+from tokenmill.training.run_folder import Record, find_values, read_metrics
 
 
 def fill(folder: Path, steps: int, *, first: int = 0, every: int = 3) -> Record:
-    """A record as a run of four rows a step leaves it; row n has the loss n."""
+    """The record of a run with four rows per step; row n has the loss n."""
     record = Record(folder, step=first, row=4 * first)
     for step in range(first, steps):
         record.add_losses(4 * step, np.arange(4 * step, 4 * step + 4, dtype=np.float32))
@@ -24,7 +24,7 @@ def fill(folder: Path, steps: int, *, first: int = 0, every: int = 3) -> Record:
     return record
 
 
-def test_losses_stand_at_the_place_of_their_row(tmp_path: Path) -> None:
+def test_losses_are_stored_by_row(tmp_path: Path) -> None:
     fill(tmp_path, 5).close()
     losses = np.fromfile(tmp_path / "row_losses.f32", "<f4")
     assert losses.tolist() == list(range(20))
@@ -36,7 +36,7 @@ def test_losses_stand_at_the_place_of_their_row(tmp_path: Path) -> None:
 @given(
     reached=st.integers(0, 12), back=st.integers(0, 12), torn=st.integers(0, 30), junk=st.booleans()
 )
-def test_going_on_from_any_step_leaves_what_an_undisturbed_run_leaves(
+def test_resuming_from_any_step_leaves_the_record_of_an_uninterrupted_run(
     tmp_path: Path, reached: int, back: int, torn: int, junk: bool
 ) -> None:
     for name in ("metrics.jsonl", "row_losses.f32"):
@@ -52,7 +52,7 @@ def test_going_on_from_any_step_leaves_what_an_undisturbed_run_leaves(
     assert np.fromfile(tmp_path / "row_losses.f32", "<f4").tolist() == list(range(56))
 
 
-def test_lost_losses_of_rows_are_no_numbers_rather_than_zero(tmp_path: Path) -> None:
+def test_lost_row_losses_are_nan_rather_than_zero(tmp_path: Path) -> None:
     fill(tmp_path, 5).close()
     (tmp_path / "row_losses.f32").unlink()
     Record(tmp_path, step=5, row=20).close()
@@ -61,15 +61,15 @@ def test_lost_losses_of_rows_are_no_numbers_rather_than_zero(tmp_path: Path) -> 
     assert np.isnan(losses).all()
 
 
-def test_no_metrics_are_no_lines(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
-def test_points_are_those_of_one_kind(tmp_path: Path) -> None:
+def test_values_are_those_of_one_metric(tmp_path: Path) -> None:
     record = fill(tmp_path, 6)
     record.add({"step": 6, "val_loss": 2.0})
-    assert record.points("loss") == ([3, 6], [5.5, 17.5])
-    assert record.points("val_loss") == ([6], [2.0])
+    assert find_values(record.lines, "loss") == ([3, 6], [5.5, 17.5])
+    assert find_values(record.lines, "val_loss") == ([6], [2.0])
     record.flush()
     record.close()
     with pytest.raises(OSError):

@@ -10,7 +10,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.training.settings import override, read_config
+from tokenmill.training.config_file import override, read_config
 
 pytest.importorskip("torch")
 
@@ -60,7 +60,7 @@ def test_progress_is_printed_on_request(
     assert any(line.startswith("step 1/3  loss") for line in shown)
 
 
-def test_the_default_without_a_gpu_is_named_as_in_python(
+def test_the_default_without_a_gpu_is_announced(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = {name: value for name, value in SMALL.items() if name != "config"}
@@ -74,12 +74,12 @@ def test_the_default_without_a_gpu_is_named_as_in_python(
 
 
 def test_an_unknown_setting_is_named(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'max_step'; did you mean 'max_steps'"):
+    with pytest.raises(UsageError, match="unknown setting 'max_step'; did you mean 'max_steps'"):
         tokenmill.train(data, runs=tmp_path, config="tiny", max_step=3)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_corpus_that_is_too_small_for_a_val_split_trains_with_val_fraction(
+def test_a_corpus_without_val_split_trains_with_val_fraction(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "x.txt").write_text("one document only, " * 100)

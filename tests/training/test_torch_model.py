@@ -1,4 +1,4 @@
-"""The functions with gradients of their own, against what PyTorch makes of their plain forms."""
+"""Functions with hand-written gradients, compared with PyTorch's autograd in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from tokenmill.training.model import EPSILON  # noqa: E402
-from tokenmill.training.torch_functions import (  # noqa: E402
+from tokenmill.training.torch_model import (  # noqa: E402
     CHUNK_ROWS,
     capped_losses,
     norm,
@@ -87,13 +87,13 @@ def test_losses_in_chunks(softcap: float, count: int) -> None:
         assert torch.allclose(found.grad.double(), right.grad, atol=1e-6, rtol=1e-4)
 
 
-def test_logits_too_large_for_an_exponential_are_fine() -> None:
+def test_large_logits_do_not_overflow() -> None:
     states, head = torch.tensor([[1.0]]), torch.tensor([[1000.0], [0.0]])
     assert capped_losses(states, head, torch.tensor([1]), 0.0)[1].tolist() == [1000.0]
     assert capped_losses(states, head, torch.tensor([0]), 0.0)[1].tolist() == [0.0]
 
 
-def test_nothing_is_kept_where_nothing_is_learned() -> None:
+def test_evaluation_keeps_no_gradients() -> None:
     states, head = random(4, 3).requires_grad_(), random(9, 3).requires_grad_()
     with torch.no_grad():
         total, losses = capped_losses(states, head, torch.arange(4), 15.0)

@@ -1,0 +1,201 @@
+"""The folder of a run, `runs/NAME`, with one process working in it at a time.
+
+config.json             the settings
+tokenizer_state.json    the tokenizer, if known
+metrics.jsonl           one JSON object per line: `step` and `loss` (the mean since the line before)
+                        with speed and memory, `step` and `val_loss`, or `step` and `sample`
+row_losses.f32          the mean loss of row n as the float32 at byte 4n
+loss.svg                the curves; see `chart.py`
+checkpoints/            see `checkpoints.py`
+lock                    held while a process works in the folder
+
+Guarantees: everything that a checkpoint counts is on disk before the checkpoint; a run that resumes
+from it first truncates both files of losses to that point. Except for `TIMES`, an interrupted run
+leaves the same lines as an uninterrupted one. Costs: one write to each file per interval.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenmill.errors import UsageError
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import remove, temporary_path
+from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.output import OutputFolder
+from tokenmill.training.chart import Curve
+
+BOARD_NAME = "tensorboard"
+CHART_NAME = "loss.svg"
+CHECKPOINTS_NAME = "checkpoints"
+CONFIG_NAME = "config.json"
+LOSSES_NAME = "row_losses.f32"
+METRICS_NAME = "metrics.jsonl"
+TIMES = ("seconds", "tokens_per_second", "waiting", "memory", "mfu")
+_LOCK_NAME = "lock"
+# The checkpoints come first: without them, a new run truncates what is left.
+_OURS = (
+    *(CHECKPOINTS_NAME, METRICS_NAME, LOSSES_NAME, CHART_NAME),
+    *(CONFIG_NAME, TOKENIZER_NAME, BOARD_NAME, _LOCK_NAME),
+)
+_FLOAT = np.dtype("<f4")
+
+
+def find_folder(runs: str | os.PathLike[str], name: str) -> Path:
+    """The folder of a run, by its name.
+
+    >>> find_folder("runs", "my_model").as_posix()
+    'runs/my_model'
+    >>> find_folder("runs", "../x")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.UsageError: '../x' is not a name for a run: it becomes a folder's name, so it \
+must not contain slashes.
+    """
+    if not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
+        raise UsageError(
+            f"{name!r} is not a name for a run: it becomes a folder's name, so it must not contain "
+            "slashes."
+        )
+    return Path(runs) / name
+
+
+class RunFolder(OutputFolder):
+    """A run's folder, locked, without half-written files; `restart` discards the run in it."""
+
+    def __init__(self, path: Path, *, restart: bool = False) -> None:
+        with explain_disk_errors("nothing was started"):
+            super().__init__(
+                path,
+                marks=(CHECKPOINTS_NAME, CONFIG_NAME, METRICS_NAME),
+                ignored=_OURS,
+                lock=_LOCK_NAME,
+                argument="name",
+            )
+            if restart:
+                try:
+                    self._discard()
+                except BaseException:
+                    self.close()
+                    raise
+
+    def _discard(self) -> None:
+        """Remove everything that a run makes, and nothing else; the lock stays."""
+        for name in _OURS:
+            target = self.path / name
+            if target.is_dir():  # a kill must not leave half of the checkpoints
+                doomed = temporary_path(target)
+                target.rename(doomed)
+                remove(doomed)
+            elif name != _LOCK_NAME:
+                remove(target)
+
+
+class Record:
+    """The metrics and row losses of a run, truncated to a step and a row, and open for more.
+
+    >>> import tempfile
+    >>> record = Record(Path(tempfile.mkdtemp()), step=0, row=0)
+    >>> record.add_losses(0, np.array([3.0, 2.0], np.float32))
+    >>> record.mean_loss(2)
+    2.5
+    >>> record.add({"step": 1, "row": 2, "loss": 2.5})
+    >>> record.mean_loss(2), record.lines
+    (nan, [{'step': 1, 'row': 2, 'loss': 2.5}])
+    """
+
+    def __init__(self, folder: Path, *, step: int, row: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT
+        self._metrics = os.open(folder / METRICS_NAME, flags, 0o644)
+        self._losses = os.open(folder / LOSSES_NAME, flags, 0o644)
+        with os.fdopen(os.dup(self._metrics), "rb") as file:
+            self.lines, end = _parse(file.read(), step)
+        os.truncate(self._metrics, end)
+        os.lseek(self._metrics, end, os.SEEK_SET)
+        present = os.fstat(self._losses).st_size // _FLOAT.itemsize
+        os.truncate(self._losses, min(present, row) * _FLOAT.itemsize)
+        if present < row:  # the file was deleted or truncated
+            self.add_losses(present, np.full(row - present, np.nan, np.float32))
+
+    def add_losses(self, first_row: int, losses: npt.NDArray[np.float32]) -> None:
+        """Write the mean losses of consecutive rows."""
+        os.lseek(self._losses, first_row * _FLOAT.itemsize, os.SEEK_SET)
+        _write_all(self._losses, losses.astype(_FLOAT).tobytes())
+
+    def mean_loss(self, end: int) -> float:
+        """The mean loss of the rows up to `end` that are not in a line yet."""
+        first = next((line["row"] for line in reversed(self.lines) if "loss" in line), 0)
+        data = os.pread(self._losses, (end - first) * _FLOAT.itemsize, int(first) * _FLOAT.itemsize)
+        losses = np.frombuffer(data, _FLOAT).astype(np.float64)
+        return float(losses.mean()) if len(losses) else float("nan")
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line of metrics."""
+        self.lines.append(line)
+        _write_all(self._metrics, orjson.dumps(line) + b"\n")
+
+    def flush(self) -> None:
+        """Flush both files to the disk."""
+        os.fsync(self._metrics)
+        os.fsync(self._losses)
+
+    def close(self) -> None:
+        """Close both files."""
+        os.close(self._metrics)
+        os.close(self._losses)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, without an incomplete last one."""
+    try:
+        return _parse((folder / METRICS_NAME).read_bytes(), None)[0]
+    except FileNotFoundError:
+        return []
+
+
+def find_values(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """The steps and values of one metric.
+
+    >>> find_values([{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 3.0}], "loss")
+    ([1], [2.5])
+    """
+    found = [(line["step"], line[name]) for line in lines if name in line]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def make_curves(lines: list[dict[str, Any]]) -> list[Curve]:
+    """The curves of the training and validation losses."""
+    return [
+        Curve("train", *find_values(lines, "loss")),
+        Curve("validation", *find_values(lines, "val_loss")),
+    ]
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    """Write all data: while a disk fills up, the system may write a part before it reports an error."""
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def _parse(data: bytes, last_step: int | None) -> tuple[list[dict[str, Any]], int]:
+    """The intact lines up to a step, and where they end."""
+    lines: list[dict[str, Any]] = []
+    end = 0
+    while (newline := data.find(b"\n", end)) >= 0:
+        try:
+            line = orjson.loads(data[end:newline])
+        except orjson.JSONDecodeError:
+            break
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        if last_step is not None and line["step"] > last_step:
+            break
+        lines.append(line)
+        end = newline + 1
+    return lines, end
