@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +168,9 @@ def _read_shards(request: OpenRequest, index: Entry, kept_bytes: int) -> MdsShar
         if not 4 * (file.samples + 2) + file.samples * layout.least <= file.size < 1 << 32:
             raise entry.damaged(f"{file.samples:,} samples cannot take {file.size:,} bytes")
         files.append(file)
-    shards = MdsShards(
-        folder=request.path.absolute(),
-        files=tuple(files),
-        layout=layout,
-        kept_bytes=kept_bytes,
-        counts=np.empty(0, np.int64),
+    return MdsShards(
+        folder=request.path.absolute(), files=tuple(files), layout=layout, kept_bytes=kept_bytes
     )
-    if layout.kind == FIXED:
-        counts = [file.samples * layout.count for file in files]
-    else:
-        counts = [int(shards.find_samples(number).starts[-1]) for number in range(len(files))]
-    object.__setattr__(shards, "counts", np.array(counts, np.int64))
-    return shards
 
 
 def _read_file(folder: Path, entry: Entry) -> _File:
@@ -278,7 +268,16 @@ class MdsShards:
     files: tuple[_File, ...]
     layout: Layout
     kept_bytes: int
-    counts: Integers
+
+    @cached_property
+    def counts(self) -> Integers:
+        """The numbers of ids at opening; a shard that changes later is refused."""
+        if self.layout.kind == FIXED:
+            counts = [file.samples * self.layout.count for file in self.files]
+        else:
+            numbers = range(len(self.files))
+            counts = [int(self.find_samples(number).starts[-1]) for number in numbers]
+        return np.array(counts, np.int64)
 
     @property
     def dtype(self) -> np.dtype[Any]:
