@@ -55,7 +55,6 @@ class Datatrove(Format):
     """One file, or a folder of files."""
 
     name = "datatrove"
-    is_writable = True
     keeps_documents = True
     keeps_empty = True
     names_tokenizer = True

@@ -56,7 +56,6 @@ class Megatron(Format):
     """A pair of files, or a folder of pairs."""
 
     name = "megatron"
-    is_writable = True
     keeps_documents = True
     keeps_empty = True
 
