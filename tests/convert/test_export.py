@@ -59,11 +59,16 @@ def contents(folder):
     }
 
 
-def read_back(folder, to, splits=("train",)):
-    contents = WRITABLE[to].read_written(folder, list(splits))
-    tables = contents.documents
+def read_back(folder, to, splits=("train",), eot_id=None):
+    found = WRITABLE[to].read_written(folder, list(splits))
     return {
-        split: Tokens(contents.splits[split], split, documents=tables.get(split))
+        split: Tokens(
+            found.splits[split],
+            split,
+            documents=found.documents.get(split),
+            eot_id=eot_id,
+            eot=found.eot,
+        )
         for split in splits
     }
 

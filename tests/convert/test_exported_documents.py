@@ -12,30 +12,15 @@ from dataset_builder import EOT, TEXTS, build
 from foreign import write_datatrove, write_llmc, write_llmc_folder, write_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_export import read_back
 
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError
 from tokenmill.formats import WRITABLE
-from tokenmill.store.tokens import Tokens
 
 PLAIN = [name for name, target in WRITABLE.items() if not target.keeps_documents]
 WITH_TABLE = [name for name in WRITABLE if name not in PLAIN]
-
-
-def read_back(folder, to, splits=("train",), eot_id=EOT):
-    contents = WRITABLE[to].read_written(folder, list(splits))
-    tables = contents.documents
-    return {
-        split: Tokens(
-            contents.splits[split],
-            split,
-            documents=tables.get(split),
-            eot_id=eot_id,
-            eot=contents.eot,
-        )
-        for split in splits
-    }
 
 
 def texts_of(tokens):
@@ -54,7 +39,7 @@ def test_readers_that_split_at_the_end_of_text_find_the_same_documents(tmp_path,
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=7)
     moved = WRITABLE[to].eot != eot
     assert any("moved from" in note for note in made.notes) == moved
-    found = read_back(tmp_path / "out", to, TEXTS)
+    found = read_back(tmp_path / "out", to, TEXTS, EOT)
     for split, texts in TEXTS.items():
         tokens = found[split]
         assert texts_of(tokens) == [text.encode() for text in texts]

@@ -119,7 +119,7 @@ class _Export:
     def __init__(self, source: Dataset, format: Format, tokens_per_shard: int) -> None:
         self.source, self.format = source, format
         arranged, self.moved = source, list[str]()
-        if format.eot is not None:
+        if not format.keeps_documents:
             contents, self.moved = move_eot(source.contents, format.eot)
             arranged = source.with_contents(contents)
         self.splits = dict(arranged.items())
@@ -208,7 +208,7 @@ class _Export:
         # A split that ends within a document lacks the id at that end, so no id was moved. If ids
         # are not on the side that readers expect, each belongs to the neighbouring document.
         sides = {"before": 0, "after": 1}
-        shift = sides[self.format.eot or ""] - sides[self.source.contents.eot]
+        shift = sides[self.format.eot] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
     def describe_changes(self, documents: Mapping[str, int | None]) -> Iterator[str]:

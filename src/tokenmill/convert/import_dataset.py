@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from tokenmill.formats.document_starts import (
     find_next_start,
     skip_empty,
 )
-from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
@@ -142,8 +141,7 @@ def _import(
         tokens, shards = dataset[name], dataset.contents.splits[name]
         counts = shards.counts
         if tokens.documents is None and tokens.eot_id is None:
-            table = FileDocuments(_OnePerFile(shards), counts, name)
-            tokens = Tokens(shards, name, documents=table)
+            tokens = Tokens(shards, name, documents=_make_one_per_file(shards, name))
         splits[name] = tokens, HashedDocuments(tokens, counts, len(sources), tokenizer.eot_id)
         sources += _list_sources(dataset, name)
     made, facts = write_splits(
@@ -204,22 +202,15 @@ def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, A
     }
 
 
-@dataclass(frozen=True)
-class _OnePerFile:
+def _make_one_per_file(shards: Shards, split: str) -> FileDocuments:
     """Each file as one document, for data in which nothing separates documents."""
-
-    shards: Shards
-
-    @property
-    def counts(self) -> list[int]:
-        return [int(count > 0) for count in self.shards.counts]
-
-    def name(self, number: int) -> str:
-        return self.shards.name(number)
-
-    def read(self, number: int) -> DocumentStarts:
-        tokens = int(self.shards.counts[number])
-        return DocumentStarts(int(tokens > 0), lambda numbers: numbers * tokens)
+    counts = shards.counts.tolist()
+    indexes = DocumentIndexes(
+        names=[shards.name(number) for number in range(len(counts))],
+        counts=[int(count > 0) for count in counts],
+        read=lambda file: DocumentStarts(int(counts[file] > 0), lambda some: some * counts[file]),
+    )
+    return FileDocuments(indexes, counts, split)
 
 
 class HashedDocuments:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest, fix_byte_order
-from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
@@ -71,7 +71,11 @@ class ArrayRecord(Format):
             ranges, varied = self._find_ranges(folder, some, dtype)
             shards[split] = RecordShards(folder=folder, ranges=ranges, dtype=dtype)
             if varied:
-                indexes = _Indexes(shards[split])
+                indexes = DocumentIndexes(
+                    names=[one.name for one in ranges],
+                    counts=[one.last - one.first for one in ranges],
+                    read=partial(_read_starts, shards[split]),
+                )
                 documents[split] = FileDocuments(indexes, shards[split].counts, split, _KEPT)
         return Contents(splits=shards, documents=documents)
 
@@ -192,17 +196,6 @@ def _load_cached(
     return _load(folder, records, dtype)
 
 
-@dataclass(frozen=True)
-class _Indexes:
-    shards: RecordShards
-
-    @property
-    def counts(self) -> list[int]:
-        return [one.last - one.first for one in self.shards.ranges]
-
-    def name(self, number: int) -> str:
-        return self.shards.name(number)
-
-    def read(self, number: int) -> DocumentStarts:
-        starts = sums(self.shards.count_tokens(number))
-        return DocumentStarts(len(starts) - 1, starts.__getitem__)
+def _read_starts(shards: RecordShards, number: int) -> DocumentStarts:
+    starts = sums(shards.count_tokens(number))
+    return DocumentStarts(len(starts) - 1, starts.__getitem__)

@@ -155,18 +155,18 @@ class Contents:
 class Format(ABC):
     """A format of token files, by its name in `tokenmill.open` and `tokenmill.export`.
 
-    The attributes after `aliases` matter only to formats that can be written. `keeps_documents` says
-    whether the files have a table of documents, and `keeps_empty` whether it can hold empty ones.
-    Without a table, `eot` is the side of documents on which readers look for the end-of-text id.
-    `names_tokenizer` says whether the files name the tokenizer.
+    A format that implements `plan` can be written; the attributes after `aliases` describe what it
+    writes. `keeps_documents` says whether the files have a table of documents, and `keeps_empty`
+    whether it can hold empty ones. Without a table, `eot` is the side of documents, "after" or
+    "before", on which readers look for the end-of-text id. `names_tokenizer` says whether the files
+    name the tokenizer.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
-    is_writable: ClassVar[bool] = False
     keeps_documents: ClassVar[bool] = False
     keeps_empty: ClassVar[bool] = False
-    eot: ClassVar[str | None] = None
+    eot: ClassVar[str] = "after"
     names_tokenizer: ClassVar[bool] = False
 
     @abstractmethod
@@ -176,6 +176,10 @@ class Format(ABC):
         Raises NotThisFormat with the reason if the path is in another format, and DatasetError if it
         is certainly in this one but damaged.
         """
+
+    @property
+    def is_writable(self) -> bool:
+        return type(self).plan is not Format.plan
 
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
         """The files to write, in order.

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.formats.document_starts import find_document_starts
-from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.raw import make_shards
 from tokenmill.formats.shard_names import check_gaps, list_shards, sort_names, split_by_name
 from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
@@ -40,8 +39,6 @@ _WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _TOKENIZERS = {"gpt2": "gpt2", "openai-community/gpt2": "gpt2"}
 _LONGEST = 1 << 16  # bytes of metadata that are read
 _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,6 @@ class Datatrove(Format):
     """One file, or a folder of files."""
 
     name = "datatrove"
-    is_writable = True
     keeps_documents = True
     keeps_empty = True
     names_tokenizer = True
@@ -84,13 +80,12 @@ class Datatrove(Format):
         shards, documents = {}, {}
         for split, some in splits.items():
             shards[split] = make_shards(request.folder, some, files, dtype)
-            counts = [facts[name].documents for name in some]
-            if None not in counts:
-                indexes = _Indexes(
-                    folder=request.folder.absolute(),
-                    names=some,
-                    counts=[count or 0 for count in counts],
-                )
+            found = [facts[name].documents for name in some]
+            counts = [count for count in found if count is not None]
+            if len(counts) == len(some):
+                indexed = [f"{name}.index" for name in some]
+                read = partial(_read_starts, request.folder.absolute(), indexed, counts)
+                indexes = DocumentIndexes(names=indexed, counts=counts, read=read)
                 documents[split] = FileDocuments(indexes, shards[split].counts, split)
         tokenizers = {one.tokenizer for one in facts.values()}
         tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
@@ -246,26 +241,11 @@ def _choose_dtype(request: OpenRequest, facts: Mapping[str, _Facts]) -> np.dtype
     return _WIDTHS[width]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Indexes:
-    folder: Path
-    names: list[str]
-    counts: list[int]
-
-    def name(self, number: int) -> str:
-        return f"{self.names[number]}.index"
-
-    def read(self, number: int) -> DocumentStarts:
-        name, count = self.name(number), self.counts[number]
-        with open_foreign(self.folder, name) as file:
-            check_size(file, name, 8 * count, foreign=True)
-            ends = map_file(file, name, np.dtype("<i8"), count, 0)
-        return DocumentStarts(count, _Ends(ends).find)
-
-
-@dataclass(frozen=True)
-class _Ends:
-    ends: npt.NDArray[np.int64]
-
-    def find(self, numbers: Integers) -> Integers:
-        return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0)
+def _read_starts(folder: Path, names: list[str], counts: list[int], number: int) -> DocumentStarts:
+    name, count = names[number], counts[number]
+    with open_foreign(folder, name) as file:
+        check_size(file, name, 8 * count, foreign=True)
+        ends = map_file(file, name, np.dtype("<i8"), count, 0)
+    return DocumentStarts(
+        count, lambda numbers: np.where(numbers > 0, ends[np.maximum(numbers - 1, 0)], 0)
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,18 +62,21 @@ class DocumentStarts:
         return low
 
 
-class DocumentIndexes(Protocol):
-    """The indexes of documents of several files. It must pickle."""
+@dataclass(frozen=True, kw_only=True)
+class DocumentIndexes:
+    """The indexes of the documents of several files.
 
-    @property
-    def counts(self) -> Sequence[int]:
-        """The number of documents in each file."""
+    `names` are the files that hold the indexes, and `counts` the numbers of documents; without them,
+    all indexes are read when they are needed. `read` finds the document starts of a file by its
+    number. It must pickle: a function of a module, or a `partial` of one.
+    """
+
+    names: Sequence[str]
+    read: Callable[[int], DocumentStarts]
+    counts: Sequence[int] | None = None
 
     def name(self, number: int) -> str:
-        """The file that holds the index of a file."""
-
-    def read(self, number: int) -> DocumentStarts:
-        """Where the documents of a file start."""
+        return self.names[number]
 
 
 def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
@@ -98,11 +101,9 @@ def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
 class FileDocuments(DocumentTable):
     """The documents of a split in files of another format, in order.
 
-    >>> class One:
-    ...     counts = [2]
-    ...     def name(self, number): return "x.idx"
-    ...     def read(self, number): return DocumentStarts(2, lambda n: np.array([0, 3, 9])[n])
-    >>> documents = FileDocuments(One(), [9], "train")
+    >>> starts = DocumentStarts(2, lambda numbers: np.array([0, 3, 9])[numbers])
+    >>> indexes = DocumentIndexes(names=["x.idx"], counts=[2], read=lambda _: starts)
+    >>> documents = FileDocuments(indexes, [9], "train")
     >>> documents.at(3).number, documents[0].length, len(documents)
     (1, 3, 2)
     """
@@ -125,7 +126,10 @@ class FileDocuments(DocumentTable):
     @cached_property
     def _numbers(self) -> Integers:
         """The number of the first document of each file, and of all."""
-        return sums(self._indexes.counts)
+        counts = self._indexes.counts
+        if counts is None:
+            counts = [self._indexes.read(file).count for file in range(len(self._tokens))]
+        return sums(counts)
 
     def __len__(self) -> int:
         return int(self._numbers[-1])

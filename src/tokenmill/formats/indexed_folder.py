@@ -87,7 +87,6 @@ class IndexedFolder(Format):
     `file_name` is formatted with a file's number, and `wide_dtype` stores ids that need 4 bytes.
     """
 
-    is_writable = True
     keeps_documents = True
     file_name: ClassVar[str]
     wide_dtype: ClassVar[str]

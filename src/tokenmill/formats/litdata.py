@@ -10,7 +10,7 @@ with the index. Checked when its documents are first used: all of its header.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ import orjson
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Contents, OpenRequest, check_same_dtype
 from tokenmill.formats.document_starts import SpilledStarts
-from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.indexed_folder import (
     Entry,
     IndexedFolder,
@@ -59,7 +59,11 @@ class LitData(IndexedFolder):
             dtype = _find_dtype(index.entry("config"))
             request.check_dtype(dtype, index.where)
             shards[split], items = _read_chunks(inner, index, dtype)
-            indexes = _Indexes(shards=shards[split], counts=items)
+            indexes = DocumentIndexes(
+                names=shards[split].names,
+                counts=items,
+                read=partial(_read_starts, shards[split], items),
+            )
             documents[split] = FileDocuments(indexes, shards[split].counts, split)
         check_same_dtype(request.path, shards)
         return Contents(splits=shards, documents=documents)
@@ -173,35 +177,20 @@ def _check_chunk(file: BinaryIO, name: str) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Indexes:
-    shards: FileShards
-    counts: list[int]
+def _read_starts(shards: FileShards, counts: list[int], number: int) -> DocumentStarts:
+    name, count, width = shards.name(number), counts[number], shards.dtype.itemsize
+    with open_foreign(shards.folder, name) as file:
+        check_size(file, name, int(shards.sizes[number]), foreign=True)
+        found = int.from_bytes(file.read(4), "little")
+        if found != count:
+            what = f"has {found:,} items, expected {count:,} by the index"
+            raise DamagedFileError(name, what, FOREIGN_CURE)
+        offsets = map_file(file, name, _WORD, count + 1, _WORD.itemsize)
 
-    def name(self, number: int) -> str:
-        return self.shards.name(number)
+    def find(numbers: Integers) -> Integers:
+        places = offsets[numbers].astype(np.int64) - _WORD.itemsize * (count + 2)
+        if (places % width).any():
+            raise DamagedFileError(name, "has an item that starts within an id", FOREIGN_CURE)
+        return places // width
 
-    def read(self, number: int) -> DocumentStarts:
-        name, count = self.name(number), self.counts[number]
-        with open_foreign(self.shards.folder, name) as file:
-            check_size(file, name, int(self.shards.sizes[number]), foreign=True)
-            found = int.from_bytes(file.read(4), "little")
-            if found != count:
-                what = f"has {found:,} items, expected {count:,} by the index"
-                raise DamagedFileError(name, what, FOREIGN_CURE)
-            offsets = map_file(file, name, _WORD, count + 1, _WORD.itemsize)
-        return DocumentStarts(count, _Offsets(name, offsets, self.shards.dtype.itemsize).find)
-
-
-@dataclass(frozen=True)
-class _Offsets:
-    name: str
-    offsets: npt.NDArray[np.uint32]
-    width: int
-
-    def find(self, numbers: Integers) -> Integers:
-        places = self.offsets[numbers].astype(np.int64) - _WORD.itemsize * (len(self.offsets) + 1)
-        if (places % self.width).any():
-            what = "has an item that starts within an id"
-            raise DamagedFileError(self.name, what, FOREIGN_CURE)
-        return places // self.width
+    return DocumentStarts(count, find)

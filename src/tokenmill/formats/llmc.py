@@ -67,7 +67,6 @@ class Llmc(Format):
 
     name = "llmc"
     aliases = ("llm.c",)
-    is_writable = True
     eot = "before"
 
     def read(self, request: OpenRequest) -> Contents:

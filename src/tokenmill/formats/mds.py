@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from tokenmill.formats.base import (
     fix_byte_order,
 )
 from tokenmill.formats.document_starts import SpilledStarts
-from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.indexed_folder import (
     Entry,
     IndexedFolder,
@@ -85,9 +85,12 @@ class Mds(IndexedFolder):
             shards = _read_shards(inner, index, self.kept_bytes)
             splits[split] = shards
             if shards.layout.kind == ARRAY or (shards.layout.kind == BYTES and shards.vary()):
-                documents[split] = FileDocuments(
-                    _Indexes(shards), shards.counts, split, shards.kept
+                indexes = DocumentIndexes(
+                    names=[file.zipped or file.name for file in shards.files],
+                    counts=[file.samples for file in shards.files],
+                    read=partial(_read_starts, shards),
                 )
+                documents[split] = FileDocuments(indexes, shards.counts, split, shards.kept)
         check_same_dtype(request.path, splits)
         return Contents(splits=splits, documents=documents)
 
@@ -165,19 +168,9 @@ def _read_shards(request: OpenRequest, index: Entry, kept_bytes: int) -> MdsShar
         if not 4 * (file.samples + 2) + file.samples * layout.least <= file.size < 1 << 32:
             raise entry.damaged(f"{file.samples:,} samples cannot take {file.size:,} bytes")
         files.append(file)
-    shards = MdsShards(
-        folder=request.path.absolute(),
-        files=tuple(files),
-        layout=layout,
-        kept_bytes=kept_bytes,
-        counts=np.empty(0, np.int64),
+    return MdsShards(
+        folder=request.path.absolute(), files=tuple(files), layout=layout, kept_bytes=kept_bytes
     )
-    if layout.kind == FIXED:
-        counts = [file.samples * layout.count for file in files]
-    else:
-        counts = [int(shards.find_samples(number).starts[-1]) for number in range(len(files))]
-    object.__setattr__(shards, "counts", np.array(counts, np.int64))
-    return shards
 
 
 def _read_file(folder: Path, entry: Entry) -> _File:
@@ -275,7 +268,16 @@ class MdsShards:
     files: tuple[_File, ...]
     layout: Layout
     kept_bytes: int
-    counts: Integers
+
+    @cached_property
+    def counts(self) -> Integers:
+        """The numbers of ids at opening; a shard that changes later is refused."""
+        if self.layout.kind == FIXED:
+            counts = [file.samples * self.layout.count for file in self.files]
+        else:
+            numbers = range(len(self.files))
+            counts = [int(self.find_samples(number).starts[-1]) for number in numbers]
+        return np.array(counts, np.int64)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -359,17 +361,6 @@ def _find_samples(
     return _Samples(raw=raw, offsets=offsets, starts=sums(counts), contiguous=contiguous)
 
 
-@dataclass(frozen=True)
-class _Indexes:
-    shards: MdsShards
-
-    @property
-    def counts(self) -> list[int]:
-        return [file.samples for file in self.shards.files]
-
-    def name(self, number: int) -> str:
-        return self.shards.name(number)
-
-    def read(self, number: int) -> DocumentStarts:
-        starts = self.shards.find_samples(number).starts
-        return DocumentStarts(len(starts) - 1, starts.__getitem__)
+def _read_starts(shards: MdsShards, number: int) -> DocumentStarts:
+    starts = shards.find_samples(number).starts
+    return DocumentStarts(len(starts) - 1, starts.__getitem__)

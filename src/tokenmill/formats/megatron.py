@@ -26,7 +26,7 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest, check_same_dtype
 from tokenmill.formats.document_starts import SpilledStarts
-from tokenmill.formats.file_documents import BLOCK, DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import BLOCK, DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
 from tokenmill.storage.files import AtomicFile
@@ -56,7 +56,6 @@ class Megatron(Format):
     """A pair of files, or a folder of pairs."""
 
     name = "megatron"
-    is_writable = True
     keeps_documents = True
     keeps_empty = True
 
@@ -66,11 +65,11 @@ class Megatron(Format):
         for split, names in splits.items():
             headers = [_read_header(request, name) for name in names]
             shards[split] = _make_shards(request, names, headers, files)
-            indexes = _Indexes(
-                folder=request.folder.absolute(),
-                names=names,
+            indexed, sizes = [_index_name(name) for name in names], [files[name] for name in names]
+            indexes = DocumentIndexes(
+                names=indexed,
                 counts=[header.indices - 1 for header in headers],
-                sizes=[files[name] for name in names],
+                read=partial(_read_starts, request.folder.absolute(), indexed, sizes),
             )
             documents[split] = FileDocuments(indexes, shards[split].counts, split)
         check_same_dtype(request.path, shards)
@@ -197,20 +196,10 @@ def _make_shards(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Indexes:
-    folder: Path
-    names: list[str]
-    counts: list[int]
-    sizes: list[int]
-
-    def name(self, number: int) -> str:
-        return _index_name(self.names[number])
-
-    def read(self, number: int) -> DocumentStarts:
-        index = _Index(self.folder, self.name(number))
-        index.check(self.sizes[number])
-        return DocumentStarts(len(index.documents) - 1, index.find_starts)
+def _read_starts(folder: Path, names: list[str], sizes: list[int], number: int) -> DocumentStarts:
+    index = _Index(folder, names[number])
+    index.check(sizes[number])
+    return DocumentStarts(len(index.documents) - 1, index.find_starts)
 
 
 class _Index:

@@ -24,8 +24,6 @@ class NanoGPT(Format):
     """A folder with one file per split."""
 
     name = "nanogpt"
-    is_writable = True
-    eot = "after"
 
     def read(self, request: OpenRequest) -> Contents:
         if not request.is_folder:

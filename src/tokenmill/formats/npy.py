@@ -30,8 +30,6 @@ class Npy(Format):
     """One file, or a folder of numbered files."""
 
     name = "npy"
-    is_writable = True
-    eot = "after"
 
     def read(self, request: OpenRequest) -> Contents:
         splits = _list_splits(request) if request.is_folder else {"train": [request.path.name]}

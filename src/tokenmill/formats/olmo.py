@@ -14,16 +14,14 @@ import gzip
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.formats import npy
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
-from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.raw import choose_check, make_shards
 from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.storage.reading import DamagedFileError, open_foreign
@@ -57,44 +55,28 @@ class Olmo(Format):
         for split, some in split_shards(request, names).items():
             shards[split] = make_shards(folder, some, request.files, request.dtype, check)
             counts = shards[split].counts
-            indexes = _Indexes(folder=folder, names=some, tokens=counts.tolist())
+            tables = [_table_name(name) for name in some]
+            read = partial(_read_starts, folder, tables, counts.tolist())
+            indexes = DocumentIndexes(names=tables, read=read)
             documents[split] = FileDocuments(indexes, counts, split, KEPT)
         return Contents(splits=shards, documents=documents)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Indexes:
-    folder: Path
-    names: list[str]
-    tokens: list[int]
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """The number of documents in each file; reads all lines."""
-        return [self.read(number).count for number in range(len(self.names))]
-
-    def name(self, number: int) -> str:
-        return _table_name(self.names[number])
-
-    def read(self, number: int) -> DocumentStarts:
-        starts = _read_starts(self.folder, self.name(number), self.tokens[number])
-        return DocumentStarts(len(starts) - 1, starts.__getitem__)
-
-
-def _read_starts(folder: Path, name: str, tokens: int) -> npt.NDArray[np.int64]:
-    """Where each document starts, and where the last ends."""
+def _read_starts(folder: Path, names: list[str], counts: list[int], number: int) -> DocumentStarts:
+    """The document starts of a file of `counts[number]` tokens, from all lines of its table."""
+    name, tokens = names[number], counts[number]
     starts = array("q", [0])
-    for number, line in enumerate(_read_lines(folder, name)):
+    for line_number, line in enumerate(_read_lines(folder, name), 1):
         start, _, rest = line.partition(b",")
         end = rest.partition(b",")[0].strip()
         if not (start.isdigit() and end.isdigit() and len(start) < 19 and len(end) < 19):
-            what = f"does not start line {number + 1:,} with two numbers ({line[:80]!r})"
+            what = f"does not start line {line_number:,} with two numbers ({line[:80]!r})"
             raise DamagedFileError(name, what, _CURE)
         # With at least one token each, no file can have more documents than tokens.
         if int(start) != starts[-1] or not int(start) < int(end) <= tokens:
             raise DamagedFileError(
                 name,
-                f"has a document from token {int(start):,} to {int(end):,} in line {number + 1:,}; "
+                f"has a document from token {int(start):,} to {int(end):,} in line {line_number:,}; "
                 f"expected it to start at {starts[-1]:,} and to end within {tokens:,} tokens",
                 _CURE,
             )
@@ -102,7 +84,7 @@ def _read_starts(folder: Path, name: str, tokens: int) -> npt.NDArray[np.int64]:
     if starts[-1] != tokens:
         what = f"ends its last document at token {starts[-1]:,}, expected {tokens:,}"
         raise DamagedFileError(name, what, _CURE)
-    return np.frombuffer(starts, np.int64)
+    return DocumentStarts(len(starts) - 1, np.frombuffer(starts, np.int64).__getitem__)
 
 
 def _read_lines(folder: Path, name: str) -> Iterator[bytes]:
