@@ -24,7 +24,7 @@ from tokenmill.storage.files import AtomicFile, NpyFile, write_file
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
-from tokenmill.store.tables import Shard
+from tokenmill.store.tables import Shard, ShardTable
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
@@ -89,7 +89,7 @@ def write_splits(
             shards.append(Shard(**told["shard"]))
             noticed.append(told["facts"])
             watcher.advance(stop - start)
-        made[split] = Split(shards=shards)
+        made[split] = Split(shards=ShardTable.of(shards))
     return made, noticed
 
 

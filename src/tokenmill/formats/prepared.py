@@ -54,7 +54,7 @@ def contents(folder: Path, manifest: Manifest) -> Contents:
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     splits, documents = {}, {}
     for name, split in manifest.splits.items():
-        table = split.table
+        table = split.shards
         splits[name] = FileShards(
             folder=folder,
             names=table.path,
@@ -63,7 +63,7 @@ def contents(folder: Path, manifest: Manifest) -> Contents:
             offsets=np.zeros_like(table.tokens),
             sizes=table.tokens * dtype.itemsize,
         )
-        documents[name] = Documents(folder, table, manifest.source_table, name)
+        documents[name] = Documents(folder, table, manifest.sources, name)
     return Contents(
         splits=splits,
         documents=documents,
