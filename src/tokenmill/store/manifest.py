@@ -32,6 +32,7 @@ from tokenmill.storage.folder import Storage
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
 from tokenmill.storage.reading import DamagedFileError, read_inside
 from tokenmill.store.tables import Count, Shard, ShardTable, SourceTable
+from tokenmill.wording import harmless
 
 FORMAT = "tokenmill"
 VERSION = 3
@@ -276,7 +277,7 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
             "If the files beside it contain only ids, open them with their `dtype` and "
             "`format='raw'`.",
         )
-    if kind.version != VERSION or isinstance(kind.version, bool):
+    if type(kind.version) is not int or kind.version != VERSION:
         is_older = kind.version in (1, 2)
         return DamagedFileError(
             name,
@@ -287,7 +288,8 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
         )
     if not _has_seal(data):
         return DamagedFileError(name, "is damaged: it does not match its own checksum")
-    text = str(error).replace("`", "'")
+    # A stranger chose the names in it: no escape sequences, and not a megabyte of text.
+    text = harmless(str(error)[:300]).replace("`", "'")
     text = text[:1].lower() + text[1:]
     if unknown := re.search("unknown field '(.*?)'", text):
         near = difflib.get_close_matches(unknown[1], _NAMES, 1)
