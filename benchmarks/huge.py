@@ -34,7 +34,7 @@ def make_prepared(folder: Path, shards: int, tokens: int) -> None:
     import tokenmill
     from tokenmill.storage.files import write_file
     from tokenmill.store.manifest import Manifest, Split
-    from tokenmill.store.tables import Shard
+    from tokenmill.store.tables import Shard, ShardTable
 
     text = folder.with_suffix(".txt")
     text.write_text("To be, or not to be.")
@@ -60,7 +60,7 @@ def make_prepared(folder: Path, shards: int, tokens: int) -> None:
                 documents_xxh3_128="0" * 32,
             )
         )
-    changed = dataclasses.replace(manifest, splits={"train": Split(shards=tuple(made))})
+    changed = dataclasses.replace(manifest, splits={"train": Split(shards=ShardTable.of(made))})
     write_file(folder / "dataset_metadata.json", changed.to_json())
 
 

@@ -77,6 +77,15 @@ def test_an_unknown_entry_is_refused_with_the_nearest_right_name(folder, wrong, 
     assert (f"did you mean '{near}'?" in str(caught.value)) == (near is not None)
 
 
+@pytest.mark.parametrize("name", ["a\x1b[2J", "x" * 1_000_000])
+def test_a_hostile_name_is_shortened_and_made_visible(folder, name):
+    edit_manifest(folder, lambda body: body.update({name: 1}))
+    with pytest.raises(DatasetError, match="unknown field") as caught:
+        tokenmill.open(folder)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
 def test_an_unknown_or_missing_entry_of_a_shard_is_refused_with_its_place(folder):
     def change(edit):
         edit_manifest(folder, lambda body: edit(body["splits"]["train"]["shards"][1]))

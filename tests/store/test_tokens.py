@@ -22,7 +22,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.prepared import read_contents
 from tokenmill.storage import mapping
 from tokenmill.store.manifest import Manifest, Split
-from tokenmill.store.tables import Shard
+from tokenmill.store.tables import Shard, ShardTable, SourceTable
 
 
 @pytest.fixture
@@ -207,8 +207,8 @@ def test_150_000_shards_open_without_opening_a_file(tmp_path):
         tokenizer_fingerprint="",
         eot="after",
         eot_id=256,
-        splits={"train": Split(shards=(shard,) * 150_000)},
-        sources=(),
+        splits={"train": Split(shards=ShardTable.of([shard] * 150_000))},
+        sources=SourceTable.of([]),
     )
     tokens = Dataset(tmp_path, "tokenmill", read_contents(tmp_path, manifest))["train"]
     assert len(tokens) == 450_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,7 +134,7 @@ def _show_origin(found: Info) -> None:
         ]
         _table(f"Set aside ({count(len(found.set_aside))})", ("file", "reason"), shown)
         _more(len(found.set_aside))
-    sources = [(one.path, size(one.bytes)) for one in found.sources[:SOURCES_SHOWN]]
+    sources = [(one.path, size(one.bytes)) for one in islice(found.sources, SOURCES_SHOWN)]
     whole = size(found.sources.bytes)
     _table(f"Sources ({count(len(found.sources))}): {whole}", ("file", "size"), sources)
     _more(len(found.sources))

@@ -48,7 +48,7 @@ from tokenmill.storage.output import OutputFolder
 from tokenmill.store.documents import sums
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.shards import Shards
-from tokenmill.store.tables import Source
+from tokenmill.store.tables import Source, SourceTable
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.tokenizers.minimal import UnknownTokenizer
@@ -161,7 +161,7 @@ def _import(
         eot=places[0] if places else "none",
         eot_id=tokenizer.eot_id,
         splits=made,
-        sources=tuple(sources),
+        sources=SourceTable.of(sources),
         settings=settings,
         ledger=_make_ledger(
             made,

@@ -74,7 +74,7 @@ def reshard(
             refuse_other_dataset(target)
         return there
     settings = {
-        "reshard": [split.table.xxh3_128 for split in manifest.splits.values()],
+        "reshard": [split.shards.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
     }
     with (
@@ -121,7 +121,7 @@ class _TableRecords:
 
     def __init__(self, folder: Path, split: Split) -> None:
         self.folder, self.split = folder, split
-        self.starts = sums(split.table.tokens)
+        self.starts = sums(split.shards.tokens)
 
     def facts(self) -> dict[str, Any]:
         return {}

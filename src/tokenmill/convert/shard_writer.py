@@ -28,7 +28,7 @@ from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
-from tokenmill.store.tables import Shard
+from tokenmill.store.tables import Shard, ShardTable
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
@@ -98,7 +98,7 @@ def write_splits(
             shards.append(Shard(**finished["shard"]))
             facts.append(finished["facts"])
             watcher.advance(stop - start)
-        made[split] = Split(shards=shards)
+        made[split] = Split(shards=ShardTable.of(shards))
     return made, facts
 
 

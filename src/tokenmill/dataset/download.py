@@ -1,7 +1,7 @@
 """`tokenmill.download`: fetch files of a dataset on the hub into a folder.
 
-Exactly the requested files are fetched. Each has the checksum that the hub states, and an llm.c shard
-also has a header that fits its size. The same call resumes after any interruption, also in the middle
+Only the requested files are fetched. Each must match the checksum that the hub states, and the header
+of an llm.c shard must match its size. The same call resumes after any interruption, even in the middle
 of a file.
 """
 
@@ -21,14 +21,14 @@ from tokenmill.hub.listing import find_commit, list_files
 from tokenmill.progress import Watcher
 
 DEFAULT_REPOSITORY = "karpathy/fineweb-edu-100B-gpt2-token-shards"
-DEFAULT_SHARDS = "1-3"  # of it: enough to begin with, and one to hold out
+DEFAULT_SHARDS = "1-3"  # two to train on, one for validation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """What a download has put in its folder, or found there.
+    """The files of a download, fetched now or earlier.
 
-    `kind` is "tokens", "text" or "prepared"; `fetched` the bytes that came over the network.
+    `kind` is "tokens", "text" or "prepared"; `fetched` counts the bytes from the network.
     """
 
     path: Path
@@ -49,11 +49,10 @@ def download(
 ) -> Downloaded:
     """Fetch files of a dataset on the hub; the same call resumes after any interruption.
 
-    `repository` is OWNER/NAME, with @REVISION and /FOLDER, /FILE or a glob behind it if wanted; by
-    default three of the GPT-2 token shards of FineWeb-Edu. `shards` are the numbers of token files,
-    such as "1-3"; `split` takes files with that word in their names, `max_files` the first so many.
-    They go to the folder `to`, under the names that they have in the repository; data/NAME by
-    default.
+    `repository` is OWNER/NAME, optionally followed by @REVISION and by /FOLDER, /FILE or a glob; by
+    default, three GPT-2 token shards of FineWeb-Edu. `shards` are the numbers of token files, such as
+    "1-3"; `split` selects files with that word in their names, and `max_files` limits how many. Files
+    are written to the folder `to` (by default data/NAME), under their names in the repository.
 
     >>> download("fineweb")
     Traceback (most recent call last):

@@ -76,23 +76,18 @@ def examine(
     *,
     progress: bool | None = None,
     watcher: Watcher | None = None,
-    dtype: npt.DTypeLike | None = None,
-    format: str | None = None,
-    vocab_size: int | None = None,
-    column: str | None = None,
     limits: Limits | None = None,
+    **options: Any,
 ) -> Findings:
     """Like `verify`, but also returns counts and notes. `limits` bounds the memory."""
     first, *others = find_all(path)
     has_manifest = False
     with suppress(OSError):  # opening it raises the error, if this user may not read the folder
         has_manifest = not others and (first / MANIFEST_NAME).exists()
-    if has_manifest and format in (None, Prepared.name):
+    if has_manifest and options.get("format") in (None, Prepared.name):
         with watching(watcher, progress) as shown:
             return _examine_prepared(first, shown, limits or Limits())
-    dataset = open(
-        [first, *others], dtype=dtype, format=format, vocab_size=vocab_size, column=column
-    )
+    dataset = open([first, *others], **options)
     with watching(watcher, progress) as shown:
         return _examine_foreign(dataset, shown)
 
@@ -117,7 +112,7 @@ def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Finding
     _check_ledger(manifest, problems)
     _check_tokenizer(folder, manifest, problems)
     try:
-        manifest.source_table.check()
+        manifest.sources.check()
     except DamagedFileError as error:
         problems.add_error(error)
     for name in manifest.splits:
@@ -150,7 +145,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _known(manifest: Manifest) -> set[str]:
     """The files that belong in the folder."""
-    known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.source_table.path}
+    known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for split in manifest.splits.values():
         for shard in split.shards:
             known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
@@ -177,7 +172,7 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
     """Every file is named once, and all shards of a split except the last are equally long."""
-    seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.source_table.path}
+    seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):
             for path in (shard.path, shard.documents_path):

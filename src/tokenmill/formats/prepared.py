@@ -55,7 +55,7 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     splits, documents = {}, {}
     for name, split in manifest.splits.items():
-        table = split.table
+        table = split.shards
         splits[name] = FileShards(
             folder=folder,
             names=table.path,
@@ -64,7 +64,7 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
             offsets=np.zeros_like(table.tokens),
             sizes=table.tokens * dtype.itemsize,
         )
-        documents[name] = Documents(folder, table, manifest.source_table, name)
+        documents[name] = Documents(folder, table, manifest.sources, name)
     return Contents(
         splits=splits,
         documents=documents,

@@ -153,7 +153,7 @@ def _read_beside(path: Path) -> dict[str, Any]:
         if data is not None and is_own(data):
             manifest = Manifest.from_json(data, root)
             place = path.absolute().relative_to(root).as_posix()
-            if any(place in split.table.path for split in manifest.splits.values()):
+            if any(place in split.shards.path for split in manifest.splits.values()):
                 return {
                     "dtype": np.dtype(manifest.dtype),
                     "eot_id": manifest.eot_id if manifest.eot != "none" else None,

@@ -161,7 +161,7 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
             if isinstance(entry, dict)
         ),
         settings=manifest.settings,
-        sources=manifest.source_table,
+        sources=manifest.sources,
     )
 
 

@@ -31,7 +31,7 @@ from tokenmill.sources.read import BadFileError
 from tokenmill.storage.files import AtomicFile, write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.store.manifest import Manifest, Split
-from tokenmill.store.tables import Shard, Source
+from tokenmill.store.tables import Shard, ShardTable, Source, SourceTable
 
 if TYPE_CHECKING:
     from tokenmill.preparation.prepare import Mill
@@ -343,8 +343,8 @@ class Stages:
             tokenizer_fingerprint=self.mill.tokenizer.fingerprint,
             eot=self.settings.eot,
             eot_id=self.mill.tokenizer.eot_id,
-            splits={split: Split(shards=tuple(shards[split])) for split in SPLITS},
-            sources=tuple(
+            splits={split: Split(shards=ShardTable.of(shards[split])) for split in SPLITS},
+            sources=SourceTable.of(
                 Source(path=source.path, bytes=source.size, unit=source.unit)
                 for source in self.plan.sources
             ),

@@ -1,4 +1,4 @@
-"""Turn errors of the disk into messages that say what is kept and how to resume."""
+"""Turn disk errors into messages that say what is kept and how to resume."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.owner: int | None = None  # the process that has it, if `acquire` failed
+        self.owner: int | None = None  # the process that holds it, if `acquire` failed
         self._handle = -1
 
     def acquire(self) -> bool:
         """Take the lock if it is free; returns whether this process holds it now."""
         is_folder = self.path.is_dir()
-        # Without O_NOFOLLOW, a link in a stranger's folder would have another file overwritten.
+        # Without O_NOFOLLOW, a link in a stranger's folder could make this overwrite another file.
         flags = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
             handle = os.open(self.path, flags, 0o644)
@@ -53,20 +53,20 @@ class FileLock:
                 break
             os.close(handle)  # a run that finished just now removed the file
         if not is_folder:
-            with suppress(OSError):  # the number is a courtesy, and the disk may be full
+            with suppress(OSError):  # the number is only for messages, and the disk may be full
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, str(os.getpid()).encode(), 0)
         self._handle = handle
         return True
 
     def acquire_or_refuse(self, what: str, cure: str) -> None:
-        """Take the lock, or raise a FolderError that names the process that has it."""
+        """Take the lock, or raise a FolderError that names the process that holds it."""
         if not self.acquire():
             owner = "" if self.owner is None else f" (process {self.owner})"
             raise FolderError(f"{what}{owner}. {cure}")
 
     def release(self, *, remove: bool = False) -> None:
-        """Give the lock back; does nothing if this process does not hold it."""
+        """Release the lock; does nothing if this process does not hold it."""
         if self._handle < 0:
             return
         if remove:

@@ -1,6 +1,6 @@
 """Map files of tokens and documents into memory. Mapping reads nothing.
 
-Before Python 3.13, each map keeps its file open, and a process may open only so many files. All
+Before Python 3.13, each map keeps its file open, and the number of open files is limited. All
 `Maps` therefore share one limit, `OPEN_FILES`; the oldest map is dropped first. A file in steady use
 is mapped again once per `OPEN_FILES` misses, which takes about 30 µs; a hit is one dict lookup. No lock
 is held: threads may share maps, and a fork is safe.

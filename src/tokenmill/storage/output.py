@@ -1,8 +1,8 @@
 """Claim a folder for writing: one run at a time, and never in a folder with other things in it.
 
-empty or missing       a new run begins
-one of the run's marks an earlier run: resumed if its record agrees, refused otherwise
-anything else          refused
+empty or missing         a new run starts
+one of the run's marks   an earlier run: resumed if its settings are the same, refused otherwise
+anything else            refused
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import orjson
@@ -64,20 +63,14 @@ is 'mds'. Choose another `out`, or delete that folder.
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self, *, remove_lock: bool = False) -> None:
         """Release the lock. Half-written files of this run are removed if the disk allows it."""
         try:
-            self.remove_temporaries()
-        except OSError:
-            pass
+            with suppress(OSError):
+                self.remove_temporaries()
         finally:
             self._lock.release(remove=remove_lock)
 

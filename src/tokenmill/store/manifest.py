@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -31,7 +31,8 @@ from tokenmill.errors import DatasetError
 from tokenmill.storage.folder import Storage
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
 from tokenmill.storage.reading import DamagedFileError, read_inside
-from tokenmill.store.tables import Count, Shard, ShardTable, Source, SourceTable
+from tokenmill.store.tables import Count, Shard, ShardTable, SourceTable
+from tokenmill.wording import harmless
 
 FORMAT = "tokenmill"
 VERSION = 3
@@ -55,24 +56,15 @@ DOCUMENT_DTYPE = np.dtype(
 class Split:
     """The shards of one split, in order; the totals are sums over them."""
 
-    shards: Sequence[Shard] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shards", ShardTable.of(self.shards))
-
-    @property
-    def table(self) -> ShardTable:
-        """The shards as columns."""
-        assert isinstance(self.shards, ShardTable)
-        return self.shards
+    shards: ShardTable
 
     @property
     def tokens(self) -> int:
-        return int(self.table.tokens.sum())
+        return int(self.shards.tokens.sum())
 
     @property
     def documents(self) -> int:
-        return int(self.table.documents.sum())
+        return int(self.shards.documents.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +78,9 @@ class Manifest:
     eot: str
     eot_id: int | None
     splits: Mapping[str, Split]
-    sources: Sequence[Source]
+    sources: SourceTable
     settings: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sources", SourceTable.of(self.sources))
-
-    @property
-    def source_table(self) -> SourceTable:
-        """The sources, as a table."""
-        assert isinstance(self.sources, SourceTable)
-        return self.sources
 
     def to_json(self) -> bytes:
         """The manifest as it is on disk: indented, with a final newline."""
@@ -122,8 +105,8 @@ class Manifest:
             "sources": {
                 "path": SOURCES_NAME,
                 "count": len(self.sources),
-                "bytes": self.source_table.bytes,
-                "xxh3_128": self.source_table.xxh3_128,
+                "bytes": self.sources.bytes,
+                "xxh3_128": self.sources.xxh3_128,
             },
         }
         encoded = orjson.dumps(body, msgspec.structs.asdict, option=orjson.OPT_INDENT_2)
@@ -132,7 +115,7 @@ class Manifest:
 
     def write(self, storage: Storage) -> None:
         """Write the table of sources, then the manifest, which completes the dataset."""
-        storage.write(SOURCES_NAME, self.source_table.encode())
+        storage.write(SOURCES_NAME, self.sources.encode())
         storage.write(MANIFEST_NAME, self.to_json())
 
     @classmethod
@@ -170,7 +153,10 @@ their `dtype` and `format='raw'`.
             tokenizer_fingerprint=body.tokenizer.fingerprint,
             eot=body.eot.place,
             eot_id=body.eot.id,
-            splits={split: Split(shards=part.shards) for split, part in body.splits.items()},
+            splits={
+                split: Split(shards=ShardTable.of(part.shards))
+                for split, part in body.splits.items()
+            },
             sources=SourceTable(
                 body.sources.count,
                 body.sources.bytes,
@@ -291,7 +277,7 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
             "If the files beside it contain only ids, open them with their `dtype` and "
             "`format='raw'`.",
         )
-    if kind.version != VERSION or isinstance(kind.version, bool):
+    if type(kind.version) is not int or kind.version != VERSION:
         is_older = kind.version in (1, 2)
         return DamagedFileError(
             name,
@@ -302,7 +288,8 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
         )
     if not _has_seal(data):
         return DamagedFileError(name, "is damaged: it does not match its own checksum")
-    text = str(error).replace("`", "'")
+    # A stranger chose the names in it: no escape sequences, and not a megabyte of text.
+    text = harmless(str(error)[:300]).replace("`", "'")
     text = text[:1].lower() + text[1:]
     if unknown := re.search("unknown field '(.*?)'", text):
         near = difflib.get_close_matches(unknown[1], _NAMES, 1)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, overload
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,8 +43,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ShardTable(Sequence[Shard]):
-    """The shards of a split, stored as columns; as a sequence, `Shard` objects.
+class ShardTable:
+    """The shards of a split, stored as columns; `table[n]` makes a `Shard`.
 
     Columns pickle faster than 150,000 objects, and reading tokens needs only some of them.
 
@@ -65,9 +65,7 @@ class ShardTable(Sequence[Shard]):
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> ShardTable:
-        """Make a table of some shards; a table is returned unchanged."""
-        if isinstance(shards, cls):
-            return shards
+        """Make a table of some shards."""
         rows = list(shards)
         return cls(
             path=[shard.path for shard in rows],
@@ -81,13 +79,7 @@ class ShardTable(Sequence[Shard]):
     def __len__(self) -> int:
         return len(self.path)
 
-    @overload
-    def __getitem__(self, index: int) -> Shard: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Shard, ...]: ...
-    def __getitem__(self, index: int | slice) -> Shard | tuple[Shard, ...]:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(len(self))))
+    def __getitem__(self, index: int) -> Shard:
         return Shard(
             path=self.path[index],
             tokens=int(self.tokens[index]),
@@ -121,8 +113,8 @@ class _Lines(NamedTuple):
     ends: npt.NDArray[np.int64]  # the end of each line, after its newline
 
 
-class SourceTable(Sequence[Source]):
-    """Sources as a sequence. Two tables are equal if their checksums are.
+class SourceTable:
+    """The input files of a dataset. Two tables are equal if their checksums are.
 
     >>> table = SourceTable.of([Source(path="a.txt", bytes=5, unit="byte")])
     >>> table[0].path, len(table), table.bytes
@@ -142,9 +134,7 @@ class SourceTable(Sequence[Source]):
 
     @classmethod
     def of(cls, sources: Iterable[Source]) -> SourceTable:
-        """Make a table in memory; a table is returned unchanged."""
-        if isinstance(sources, cls):
-            return sources
+        """Make a table in memory."""
         count = total = 0
         lines = bytearray()
         for source in sources:
@@ -168,19 +158,17 @@ class SourceTable(Sequence[Source]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Source: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Source, ...]: ...
-    def __getitem__(self, index: int | slice) -> Source | tuple[Source, ...]:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(self._count)))
-        number = index + self._count if index < 0 else index
+    def __getitem__(self, number: int) -> Source:
         if not 0 <= number < self._count:
-            raise IndexError(f"source {index} is out of range: there are {self._count:,}")
+            raise IndexError(f"source {number} is out of range: there are {self._count:,}")
         data, ends = self._lines
         start = int(ends[number - 1]) if number else 0
-        return self._parse(data[start : ends[number]].tobytes(), number)
+        try:
+            return _SOURCE.decode(data[start : ends[number]].tobytes())
+        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+            raise DamagedFileError(
+                self.path, f"has a line {number + 1:,} that does not describe a source"
+            ) from None
 
     def __iter__(self) -> Iterator[Source]:
         return (self[number] for number in range(self._count))
@@ -200,14 +188,6 @@ class SourceTable(Sequence[Source]):
     @property
     def _lines(self) -> _Lines:
         return self._maps[0]
-
-    def _parse(self, line: bytes, number: int) -> Source:
-        try:
-            return _SOURCE.decode(line)
-        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-            raise DamagedFileError(
-                self.path, f"has a line {number + 1:,} that does not describe a source"
-            ) from None
 
 
 _SOURCE = msgspec.json.Decoder(Source)
