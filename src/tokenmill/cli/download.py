@@ -71,7 +71,7 @@ def _show(done: Downloaded, seconds: float) -> None:
         rate = size(done.fetched / max(1e-9, seconds))
         _line(f"{told}; {size(done.fetched)} fetched in {duration(seconds)}, {rate}/s.")
     else:
-        _line(f"{told}; there was nothing to fetch.")
+        _line(f"{told}; nothing to download.")
     _line(f"\nNext:  {_next_command(done)}")
 
 
