@@ -1,4 +1,4 @@
-"""`scripts/test_local_data.py` as it is typed."""
+"""`scripts/test_local_data.py` on the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_tells_statistics_and_reads_batches(folder: Path) -> None:
+def test_it_prints_statistics_and_reads_batches(folder: Path) -> None:
     told = run(folder, "--num_workers", "1", "--batches", "3", "--max_length", "100")
     assert told.returncode == 0, told.stderr
     assert told.stderr == ""
@@ -62,7 +62,7 @@ def test_missing_and_damaged_files_are_all_named_with_status_1(folder: Path) -> 
         "dtype x",
     ],
 )
-def test_settings_that_cannot_be_have_status_2(folder: Path, setting: str) -> None:
+def test_invalid_settings_have_status_2(folder: Path, setting: str) -> None:
     name, value = setting.split()
     told = run(folder, f"--{name}", value)
     assert told.returncode == 2
@@ -71,7 +71,7 @@ def test_settings_that_cannot_be_have_status_2(folder: Path, setting: str) -> No
     assert "Traceback" not in told.stderr
 
 
-def test_ids_without_a_header_are_read_if_their_dtype_is_told(folder: Path) -> None:
+def test_ids_without_a_header_are_read_with_a_dtype(folder: Path) -> None:
     np.arange(5_000, dtype="<i4").tofile(folder / "raw.npy")
     paths = "--train_data_path", "raw.npy", "--val_data_path", "raw.npy"
     told = run(folder, *paths, "--num_workers", "0", "--max_length", "100")

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stderr, stdout
+from tokenmill.cli.console import show, warn
 from tokenmill.cli.flags import name_flags
-from tokenmill.wording import harmless
 
 
 def sample(
@@ -67,11 +65,7 @@ def sample(
         runs=runs,
         backend=backend,
         device=device,
-        warn=_warn,
+        warn=lambda text: warn(f"tokenmill: {name_flags(text)}"),
     )
-    stdout.print(Text(harmless(text)))
+    show(text)
     return 0
-
-
-def _warn(text: str) -> None:
-    stderr.print(Text(f"tokenmill: {harmless(name_flags(text))}"))
