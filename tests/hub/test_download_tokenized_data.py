@@ -1,4 +1,4 @@
-"""compat.shards: `download_tokenized_data`, against a local Hub with small shards."""
+"""compat.windows: `download_tokenized_data`, against a local Hub with small shards."""
 
 from __future__ import annotations
 
