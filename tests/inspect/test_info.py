@@ -43,7 +43,7 @@ def test_the_command_prints_aligned_text_and_what_to_type_next(folder, capsys):
     out = capsys.readouterr().out
     for part in ("97 tokens of 7 documents", "256 after each document", "dropped: duplicate"):
         assert part in out
-    assert "  train      68          5       7  376 B\n" in out
+    assert "  train      68          5       7  376 bytes\n" in out
     assert f"tokenmill peek {folder}" in out
     assert out.endswith(f"tokenmill verify {folder}\n")
 

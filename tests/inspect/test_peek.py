@@ -53,9 +53,9 @@ def test_a_token_is_shown_with_its_surroundings_in_the_document(folder):
 
 def test_numbers_out_of_range_give_the_valid_range(folder):
     dataset = tokenmill.open(folder)
-    with pytest.raises(UsageError, match="5 documents, numbered 0 to 4; there is no document 5"):
+    with pytest.raises(UsageError, match="has no document 5: it has 5 documents, numbered 0 to 4"):
         peek(dataset, document=5)
-    with pytest.raises(UsageError, match="there is no token -69"):
+    with pytest.raises(UsageError, match="has no token -69"):
         peek(dataset, token=-69)
     with pytest.raises(UsageError, match="not both"):
         peek(dataset, token=1, document=1)

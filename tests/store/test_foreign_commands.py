@@ -41,7 +41,7 @@ def test_info_tells_what_it_was_taken_for(tmp_path, capsys, hello):
     write_raw(tmp_path / "x.bin", hello, "<u4")
     out = told(capsys, "info", tmp_path / "x.bin", "--dtype", "uint32")
     assert f"tokenmill verify {tmp_path}/x.bin --dtype uint32" in out
-    assert "not known" in out
+    assert "unknown" in out
     assert main(["info", str(tmp_path / "x.bin")]) == 1
     complaint = capsys.readouterr().err
     assert "dtype" in complaint
@@ -75,7 +75,7 @@ def test_info_recommends_a_look_that_works(tmp_path, capsys, hello):
         ("data", []),
     ):
         out = told(capsys, "info", tmp_path / name, *options)
-        command = shlex.split(out.partition("Read some of it:")[2].splitlines()[0])
+        command = shlex.split(out.partition("Next:")[2].splitlines()[0])
         assert ("NAME" in command) == (name in ("x.npy", "x.bin"))
         told(capsys, *["gpt2" if word == "NAME" else word for word in command[1:]])
 
@@ -98,9 +98,9 @@ def test_commands_look_into_the_column_that_is_named(tmp_path, capsys, hello):
         ]
         assert command[-2:] == ["--column", "my ids"] or command[-2:] == ["--tokenizer", "gpt2"]
         out = told(capsys, *command)
-    assert f"2 documents, {4 * len(hello)} B" in out
+    assert f"2 documents, {4 * len(hello)} bytes" in out
     out = told(capsys, "peek", tmp_path, "--column", "my ids", "--tokenizer", "gpt2", "--length", 2)
-    again = shlex.split(out.partition("The whole of it:")[2].splitlines()[0])
+    again = shlex.split(out.partition("The whole document:")[2].splitlines()[0])
     assert told(capsys, *again[1:])
     assert "sound: 1 shards, 2 tokens" in told(capsys, "verify", tmp_path, "--column", "b")
 
@@ -127,7 +127,7 @@ def test_peek_goes_by_tokens_where_no_table_tells_documents(tmp_path, hello):
     found = peek(dataset, token=-2, length=9)
     assert (found.start, list(found.ids)) == (len(hello) - 2, hello[-2:])
     assert found.document is None
-    with pytest.raises(UsageError, match="no table of documents"):
+    with pytest.raises(UsageError, match="no document table"):
         peek(dataset, document=0)
 
 

@@ -84,8 +84,8 @@ def _show_origin(found: Peek) -> None:
 
 def _show_ids(found: Peek) -> None:
     width = len(str(found.end))
-    for place, (one, piece) in enumerate(zip(found.ids, found.pieces, strict=True), found.start):
-        show(f"{place:{width}}  {one:6}  {piece!r}")
+    for place, (one, text) in enumerate(zip(found.ids, found.id_texts, strict=True), found.start):
+        show(f"{place:{width}}  {one:6}  {text!r}")
 
 
 def _show_next(found: Peek, command: str) -> None:
@@ -97,7 +97,7 @@ def _show_next(found: Peek, command: str) -> None:
         return
     if len(found.ids) < document.length:
         whole = f"{command} --document {document.number} --length {document.length}"
-        show(f"The whole of it:    {whole}")
+        show(f"The whole document: {whole}")
     if document.number + 1 < found.documents:
         show(f"The next document:  {command} --document {document.number + 1}")
     else:
