@@ -36,7 +36,6 @@ _BLOCK = 1 << 20  # tokens that are searched for documents at once
 _SPLITS = {"validation": "val", "test": "val"}
 # The text unchanged, with a part held out for validation.
 _AS_IT_IS: dict[str, Any] = {"normalize": False, "dedup": "none", "val_fraction": 0.01}
-_CACHE_SIZE = 100_000
 _POLL = 0.1  # seconds, while another process prepares
 _REQUIRED = object()
 
@@ -68,8 +67,10 @@ class TextDataSource:
     cache_dir
         Where to write the tokens; by default next to the text.
     cache_size
-        Number of examples whose ids are kept in memory.
+        Number of examples whose ids are kept in memory; by default `_cache_size`, as in the guide.
     """
+
+    _cache_size = 100_000
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class TextDataSource:
         *,
         pad_token_id: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int = _CACHE_SIZE,
+        cache_size: int | None = None,
     ) -> None:
         if max_length < 1:
             raise UsageError(f"`max_length` is {max_length}; it must be at least 1.")
@@ -92,7 +93,8 @@ class TextDataSource:
             raise UsageError(f"{tokenizer_name} has no end-of-text id; pass `pad_token_id`.")
         self.pad_token_id = pad
         self._starts, self._lengths = _cut(self.tokens, max_length)
-        self._cache_size = cache_size
+        if cache_size is not None:
+            self._cache_size = int(cache_size)
         self._kept: Tokens | None = None
         if not len(self._starts):
             raise DatasetError(f"split {split!r} of {dataset_name} has no documents.")
@@ -181,7 +183,7 @@ def read_configs(
         int(read_setting(m_config, "maxlen")),
         pad_token_id=pad_token_id,
         cache_dir=read_setting(d_config, "cache_dir", None),
-        cache_size=int(read_setting(d_config, "cache_size", _CACHE_SIZE)),
+        cache_size=read_setting(d_config, "cache_size", None),
     )
     batches = TextBatches(
         source,
