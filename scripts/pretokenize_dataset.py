@@ -1,8 +1,8 @@
-"""Make X.npy beside X.txt, as the memory-mapping guide does it.
+"""Make X.npy next to X.txt, as in the memory-mapping guide.
 
     python scripts/pretokenize_dataset.py Datasets/c4_subset_large.txt
 
-It is the command `tokenmill pretokenize`, which takes the same arguments.
+It runs `tokenmill pretokenize` with the same arguments.
 """
 
 from __future__ import annotations

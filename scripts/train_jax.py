@@ -24,7 +24,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from tokenmill.cli import main as tokenmill
-from tokenmill.cli.flags import find_flags, name_flags
+from tokenmill.cli.commands import find_flags
+from tokenmill.cli.flags import name_flags
 from tokenmill.compat.text_source import open_texts
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.training.config import Config

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +26,10 @@ def test_public_names_are_exactly_those_that_resolve() -> None:
 
 
 @pytest.mark.parametrize("name", tokenmill.__all__)
-def test_every_public_name_is_documented_and_says_where_it_is_from(name: str) -> None:
+def test_every_public_name_is_documented(name: str) -> None:
     thing = getattr(tokenmill, name)
     assert inspect.getdoc(thing)
     assert thing is getattr(importlib.import_module(tokenmill._WHERE[name]), name)
-    assert name in importlib.import_module(tokenmill._WHERE[name]).__all__
 
 
 def test_settings_of_prepare_are_in_its_signature() -> None:
@@ -40,7 +40,7 @@ def test_settings_of_prepare_are_in_its_signature() -> None:
     assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
 
 
-def test_reports_and_loaders_introduce_themselves_in_a_line(tmp_path: Path) -> None:
+def test_reports_and_loaders_have_a_one_line_repr(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("To be, or not to be.")
     report = tokenmill.prepare(
         tmp_path / "a.txt", tmp_path / "data", tokenizer="bytes", val_fraction=0
@@ -56,8 +56,8 @@ def test_reports_and_loaders_introduce_themselves_in_a_line(tmp_path: Path) -> N
 
 def test_star_import_gives_the_public_names() -> None:
     code = "from tokenmill import *; import tokenmill; print(set(tokenmill.__all__) <= set(dir()))"
-    told = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
-    assert told.stdout == b"True\n"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert result.stdout == b"True\n"
 
 
 def test_every_exception_is_in_the_tree() -> None:
@@ -72,9 +72,9 @@ def _modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", _modules())
-def test_every_module_says_what_it_is_for(name: str) -> None:
-    frameworks = ("torch", "jax", "grain", "lightning", "tensorflow", "huggingface", "ray")
-    if any(part in name for part in frameworks):
+def test_every_module_has_a_docstring(name: str) -> None:
+    frameworks = {"torch", "jax", "grain", "lightning", "tensorflow", "huggingface"}
+    if frameworks & set(re.split("[._]", name)):
         pytest.skip("needs a framework")
     module = importlib.import_module(name)
     assert module.__doc__ or not Path(str(module.__file__)).read_text().strip()

@@ -1,6 +1,6 @@
 """tokenmill: text to tokens on disk, and tokens on disk to training batches.
 
-Importing this loads no framework and no tokenizer; the names below are imported when first used.
+Importing it takes a few hundredths of a second: each public name is imported when first used.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from tokenmill.training.config import Config
     from tokenmill.training.run import train
     from tokenmill.training.sample import sample
-else:  # type checkers do not see it, and so know which names exist
+else:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
         if name not in _WHERE:

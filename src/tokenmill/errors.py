@@ -1,18 +1,18 @@
-"""Every exception that tokenmill raises for users, as one tree.
+"""Every exception that tokenmill raises on purpose, in one tree.
 
-The text of each says what happened, the value at fault and what to do about it. The command
-line prints that text without a traceback and exits with `exit_status`.
+Its message says what happened, which value is at fault and what to do about it. The command line
+prints the message without a traceback and exits with `exit_status`.
 
     TokenmillError
     ├── UsageError        an invalid setting or argument (exit 2)
-    ├── InputError        input files that cannot be used
-    ├── FolderError       an output folder in the wrong state: busy, foreign, changed settings
-    ├── DatasetError      a dataset that is damaged, incomplete or not one
+    ├── InputError        an input file that cannot be used
+    ├── FolderError       an output folder that is in use, foreign, or made with other settings
+    ├── DatasetError      a dataset that is damaged or incomplete, or something else
     ├── TokenizerError    a tokenizer that cannot be loaded, or is not the expected one
     │   └── UnregisteredTokenizerError    a dataset's tokenizer class that is not registered
-    ├── TooLongError      a text that cannot be cut and is too long to hold in memory
+    ├── TooLongError      a text that cannot be split and does not fit in memory
     ├── StateError        a saved state that belongs to another run
-    └── WorkError         work that stopped half-way (disk full, worker killed) and can be resumed
+    └── WorkError         work that was interrupted (disk full, worker killed) and can be resumed
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ __all__ = [
 
 
 class TokenmillError(Exception):
-    """The root: catch this to catch everything that tokenmill raises on purpose."""
+    """The base class of all errors that tokenmill raises on purpose."""
 
     exit_status = 1
 
 
 class UsageError(TokenmillError):
-    """A setting or an argument that cannot be."""
+    """A setting or an argument is invalid."""
 
     exit_status = 2
 
 
 class InputError(TokenmillError):
-    """Input files are missing, unreadable or damaged."""
+    """An input file is missing, unreadable or damaged."""
 
 
 class FolderError(TokenmillError):
-    """An output folder is busy, foreign, or belongs to a run with other settings."""
+    """An output folder is in use, not made by tokenmill, or made with other settings."""
 
 
 class DatasetError(TokenmillError):
-    """A dataset is damaged, incomplete or not a dataset at all."""
+    """A dataset is damaged or incomplete, or the path is not a dataset."""
 
 
 class TokenizerError(TokenmillError):
-    """A tokenizer cannot be loaded, or is not the one that the tokens were made with."""
+    """A tokenizer cannot be loaded, or did not make these tokens."""
 
 
 class UnregisteredTokenizerError(TokenizerError):
@@ -64,7 +64,7 @@ class UnregisteredTokenizerError(TokenizerError):
 
 
 class TooLongError(TokenmillError):
-    """A text cannot be cut and does not fit in the memory that may be used."""
+    """A text cannot be split and does not fit in the memory limit."""
 
     def __init__(self, size: int, reason: str) -> None:
         super().__init__(reason)
@@ -72,8 +72,8 @@ class TooLongError(TokenmillError):
 
 
 class StateError(TokenmillError):
-    """A saved state is damaged, or belongs to another run."""
+    """A saved state is damaged or belongs to another run."""
 
 
 class WorkError(TokenmillError):
-    """Work stopped half-way for an external reason; the same command resumes."""
+    """Work was interrupted by an external cause; the same command resumes it."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 
+from rich.filesize import decimal
+
 # C0 without tab and newline, DEL, C1, and the marks that change the text direction.
-_BITES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
 def harmless(text: str) -> str:
@@ -18,7 +20,7 @@ def harmless(text: str) -> str:
     >>> harmless("a\x1b[31mb\tc")
     'a\\x1b[31mb\tc'
     """
-    return _BITES.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def count(number: int) -> str:
@@ -43,13 +45,9 @@ def size(number: float) -> str:
     """A number of bytes in decimal units.
 
     >>> size(999), size(1_500), size(2_000_000_000)
-    ('999 B', '1.5 kB', '2.0 GB')
+    ('999 bytes', '1.5 kB', '2.0 GB')
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if number < 1000 or unit == "TB":
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError("unreachable")
+    return decimal(int(number))
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Types commands as a user does, in real processes."""
+"""Runs commands like a user, in real processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ QUICK = ("--tokenizer", "bytes", "--workers", "1")
 def run(
     *arguments: str | Path, environment: dict[str, str] | None = None, **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run `tokenmill` to its end."""
+    """Run `tokenmill` and wait for it."""
     return python(COMMAND, *arguments, environment=environment, **options)
 
 
 def python(
     *arguments: str | Path, environment: dict[str, str] | None = None, **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end; its output is taken as UTF-8."""
+    """Run Python and wait for it; its output is decoded as UTF-8."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,

@@ -22,21 +22,21 @@ def test_script_without_a_main_guard(folder: Path) -> None:
     (folder / "script.py").write_text(
         f"import tokenmill\nprint('once')\nprint({CALL}.manifest.splits['train'].tokens)\n"
     )
-    told = python("script.py", cwd=folder)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "once\n8\n", "")
+    result = python("script.py", cwd=folder)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "once\n8\n", "")
 
 
-def test_code_from_the_command_line_and_from_standard_input(folder: Path) -> None:
-    told = python("-c", f"import tokenmill; {CALL}", cwd=folder)
-    assert (told.returncode, told.stderr) == (0, "")
+def test_code_from_an_argument_and_from_standard_input(folder: Path) -> None:
+    result = python("-c", f"import tokenmill; {CALL}", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
     shutil.rmtree(folder / "data")
-    told = python("-", cwd=folder, input=f"import tokenmill\n{CALL}\n")
-    assert (told.returncode, told.stderr) == (0, "")
+    result = python("-", cwd=folder, input=f"import tokenmill\n{CALL}\n")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_thread(folder: Path) -> None:
-    """Signals can be handled in the main thread only, so nothing may depend on that."""
-    told = python(
+    """Only the main thread can handle signals, so nothing may depend on them."""
+    result = python(
         "-c",
         f"import threading, tokenmill\n"
         f"done = []\n"
@@ -48,13 +48,13 @@ def test_thread(folder: Path) -> None:
         f"thread.start(); thread.join()\n",
         cwd=folder,
     )
-    assert told.stderr == ""
-    assert told.stdout.startswith("8\n")
-    assert "8 tokens of 2 documents" in told.stdout
+    assert result.stderr == ""
+    assert result.stdout.startswith("8\n")
+    assert "8 tokens of 2 documents" in result.stdout
 
 
-def test_signals_are_handled_as_before_after_a_run(folder: Path) -> None:
-    told = python(
+def test_a_run_restores_the_signal_handlers(folder: Path) -> None:
+    result = python(
         "-c",
         f"import signal, tokenmill\n"
         f"from tokenmill.cli import main\n"
@@ -65,27 +65,27 @@ def test_signals_are_handled_as_before_after_a_run(folder: Path) -> None:
         f"assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])\n",
         cwd=folder,
     )
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("how", ["command", "script elsewhere"])
-def test_folder_with_namesakes_of_libraries(folder: Path, how: str) -> None:
+def test_a_folder_with_modules_named_like_libraries(folder: Path, how: str) -> None:
     for name in NAMESAKES:
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     if how == "command":
-        told = run("prepare", "x.txt", "--out", "data", *QUICK, cwd=folder)
+        result = run("prepare", "x.txt", "--out", "data", *QUICK, cwd=folder)
     else:
         other = folder / "elsewhere"
         other.mkdir()
         (other / "script.py").write_text(f"import tokenmill\n{CALL}\n")
-        told = python("elsewhere/script.py", cwd=folder)
-    assert told.returncode == 0, told.stderr
-    assert "wrong module" not in told.stdout + told.stderr
+        result = python("elsewhere/script.py", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "wrong module" not in result.stdout + result.stderr
 
 
-def test_folder_that_was_left_while_relative_paths_were_given(folder: Path) -> None:
-    """Workers begin in the working folder of their parent, whatever it was at its start."""
-    told = python(
+def test_relative_paths_work_after_a_change_of_folder(folder: Path) -> None:
+    """Workers start in the current folder of their parent, not in its first one."""
+    result = python(
         "-c", f"import os, tokenmill; os.chdir({str(folder)!r}); {CALL}", cwd=folder.parent
     )
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`export`, `import` and `reshard` from the command line, there and back."""
+"""`export`, `import` and `reshard` on the command line: a round trip."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def told(capsys, *arguments, status=0):
+def output(capsys, *arguments, status=0):
     assert main([str(one) for one in arguments]) == status
     captured = capsys.readouterr()
     return captured.err if status else captured.out
 
 
-def test_tokens_go_out_and_come_back(tmp_path, capsys, data):
+def test_exported_tokens_can_be_imported_again(tmp_path, capsys, data):
     tokens = tokenmill.open(data)["train"]
-    out = told(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
+    out = output(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
     assert "megatron, 2 files" in out
+    assert out.endswith(f"Next:  tokenmill info {tmp_path / 'm'}\n")
+    assert f"{len(tokens)} tokens of 3 documents" in output(capsys, "info", tmp_path / "m")
     assert f"train: {len(tokens)} tokens, 3 documents, compared with the source" in out
-    again = told(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
-    assert "2 files, 2 of them before" in again
+    again = output(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
+    assert "2 files, 2 of them earlier" in again
     back = tmp_path / "back"
-    out = told(capsys, "import", tmp_path / "m" / "train", "--tokenizer", "gpt2", "--out", back)
+    out = output(capsys, "import", tmp_path / "m" / "train", "--tokenizer", "gpt2", "--out", back)
     assert f"{len(tokens)} tokens, 3 documents, 1 shard" in out
-    assert "sound" in told(capsys, "verify", back)
-    info = told(capsys, "info", back)
+    assert "sound" in output(capsys, "verify", back)
+    info = output(capsys, "info", back)
     assert "characters" not in info
     assert "imported" in info
     cut = tmp_path / "cut"
-    out = told(capsys, "reshard", back, "--tokens-per-shard", "4", "--out", cut)
+    out = output(capsys, "reshard", back, "--tokens-per-shard", "4", "--out", cut)
     assert f"{len(tokens)} tokens in {-(-len(tokens) // 4)} shards" in out
-    assert "sound" in told(capsys, "verify", cut)
+    assert f"Next:  tokenmill verify {cut}\n" in out
+    assert "sound" in output(capsys, "verify", cut)
     assert tokenmill.open(cut)["train"].fingerprint == tokens.fingerprint
 
 
-def test_what_cannot_be_is_told_without_a_traceback(tmp_path, capsys, data):
-    assert "out" in told(capsys, "export", data, "--to", "npy", status=2)
-    assert "parquet" in told(capsys, "export", data, "--to", "parquet", "--out", "x", status=2)
-    err = told(capsys, "export", tmp_path / "a.txt", "--to", "npy", "--out", "x", status=1)
+def test_wrong_requests_give_no_traceback(tmp_path, capsys, data):
+    assert "out" in output(capsys, "export", data, "--to", "npy", status=2)
+    assert "parquet" in output(capsys, "export", data, "--to", "parquet", "--out", "x", status=2)
+    err = output(capsys, "export", tmp_path / "a.txt", "--to", "npy", "--out", "x", status=1)
     assert "is text, not tokens. Tokenize it first: tokenmill prepare" in err
-    assert "reshard" in told(capsys, "import", data, "--out", tmp_path / "x", status=2)
+    assert "reshard" in output(capsys, "import", data, "--out", tmp_path / "x", status=2)

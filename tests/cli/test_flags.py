@@ -27,7 +27,7 @@ COMMAND = re.compile(r"\b(tokenmill [a-z]+|pip install|torchrun|zstd) .*?(?=[.;,
 
 
 def list_messages(path: Path) -> Iterator[tuple[int, str]]:
-    """Every string of a module but docstrings, with {} for what is formatted into it."""
+    """Every string of a module except docstrings, with {} for formatted values."""
     tree = ast.parse(path.read_text())
     inside = {
         id(part)
@@ -156,9 +156,9 @@ def test_errors_name_arguments_in_python_and_flags_in_commands(
     call, command, arguments, flags = CASES[name]
     with pytest.raises(TokenmillError) as caught:
         call()
-    told = str(caught.value)
-    assert all(argument in told for argument in arguments), told
-    assert not FLAG.search(told)
+    result = str(caught.value)
+    assert all(argument in result for argument in arguments), result
+    assert not FLAG.search(result)
     capfd.readouterr()
     assert main(command) in (1, 2)
     typed = capfd.readouterr().err
@@ -178,25 +178,25 @@ def test_dry_run_and_set_aside_files_name_flags(
         ["info", "out"],
     ):
         assert main(command) == 0
-        told = capfd.readouterr().out
-        assert "--text-field 'my body'" in told
-        assert "`" not in told
+        result = capfd.readouterr().out
+        assert "--text-field 'my body'" in result
+        assert "`" not in result
 
 
-def test_data_and_model_of_a_training_run_have_a_dtype_each(
+def test_the_data_and_the_model_have_separate_dtype_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
     assert main(["train", "--data", "ids.bin", "--name", "x"]) == 1
-    told = capfd.readouterr().err
-    assert "--data-dtype uint16" in told
-    assert " --dtype" not in told
+    result = capfd.readouterr().err
+    assert "--data-dtype uint16" in result
+    assert " --dtype" not in result
     assert main(["train", "--data", "data", "--name", "x", "--batch-tokens", "3"]) == 2
     assert "--batch-tokens is 3" in capfd.readouterr().err
 
 
-def test_setting_of_a_file_has_the_name_it_has_there(
+def test_a_setting_of_a_file_keeps_its_name(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.json").write_text('{"layers": 0}')
@@ -208,14 +208,14 @@ def test_scripts_name_their_own_flags(tmp_path: Path) -> None:
     write_files(tmp_path)
     script = [sys.executable, SCRIPTS / "prepare_dataset.py", "--tokenization", "bytes"]
     files = ["--input_files", "a.txt", "--out_dir", "data"]
-    told = subprocess.run([*script, *files], cwd=tmp_path, capture_output=True, text=True)
-    assert told.returncode == 1
-    assert "another --out_dir, or add --restart" in told.stderr
+    result = subprocess.run([*script, *files], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "another --out_dir, or add --restart" in result.stderr
     done = subprocess.run([*script, *files, "--restart"], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0
 
 
-def test_other_text_in_backticks_is_left_alone() -> None:
+def test_other_text_in_backticks_is_not_changed() -> None:
     flags = {"out": "--out", "dtype": "--dtype"}
     for text in ("`jq -c '.[]'`", "`other`", "`Out`", "`out", "`tokenmill prepare`", "`` `"):
         assert name_flags(text, flags) == text

@@ -1,4 +1,4 @@
-"""The commands that the guides type work as they stand there, from any folder."""
+"""The scripts of the guides work with the commands of the guides, from any folder."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def settings_of(folder: Path) -> dict:
 
 
 def test_prepare_dataset_has_the_defaults_of_the_guide(folder: Path) -> None:
-    told = python(
+    result = python(
         SCRIPTS / "prepare_dataset.py", "--input_files", *TEXTS, "--out_dir", "d", cwd=folder
     )
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
     made = settings_of(folder / "d")
     settings = made["settings"]
     assert settings["tokens_per_shard"] == 10_000_000
@@ -44,12 +44,12 @@ def test_prepare_dataset_has_the_defaults_of_the_guide(folder: Path) -> None:
 
 
 def test_prepare_dataset_takes_the_flags_of_the_guide(folder: Path) -> None:
-    told = python(
+    result = python(
         *(SCRIPTS / "prepare_dataset.py", "--input_files", *TEXTS, "--out_dir", "d"),
         *("--tokenization", "gpt2", "--tokens_per_shard", "9", "--no_normalize", "--no_dedup"),
         cwd=folder,
     )
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
     made = settings_of(folder / "d")
     settings = made["settings"]
     assert (settings["tokens_per_shard"], settings["dedup"]) == (9, "none")
@@ -60,25 +60,25 @@ def test_prepare_dataset_takes_the_flags_of_the_guide(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--out_dir", "d"], ["--input_files", "a.txt"]])
-def test_prepare_dataset_wrongly_used_has_status_2(folder: Path, arguments: list[str]) -> None:
-    told = python(SCRIPTS / "prepare_dataset.py", *arguments, cwd=folder)
-    assert told.returncode == 2
-    assert "usage: prepare_dataset.py" in told.stderr
+def test_wrong_usage_of_prepare_dataset_has_status_2(folder: Path, arguments: list[str]) -> None:
+    result = python(SCRIPTS / "prepare_dataset.py", *arguments, cwd=folder)
+    assert result.returncode == 2
+    assert "usage: prepare_dataset.py" in result.stderr
 
 
 def test_prepare_dataset_without_its_input_has_status_1(folder: Path) -> None:
-    told = python(
+    result = python(
         SCRIPTS / "prepare_dataset.py", "--input_files", "no.txt", "--out_dir", "d", cwd=folder
     )
-    assert (told.returncode, told.stderr.count("\n")) == (1, 1)
-    assert "no.txt" in told.stderr
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "no.txt" in result.stderr
 
 
-def test_pretokenize_dataset_makes_the_file_beside_the_text(folder: Path) -> None:
+def test_pretokenize_dataset_writes_next_to_the_text(folder: Path) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    told = python(SCRIPTS / "pretokenize_dataset.py", folder / "a.txt", cwd=elsewhere)
-    assert told.returncode == 0, told.stderr
+    result = python(SCRIPTS / "pretokenize_dataset.py", folder / "a.txt", cwd=elsewhere)
+    assert result.returncode == 0, result.stderr
     tokens = np.load(folder / "a.npy", mmap_mode="r")
     assert tokens.dtype == np.uint16
     assert tokens[-1] == 50256

@@ -1,4 +1,4 @@
-"""Text of strangers is shown harmlessly: it cannot move the cursor, recolour or turn around."""
+"""Untrusted text is printed safely: it cannot move the cursor, change colours or reverse text."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [{"text": HOSTILE}, {"text": "plain"}, {HOSTILE: 1}]
     (folder / NAME).write_text("\n".join(map(json.dumps, records)) + "\n" + HOSTILE)
     out = folder / f"data {HOSTILE.replace('/', '')}"
-    told = run(
+    result = run(
         "prepare", folder / NAME, "--out", out, *QUICK, "--val-fraction", "0", "--no-normalize"
     )
-    assert told.returncode == 0, told.stderr
-    assert not BITES & set(told.stdout + told.stderr)
+    assert result.returncode == 0, result.stderr
+    assert not BITES & set(result.stdout + result.stderr)
     return out
 
 
 @pytest.mark.parametrize("options", [[], ["--ids"], ["--document", "1"], ["--split", HOSTILE]])
-def test_peek_shows_it_harmlessly(data: Path, options: list[str]) -> None:
-    told = run("peek", data, *options)
-    assert not BITES & set(told.stdout + told.stderr)
+def test_peek_shows_it_safely(data: Path, options: list[str]) -> None:
+    result = run("peek", data, *options)
+    assert not BITES & set(result.stdout + result.stderr)
     if not options:
-        assert "[red]markup[/red] [/] :smile:" in told.stdout
-        assert r"\x1b[31mred" in told.stdout
-        assert r"\u202egnp.exe" in told.stdout
+        assert "[red]markup[/red] [/] :smile:" in result.stdout
+        assert r"\x1b[31mred" in result.stdout
+        assert r"\u202egnp.exe" in result.stdout
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_info_shows_it_harmlessly(data: Path, options: list[str]) -> None:
-    told = run("info", data, *options)
-    assert told.returncode == 0
-    assert not BITES & set(told.stdout + told.stderr)
+def test_info_shows_it_safely(data: Path, options: list[str]) -> None:
+    result = run("info", data, *options)
+    assert result.returncode == 0
+    assert not BITES & set(result.stdout + result.stderr)
     if options:
-        assert json.loads(told.stdout)["sources"][0]["path"].endswith(NAME)
+        assert json.loads(result.stdout)["sources"][0]["path"].endswith(NAME)
     else:
-        assert "[red]x[blue]" in told.stdout
+        assert "[red]x[blue]" in result.stdout
 
 
-def test_verify_shows_it_harmlessly(data: Path, tmp_path: Path) -> None:
+def test_verify_shows_it_safely(data: Path, tmp_path: Path) -> None:
     assert run("verify", data).returncode == 0
     copy = tmp_path / data.name
     shutil.copytree(data, copy)
     (copy / "train" / "shard_00000.bin").write_bytes(b"damaged")
-    told = run("verify", copy)
-    assert told.returncode == 1
-    assert not BITES & set(told.stdout + told.stderr)
+    result = run("verify", copy)
+    assert result.returncode == 1
+    assert not BITES & set(result.stdout + result.stderr)
 
 
-def test_errors_show_it_harmlessly(data: Path, tmp_path: Path) -> None:
+def test_errors_show_it_safely(data: Path, tmp_path: Path) -> None:
     bad = tmp_path / f"{NAME}.gz"
     bad.write_bytes(b"no gzip at all")
     nothing = tmp_path / NAME
@@ -78,16 +78,16 @@ def test_errors_show_it_harmlessly(data: Path, tmp_path: Path) -> None:
         ["pretokenize", bad, "--tokenizer", "bytes"],
     ]
     for command in commands:
-        told = run(*command)
-        assert told.returncode in (1, 2), (command, told.stdout)
-        assert not BITES & set(told.stdout + told.stderr), command
-        assert "Traceback" not in told.stderr
+        result = run(*command)
+        assert result.returncode in (1, 2), (command, result.stdout)
+        assert not BITES & set(result.stdout + result.stderr), command
+        assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
     "arguments", [[HOSTILE], ["info", "--" + HOSTILE], ["prepare", "--dedup", HOSTILE]]
 )
-def test_wrong_usage_shows_it_harmlessly(arguments: list[str]) -> None:
-    told = run(*arguments)
-    assert told.returncode == 2
-    assert not BITES & set(told.stdout + told.stderr)
+def test_wrong_usage_shows_it_safely(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert not BITES & set(result.stdout + result.stderr)

@@ -1,4 +1,4 @@
-"""How the command behaves: statuses, plain output, paths of every kind, pipes that close."""
+"""How the command behaves: statuses, plain output, unusual paths, closed pipes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_wrong_usage_has_status_2_and_a_hint(tmp_path: Path, case: str) -> None:
     arguments, hint = USAGE[case]
     for name in ("x", "a.txt", "a.md"):
         (tmp_path / name).write_text("text")
-    told = run(*arguments, cwd=tmp_path)
-    assert told.returncode == 2, told.stderr
-    assert hint in told.stderr
-    assert told.stdout == ""
-    assert "Traceback" not in told.stderr
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert hint in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
     assert sorted(os.listdir(tmp_path)) == ["a.md", "a.txt", "x"]
 
 
@@ -66,11 +66,11 @@ def test_failure_has_status_1_and_no_traceback(tmp_path: Path, case: str) -> Non
     (tmp_path / "foreign" / "file").write_text("text")
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").touch()
-    told = run(*FAILURES[case], cwd=tmp_path)
-    assert told.returncode == 1, told.stderr
-    assert told.stderr.startswith("tokenmill: ")
-    assert "Traceback" not in told.stderr
-    assert "failed unexpectedly" not in told.stderr
+    result = run(*FAILURES[case], cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("tokenmill: ")
+    assert "Traceback" not in result.stderr
+    assert "failed unexpectedly" not in result.stderr
 
 
 LOCALES = [
@@ -98,34 +98,34 @@ def test_output_is_plain_outside_a_terminal_in_any_locale(
         ["prepare", "--help"],
     ]
     for command in commands:
-        told = run(*command, environment=environment)
-        assert told.returncode == 0, told.stderr
-        for output in (told.stdout, told.stderr):
+        result = run(*command, environment=environment)
+        assert result.returncode == 0, result.stderr
+        for output in (result.stdout, result.stderr):
             assert not set(output) & {"\x1b", "\r", "\b"}
             assert "Traceback" not in output
             assert not environment or output.isascii()
     for command in (["info", tmp_path / "nö"], ["prepare", tmp_path / "nö", "--out", data]):
-        told = run(*command, environment=environment)
-        assert told.returncode == 1
-        assert told.stderr.startswith("tokenmill: ")
+        result = run(*command, environment=environment)
+        assert result.returncode == 1
+        assert result.stderr.startswith("tokenmill: ")
 
 
 @pytest.mark.parametrize("command", ["peek --ids", "info --json", "--help"])
-def test_pipe_that_closes_early_is_no_error(tmp_path: Path, command: str) -> None:
+def test_a_pipe_that_closes_early_is_not_an_error(tmp_path: Path, command: str) -> None:
     data = prepared(tmp_path, "some words of a longer text\n" * 20_000)
     arguments = command.split()
     if arguments[0] != "--help":
         arguments.insert(1, str(data))
     if arguments[0] == "peek":
         arguments += ["--length", "200000"]
-    told = subprocess.run(
+    result = subprocess.run(
         ["sh", "-c", '"$0" "$@" | head -n 1', sys.executable, COMMAND, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert told.stderr == ""
-    assert told.stdout.count("\n") == 1
+    assert result.stderr == ""
+    assert result.stdout.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,13 @@ def test_pipe_that_closes_early_is_no_error(tmp_path: Path, command: str) -> Non
         "*.txt",
     ],
 )
-def test_paths_of_every_kind_work_and_can_be_copied_from_the_output(
-    tmp_path: Path, name: str
-) -> None:
+def test_unusual_paths_work_and_can_be_copied_from_the_output(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("one")
     (tmp_path / "sub").mkdir()
     out = Path(name).stem + " out"
-    told = run("prepare", f"--out={out}", *QUICK, "--val-fraction=0", "--", name, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    next_command = told.stdout.partition("Next:")[2].splitlines()[0].strip()
+    result = run("prepare", f"--out={out}", *QUICK, "--val-fraction=0", "--", name, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    next_command = result.stdout.partition("Next:")[2].splitlines()[0].strip()
     assert next_command.startswith("tokenmill info ")
     shell = next_command.replace("tokenmill", f"'{sys.executable}' '{COMMAND}'", 1)
     info = subprocess.run(
@@ -162,11 +160,11 @@ def test_paths_of_every_kind_work_and_can_be_copied_from_the_output(
 @pytest.mark.parametrize("out", [[], ["--out", "data"]])
 def test_dry_run_writes_nothing(tmp_path: Path, out: list[str]) -> None:
     (tmp_path / "x.txt").write_text("some text\n" * 1000)
-    told = run("prepare", "x.txt", "--dry-run", *out, *QUICK, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
+    result = run("prepare", "x.txt", "--dry-run", *out, *QUICK, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert os.listdir(tmp_path) == ["x.txt"]
     for word in ("files", "tokens", "disk", "memory", "time"):
-        assert f"\n{word} " in f"\n{told.stdout}"
+        assert f"\n{word} " in f"\n{result.stdout}"
 
 
 @pytest.mark.parametrize(
@@ -180,22 +178,22 @@ def test_dry_run_writes_nothing(tmp_path: Path, out: list[str]) -> None:
     ],
 )
 def test_missing_arguments_are_named_as_in_the_usage_line(command: str, missing: str) -> None:
-    told = run(*command.split())
-    assert told.returncode == 2
-    assert told.stderr.startswith(f"tokenmill: {missing}\nSee tokenmill ")
+    result = run(*command.split())
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"tokenmill: {missing}\nSee tokenmill ")
     usage = run(*missing.split(" needs ")[0].split(), "--help").stdout.splitlines()[0]
     assert missing.rpartition(" ")[2].rstrip(".") in usage
 
 
 @pytest.mark.parametrize("command", ["prepare", "export", "import", "reshard"])
 def test_help_says_that_out_is_required(command: str) -> None:
-    told = " ".join(run(command, "--help").stdout.replace("│", " ").split())
-    described = told.partition(" --out ")[2].partition(" --workers")[0]
+    result = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+    described = result.partition(" --out ")[2].partition(" --workers")[0]
     assert "equired" in described
 
 
-def test_finished_dataset_on_a_read_only_disk_is_told_about(tmp_path: Path) -> None:
+def test_a_finished_dataset_on_a_read_only_disk_is_reported(tmp_path: Path) -> None:
     """There is nothing to write, but there is a lock to take."""
-    told = run("prepare", __file__, "--out", "/proc/self/data", *QUICK)
-    assert told.returncode == 1
-    assert told.stderr.startswith("tokenmill: ")
+    result = run("prepare", __file__, "--out", "/proc/self/data", *QUICK)
+    assert result.returncode == 1
+    assert result.stderr.startswith("tokenmill: ")

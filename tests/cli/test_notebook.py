@@ -1,4 +1,4 @@
-"""What people see in a notebook while a run works, from a real kernel."""
+"""Progress in a notebook, with a real kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def run(kernel: Any, code: str) -> list[dict[str, Any]]:
-    """All messages that a notebook would show for a cell, in their order."""
+    """All messages that a notebook would show for a cell, in order."""
     shown: list[dict[str, Any]] = []
     reply = kernel.execute_interactive(code, timeout=120, output_hook=shown.append)
     assert reply["content"]["status"] == "ok", reply["content"]

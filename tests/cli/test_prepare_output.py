@@ -1,4 +1,4 @@
-"""What `tokenmill prepare` says: what was passed over, what a run would refuse, one or many."""
+"""What `tokenmill prepare` prints: skipped files, refused files, singular and plural."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tokenmill
 from tokenmill.cli.console import parse_size
 
 
-def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Path) -> None:
+def test_dry_run_names_skipped_and_unusable_files(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("some words")
@@ -22,9 +22,9 @@ def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Pat
     (texts / "d").symlink_to(tmp_path)
     (texts / "e.jsonl").write_text('{"id": 1, "body": "words"}\n')
     (texts / "f.txt").write_text("wide", encoding="utf-16")
-    told = run("prepare", texts, "--dry-run", *QUICK)
-    assert told.returncode == 0, told.stderr
-    lines = told.stdout.splitlines()
+    result = run("prepare", texts, "--dry-run", *QUICK)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
     kinds = "1 file that is not text, 1 archive, 1 link to a folder passed over"
     assert lines[0] == f"files      3 ({kinds})"
     named = (
@@ -35,80 +35,80 @@ def test_dry_run_names_what_is_passed_over_and_what_cannot_be_used(tmp_path: Pat
     assert [Path(line.split(": ")[1]).name for line in refused] == ["e.jsonl", "f.txt"]
     assert "it has id, body; name the field with --text-field NAME" in refused[0]
     assert "UTF-16" in refused[1]
-    told = run("prepare", texts, "--dry-run", *QUICK, "--text-field", "body")
-    assert "e.jsonl" not in told.stdout
+    result = run("prepare", texts, "--dry-run", *QUICK, "--text-field", "body")
+    assert "e.jsonl" not in result.stdout
     (texts / "f.txt").unlink()
-    told = run("prepare", texts, "--out", tmp_path / "out", *QUICK, "--text-field", "body")
-    assert f"Passed over: {named} ({texts}/d).\n" in told.stderr
+    result = run("prepare", texts, "--out", tmp_path / "out", *QUICK, "--text-field", "body")
+    assert f"Passed over: {named} ({texts}/d).\n" in result.stderr
 
 
-def test_long_lists_of_what_cannot_be_used_are_cut(tmp_path: Path) -> None:
+def test_long_lists_of_unusable_files_are_cut(tmp_path: Path) -> None:
     for number in range(25):
         (tmp_path / f"{number:02}.txt").write_text("wide", encoding="utf-16")
-    told = run("prepare", tmp_path, "--dry-run", *QUICK)
-    assert told.stdout.count("cannot be used: ") == 20
-    assert "… and 5 more that cannot be used" in told.stdout
+    result = run("prepare", tmp_path, "--dry-run", *QUICK)
+    assert result.stdout.count("cannot be used: ") == 20
+    assert "… and 5 more that cannot be used" in result.stdout
 
 
 @pytest.mark.parametrize(("bad", "repaired"), [(1, "1 document had"), (2, "2 documents had")])
-def test_one_is_said_otherwise_than_many(tmp_path: Path, bad: int, repaired: str) -> None:
+def test_singular_and_plural(tmp_path: Path, bad: int, repaired: str) -> None:
     line = b"a line that comes again and again\n"
     text = tmp_path / "a.txt"
     text.write_bytes(
         b"<|endoftext|>".join([line * (1 + bad), *(b"\xff%d" % n for n in range(bad))])
     )
     options = ("--dedup", "lines", "--val-fraction", "0")
-    told = run("prepare", text, "--out", tmp_path / "out", *QUICK, *options)
-    assert told.returncode == 0, told.stderr
+    result = run("prepare", text, "--out", tmp_path / "out", *QUICK, *options)
+    assert result.returncode == 0, result.stderr
     listed = tmp_path / "out" / "repaired.jsonl"
-    assert f"Repaired: {repaired} invalid UTF-8: see {listed}." in told.stdout
+    assert f"Repaired: {repaired} invalid UTF-8: see {listed}." in result.stdout
     assert len(listed.read_text().splitlines()) == bad
-    assert f"Lines: {bad} repeated line{'s' if bad > 1 else ''} removed." in told.stdout
+    assert f"Lines: {bad} repeated line{'s' if bad > 1 else ''} removed." in result.stdout
     made = run("pretokenize", text, "--tokenizer", "bytes", "--workers", bad)
     listed = tmp_path / "a.repaired.jsonl"
     assert f"  repaired: {repaired} invalid UTF-8: see {listed}" in made.stdout
     assert len(listed.read_text().splitlines()) == bad
     planned = run("prepare", text, "--dry-run", "--tokenizer", "bytes", "--workers", bad)
     assert planned.stdout.count(f"with {bad} worker{'s' if bad > 1 else ''}\n") == 1
-    assert not re.search(r"\b1 \w+s\b", told.stdout + made.stdout.replace("s.", "."))
+    assert not re.search(r"\b1 \w+s\b", result.stdout + made.stdout.replace("s.", "."))
 
 
-def test_the_closing_lines_lead_to_training_and_agree_with_info(tmp_path: Path) -> None:
+def test_the_result_agrees_with_info_and_ends_with_the_next_commands(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("<|endoftext|>".join(f"document {n}" for n in range(300)))
     out = tmp_path / "out"
-    told = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.1")
-    steps = told.stdout.partition("Next:")[2].splitlines()
+    result = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.1")
+    steps = result.stdout.partition("Next:")[2].splitlines()
     assert [line.strip() for line in steps] == [
         f"tokenmill {command} {out}" for command in ("info", "peek", "train")
     ]
     shown = run("info", out).stdout
     for split in ("train", "val"):
         (row,) = (
-            line.split() for line in told.stdout.splitlines() if line.startswith(f" {split} ")
+            line.split() for line in result.stdout.splitlines() if line.split()[:1] == [split]
         )
         assert row in [line.split() for line in shown.splitlines()]
 
 
-def test_an_empty_training_split_is_told_and_peek_leads_on(tmp_path: Path) -> None:
+def test_an_empty_training_split_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some words")
     out = tmp_path / "out"
-    told = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.999999")
-    assert "The training split is empty" in told.stdout
-    assert "tokenmill train" not in told.stdout
-    told = run("peek", out)
-    assert told.returncode == 1
-    assert "Splits with tokens: val." in told.stderr
+    result = run("prepare", tmp_path / "a.txt", "--out", out, *QUICK, "--val-fraction", "0.999999")
+    assert "The training split is empty" in result.stdout
+    assert "tokenmill train" not in result.stdout
+    result = run("peek", out)
+    assert result.returncode == 1
+    assert "Splits with tokens: val." in result.stderr
     assert run("info", out).stdout.startswith(f"{out}: 11 tokens of 1 document\n")
 
 
 def test_a_file_in_another_encoding_is_named_with_the_cure(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_bytes("L'été dernier, nous avons visité la forêt près du château.".encode("cp1252"))
-    told = run("prepare", text, "--out", tmp_path / "out", *QUICK, "--val-fraction", "0")
+    result = run("prepare", text, "--out", tmp_path / "out", *QUICK, "--val-fraction", "0")
     assert (
         f"Not UTF-8: {text}: 10.3% of its text was replaced; it looks like WINDOWS-1252: "
         "try iconv -f WINDOWS-1252 -t UTF-8."
-    ) in told.stdout
+    ) in result.stdout
 
 
 def test_the_final_rate_counts_the_bytes_that_progress_counts(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_final_rate_counts_the_bytes_that_progress_counts(tmp_path: Path) ->
     first = tokenmill.prepare(text, tmp_path / "data", tokenizer="bytes")
     again = tokenmill.prepare(text, tmp_path / "data", tokenizer="bytes")
     assert (first.bytes_read, again.bytes_read) == (text.stat().st_size, 0)
-    told = run("prepare", text, "--out", tmp_path / "other", *QUICK)
-    (rate,) = re.findall(r"\d s, ([\d.]+ [kM]?B)/s\.", told.stdout)
+    result = run("prepare", text, "--out", tmp_path / "other", *QUICK)
+    (rate,) = re.findall(r"\d s, ([\d.]+ [kM]?B)/s\.", result.stdout)
     # 9 MB of text are 23 kB on the disk, and no run takes less than a hundredth of a second.
     assert parse_size(rate) < 100 * text.stat().st_size

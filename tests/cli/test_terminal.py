@@ -1,4 +1,4 @@
-"""What people see on a terminal while a run works, and what is left on the screen after it."""
+"""Progress on a terminal, and what stays on the screen after a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_on_terminal(
     columns: int = 160,
     command: Sequence[str | Path] = (COMMAND,),
 ) -> tuple[int, str]:
-    """Run a command on a terminal of its own; returns its status and all that it wrote."""
+    """Run a command on a new terminal; returns its status and everything it wrote."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
@@ -46,7 +46,7 @@ def run_on_terminal(
         if select.select([ours], [], [], 0.1)[0]:
             try:
                 data = os.read(ours, 1 << 16)
-            except OSError:  # how Linux says that the other side has closed
+            except OSError:  # Linux: the other side has closed
                 break
             written += data
             if stop_after and stop_after.encode() in written:
@@ -59,7 +59,7 @@ def run_on_terminal(
 
 
 def screen(written: str) -> list[str]:
-    """The lines on a screen after all that was written: moves up, erasures and returns obeyed."""
+    """The lines on the screen at the end, after cursor moves and erasures."""
     lines, row, column = [""], 0, 0
     for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
         if token == "\r":
@@ -88,7 +88,7 @@ def make_text(folder: Path) -> Path:
     return path
 
 
-def test_progress_tells_all_and_leaves_a_clean_screen(tmp_path: Path) -> None:
+def test_progress_is_complete_and_leaves_a_clean_screen(tmp_path: Path) -> None:
     text = make_text(tmp_path)
     status, written = run_on_terminal(
         "prepare", text, "--out", tmp_path / "data", "--tokenizer", "bytes", "--workers", "1"
@@ -107,7 +107,7 @@ def test_progress_tells_all_and_leaves_a_clean_screen(tmp_path: Path) -> None:
 
 
 def frames(written: str) -> list[str]:
-    """Every line that was drawn, as it was drawn."""
+    """Every line that was drawn."""
     return [ESCAPES.sub("", line) for line in re.split(r"[\r\n]+", written)]
 
 
@@ -128,7 +128,7 @@ def test_progress_never_wraps_on_a_narrow_terminal(tmp_path: Path, columns: int)
     drawn = [line for line in frames(written) if re.search(r"\d%", line)]
     assert [line for line in drawn if line.startswith("tokenizing") and "left" in line]
     assert max(map(len, drawn)) <= columns
-    # A line that is cut would wrap in the middle of its numbers.
+    # A line that does not fit would be cut in the middle of a number.
     whole = r"(%|[kMG]?B|/s|tokens?|documents?|dropped|left|\d:\d\d|--)$"
     assert not [line for line in drawn if not re.search(whole, line.rstrip())]
 
@@ -142,7 +142,7 @@ print("done")
 """
 
 
-def test_prepare_from_python_shows_progress_on_a_terminal_alone(tmp_path: Path) -> None:
+def test_prepare_from_python_shows_progress_only_on_a_terminal(tmp_path: Path) -> None:
     text = make_text(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -152,10 +152,10 @@ def test_prepare_from_python_shows_progress_on_a_terminal_alone(tmp_path: Path) 
     assert [line for line in screen(written) if line.strip()] == ["done"]
     _, written = run_on_terminal(text, tmp_path / "b", "False", command=(script,))
     assert written.strip() == "done"
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, script, text, tmp_path / "c", "None"], capture_output=True, text=True
     )
-    assert (told.stdout, told.stderr) == ("done\n", "")
+    assert (result.stdout, result.stderr) == ("done\n", "")
 
 
 def test_ctrl_c_on_a_terminal_leaves_a_clean_screen(tmp_path: Path) -> None:

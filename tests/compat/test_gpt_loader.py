@@ -1,4 +1,4 @@
-"""The guide's two modes: shards on disk, its own and tokenmill's, and a text in memory."""
+"""windows.py: `GPTDataLoader` with shards on disk, of the guide and of tokenmill, and with text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_guide_dataset(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("config", [CONFIG, SimpleNamespace(**CONFIG)], ids=["mapping", "object"])
-def test_the_guides_shards_are_drawn_from_alike(tmp_path: Path, config: Any) -> None:
+def test_all_windows_of_the_guides_shards_are_equally_likely(tmp_path: Path, config: Any) -> None:
     tokens = write_guide_dataset(tmp_path)
     loader = GPTDataLoader(config, None, dataset_dir=tmp_path)
     for split in ("train", "val"):
@@ -52,7 +52,7 @@ def test_the_guides_shards_are_drawn_from_alike(tmp_path: Path, config: Any) -> 
         assert max(counts.values()) < 3 * 4_000 / len(counts)
 
 
-def test_a_prepared_dataset_brings_its_tokenizer(tmp_path: Path) -> None:
+def test_a_prepared_dataset_provides_its_tokenizer(tmp_path: Path) -> None:
     texts = [f"document {number}" for number in range(60)]
     (tmp_path / "x.txt").write_text("<|endoftext|>".join(texts))
     data = tokenmill.prepare(
@@ -76,7 +76,7 @@ def test_a_prepared_dataset_brings_its_tokenizer(tmp_path: Path) -> None:
         GPTDataLoader(CONFIG, "gpt2", dataset_dir=tmp_path / "data")
 
 
-def test_a_text_in_memory_is_drawn_from_alike() -> None:
+def test_all_windows_of_a_text_are_equally_likely() -> None:
     text = " ".join(map(str, range(70)))
     ids = np.array([*text.encode(), 256])
     loader = GPTDataLoader(CONFIG, "bytes")
@@ -90,7 +90,7 @@ def test_a_short_text_can_be_trained_on() -> None:
     loader = GPTDataLoader(CONFIG, "bytes")
     loader.prepare_data("twenty letters, say.")
     starts(loader, np.frombuffer(b"twenty letters, sa", np.uint8).astype(int))
-    with pytest.raises(DatasetError, match="no split 'val' that has a window of 6 \\+ 1 tokens"):
+    with pytest.raises(DatasetError, match="no split 'val' has a window of 6 \\+ 1 tokens"):
         loader.get_batch("val")
 
 
@@ -104,14 +104,14 @@ def test_a_folder_without_shards_is_named_with_the_cure(tmp_path: Path, there: s
     assert f"tokenmill prepare TEXTS --out {tmp_path / 'data'}" in str(caught.value)
 
 
-def test_damaged_metadata_are_not_taken_for_the_guides(tmp_path: Path) -> None:
+def test_damaged_metadata_is_not_mistaken_for_the_guides(tmp_path: Path) -> None:
     write_guide_dataset(tmp_path)
     (tmp_path / "dataset_metadata.json").write_text('{"format": "tokenm')
     with pytest.raises(DatasetError, match=r"dataset_metadata\.json"):
         GPTDataLoader(CONFIG, dataset_dir=tmp_path)
 
 
-def test_metadata_that_are_no_file_are_not_read(tmp_path: Path) -> None:
+def test_metadata_that_is_not_a_file_is_not_read(tmp_path: Path) -> None:
     write_guide_dataset(tmp_path)
     metadata = tmp_path / "dataset_metadata.json"
     metadata.unlink()
@@ -124,12 +124,12 @@ def test_metadata_that_are_no_file_are_not_read(tmp_path: Path) -> None:
         GPTDataLoader(CONFIG, dataset_dir=tmp_path)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_settings_and_data_are_named() -> None:
     with pytest.raises(UsageError, match="has no block_size"):
         GPTDataLoader({"batch_size": 2}, "gpt2")
-    with pytest.raises(UsageError, match="give dataset_dir, or call prepare_data"):
+    with pytest.raises(UsageError, match="pass dataset_dir, or call prepare_data"):
         GPTDataLoader(CONFIG, "gpt2").get_batch()
-    with pytest.raises(UsageError, match="a text needs a tokenizer"):
+    with pytest.raises(UsageError, match="prepare_data needs a tokenizer"):
         GPTDataLoader(CONFIG).prepare_data("text")
     with pytest.raises(TokenizerError, match="int is not a tokenizer"):
         GPTDataLoader(CONFIG, 7).prepare_data("text")

@@ -1,4 +1,4 @@
-"""The guide's local .npy files: every window once an epoch, with any workers and ranks."""
+"""local.py: local .npy files, every window once per epoch with any workers and ranks."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_the_iterable_dataset_gives_each_window_once(
     assert len(dataset) == len(found) == 124
 
 
-def test_the_iterable_dataset_keeps_the_order_of_the_file_if_told(
+def test_the_iterable_dataset_keeps_the_order_of_the_file_without_shuffle(
     path: Path, ids: np.ndarray
 ) -> None:
     dataset = LocalTokenizedDataset(path, max_length=LENGTH, shuffle=False)
     assert windows(DataLoader(dataset, batch_size=7)) == oracle(ids)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own(path: Path, ids: np.ndarray) -> None:
+def test_epochs_and_seeds_have_different_orders(path: Path, ids: np.ndarray) -> None:
     orders = []
     for seed in (1, 2):
         dataset = LocalTokenizedDataset(path, max_length=LENGTH, seed=seed)
@@ -183,7 +183,7 @@ def test_a_batch_of_no_rows_is_refused(path: Path, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_data_module_goes_on_from_epoch_to_epoch(
+def test_the_data_module_continues_from_epoch_to_epoch(
     path: Path, ids: np.ndarray, workers: int
 ) -> None:
     module = LocalDataModule(path, path, batch_size=4, max_length=LENGTH, num_workers=workers)

@@ -1,4 +1,4 @@
-"""The guides' names: all there, documented with an example, and loaded only when used."""
+"""The names of the guides: complete, documented with an example, loaded only when used."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_importing_the_names_loads_no_framework() -> None:
         "import sys, tokenmill, tokenmill.compat; "
         "print([name for name in ('torch', 'lightning') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout == "[]\n", told.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
     code = "import sys, tokenmill; tokenmill.Loader; print('tokenmill.compat' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout == "False\n", told.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "False\n", result.stderr

@@ -1,4 +1,4 @@
-"""The pages about loading: their Python runs, in the order in which it stands there."""
+"""The Python code on the pages about loading runs, in the order of the page."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_the_code_on_a_page_runs(folder: Path, page: str) -> None:
     assert len(code) > 4
     script = folder / f"{page}.py"
     script.write_text("\n".join(code))
-    told = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    result = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

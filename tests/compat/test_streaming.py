@@ -1,4 +1,4 @@
-"""The guide's X.npy beside X.txt: what is used, what is said, and the ids."""
+"""local.py: `StreamingDataset`, X.npy next to X.txt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(dataset: StreamingDataset, expected: np.ndarray, length: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int32"])
-def test_the_file_beside_the_text_is_mapped_and_told(
+def test_the_file_next_to_the_text_is_mapped_and_named(
     text: Path, ids: np.ndarray, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenmill.pretokenize(text, tokenizer="bytes", dtype=dtype, workers=1)
@@ -55,8 +55,10 @@ def test_the_file_beside_the_text_is_mapped_and_told(
         f"StreamingDataset (train): {(place - 1) // 8:,} sequences from {place:,} tokens",
     ]
     check(StreamingDataset(text, seq_len=5, split="val"), ids[place:], 5)
-    told = capsys.readouterr().out
-    assert f"Using val portion: {len(ids) - place} tokens (indices {place} to {len(ids)})" in told
+    printed = capsys.readouterr().out
+    assert (
+        f"Using val portion: {len(ids) - place} tokens (indices {place} to {len(ids)})" in printed
+    )
 
 
 def test_a_text_without_ids_is_tokenized_in_memory_with_a_warning(
@@ -64,7 +66,7 @@ def test_a_text_without_ids_is_tokenized_in_memory_with_a_warning(
 ) -> None:
     with pytest.warns(UserWarning, match="No .npy file found") as caught:
         train = StreamingDataset(text, "bytes", 8)
-    assert str(caught[0].message).endswith(f"type: tokenmill pretokenize '{text}'")
+    assert str(caught[0].message).endswith(f"run: tokenmill pretokenize '{text}'")
     assert caught[0].filename == __file__
     place = int(len(ids) * 0.9)
     check(train, ids[:place], 8)
@@ -72,14 +74,14 @@ def test_a_text_without_ids_is_tokenized_in_memory_with_a_warning(
         check(StreamingDataset(text, "bytes", 8, split="val"), ids[place:], 8)
 
 
-def test_the_tokenizer_is_that_of_gpt2_unless_told(text: Path) -> None:
+def test_the_default_tokenizer_is_gpt2(text: Path) -> None:
     text.write_text("Hello world<|endoftext|>" * 10)
     with pytest.warns(UserWarning, match="No .npy file found"):
         dataset = StreamingDataset(text, seq_length=8)
     check(dataset, np.tile([15496, 995, 50256], 9), 8)
 
 
-def test_any_tokenizer_with_encode_will_do(text: Path) -> None:
+def test_any_object_with_encode_is_a_tokenizer(text: Path) -> None:
     class Letters:
         def encode(self, text: str) -> list[int]:
             return [ord(letter) for letter in text]
@@ -90,7 +92,7 @@ def test_any_tokenizer_with_encode_will_do(text: Path) -> None:
     check(dataset, expected[: int(len(expected) * 0.9)], 8)
 
 
-def test_ids_older_than_their_text_are_warned_of(text: Path) -> None:
+def test_ids_older_than_their_text_give_a_warning(text: Path) -> None:
     made = tokenmill.pretokenize(text, tokenizer="bytes", workers=1)
     os.utime(made.path, ns=(0, 0))
     with pytest.warns(UserWarning, match="is older than .*--restart") as caught:
@@ -104,8 +106,8 @@ def test_ids_are_enough_without_their_text(text: Path, ids: np.ndarray) -> None:
     check(StreamingDataset(text, seq_length=8), ids[: int(len(ids) * 0.9)], 8)
 
 
-def test_without_text_and_ids_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"There is neither .*no.txt nor .*no.npy"):
+def test_a_missing_text_without_ids_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Neither .*no.txt nor .*no.npy exists"):
         StreamingDataset(tmp_path / "no.txt")
 
 
@@ -114,7 +116,7 @@ def test_only_train_and_val_are_splits(text: Path) -> None:
         StreamingDataset(text, split="test")  # type: ignore[arg-type]
 
 
-def test_an_output_that_knows_no_emoji_is_no_error(
+def test_an_output_without_emoji_is_not_an_error(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenmill.pretokenize(text, tokenizer="bytes", workers=1)

@@ -1,4 +1,4 @@
-"""The guide's folder of shards: headers are no tokens, and windows come from everywhere alike."""
+"""windows.py: `TokenizedDataset`, headers are not tokens and all windows are equally likely."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_every_window_is_equally_likely(
     assert chi_square < starts + 5 * (2 * starts) ** 0.5
 
 
-def test_batches_follow_from_the_seed(folder: Path) -> None:
+def test_the_seed_determines_the_batches(folder: Path) -> None:
     runs = [draw(TokenizedDataset(folder, block_size=LENGTH, seed=seed), 6) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(runs[0], runs[1])
     assert not np.array_equal(runs[0], runs[2])
 
 
-def test_batches_go_on_whatever_their_sizes(folder: Path) -> None:
+def test_batches_continue_with_any_size(folder: Path) -> None:
     whole = draw(TokenizedDataset(folder, block_size=LENGTH), 12)
     dataset = TokenizedDataset(folder, block_size=LENGTH)
     np.testing.assert_array_equal(np.vstack([draw(dataset, rows) for rows in (3, 4, 5)]), whole)
@@ -95,14 +95,14 @@ def test_one_shard_is_too_few(tmp_path: Path, shards: int) -> None:
     assert f"has {shards}." in str(caught.value)
 
 
-def test_a_shard_cut_short_is_refused(folder: Path) -> None:
+def test_a_truncated_shard_is_refused(folder: Path) -> None:
     path = folder / "edu_fineweb_train_000009.bin"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DatasetError, match=r"edu_fineweb_train_000009.bin .* says 100 tokens"):
         draw(TokenizedDataset(folder, block_size=LENGTH), 1_000)
 
 
-def test_hidden_files_are_no_shards(tmp_path: Path) -> None:
+def test_hidden_files_are_ignored(tmp_path: Path) -> None:
     for name in (".x.bin", "edu_fineweb_train_000001.bin"):
         write_shard(tmp_path / name, np.arange(99))
     with pytest.raises(DatasetError, match=r"Need at least 2 shards.* has 1"):

@@ -123,7 +123,7 @@ def test_ids_are_imported_without_a_tokenizer(tmp_path, capsys):
     assert main(arguments) == main(arguments) == 0
     assert "train: 4 tokens, 1 document" in capsys.readouterr().out
     assert main(["verify", str(out)]) == main(["info", str(out)]) == 0
-    assert "not known, vocabulary of 65" in capsys.readouterr().out
+    assert "unknown, vocabulary of 65" in capsys.readouterr().out
     dataset = tokenmill.open(out)
     assert (dataset.vocab_size, dataset.eot_id, dataset.manifest.eot) == (65, None, "none")
     assert dataset["train"][:].tolist() == [1, 2, 64, 3]

@@ -41,7 +41,7 @@ def test_info_shows_the_recognised_format(tmp_path, capsys, hello):
     write_raw(tmp_path / "x.bin", hello, "<u4")
     out = run(capsys, "info", tmp_path / "x.bin", "--dtype", "uint32")
     assert f"tokenmill verify {tmp_path}/x.bin --dtype uint32" in out
-    assert "not known" in out
+    assert "unknown" in out
     assert main(["info", str(tmp_path / "x.bin")]) == 1
     complaint = capsys.readouterr().err
     assert "dtype" in complaint
@@ -127,7 +127,7 @@ def test_peek_counts_tokens_without_a_document_table(tmp_path, hello):
     found = peek(dataset, token=-2, length=9)
     assert (found.start, list(found.ids)) == (len(hello) - 2, hello[-2:])
     assert found.document is None
-    with pytest.raises(UsageError, match="no table of documents"):
+    with pytest.raises(UsageError, match="no document table"):
         peek(dataset, document=0)
 
 

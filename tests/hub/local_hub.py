@@ -1,7 +1,7 @@
-"""A hub on 127.0.0.1, in a process of its own, that serves folders and fails when it is told to.
+"""A Hub on 127.0.0.1, in its own process, that serves folders and fails on request.
 
-It speaks what huggingface_hub needs: a repository's commit, its files page by page with their
-checksums, and the files themselves, the large ones by a redirect, with ranges.
+It answers what huggingface_hub asks for: a repository's commit, its files page by page with their
+checksums, and the files themselves with ranges, large ones through a redirect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-PAGE = 2  # entries of a list in one answer
+PAGE = 2  # files listed per response
 BLOCK = 1 << 14
 
 
@@ -44,29 +44,29 @@ class LocalHub:
         self._process.communicate()
 
     def environment(self, home: Path) -> dict[str, str]:
-        """The variables that lead a process to this hub, and to a cache of its own."""
+        """Environment variables that point a process to this Hub and to its own cache."""
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
 
     def put(self, repository: str, files: dict[str, bytes]) -> None:
-        """Put files into a repository, which makes another commit of it."""
+        """Write files into a repository, which changes its commit."""
         for name, data in files.items():
             path = self.folder / repository / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
 
     def fail(self, **faults: Any) -> None:
-        """From now on fail as told, or not at all; forgets what was asked for before."""
+        """Set the faults from now on (none by default), and forget earlier requests."""
         request = urllib.request.Request(f"{self.url}/faults", json.dumps(faults).encode())
         urllib.request.urlopen(request).close()
 
-    def asked(self, what: str = "/cdn/") -> list[dict[str, Any]]:
-        """The requests since the last `fail` whose path has `what` in it."""
+    def requests(self, what: str = "/cdn/") -> list[dict[str, Any]]:
+        """The requests since the last `fail` whose path contains `what`."""
         with urllib.request.urlopen(f"{self.url}/requests") as answer:
             return [one for one in json.load(answer) if what in one["path"]]
 
     def sent(self) -> int:
-        """The bytes of files that were sent since the last `fail`."""
-        return sum(one["sent"] for one in self.asked("/"))
+        """The number of bytes of files sent since the last `fail`."""
+        return sum(one["sent"] for one in self.requests("/"))
 
 
 def llmc_shard(ids: list[int], *, claims: int | None = None) -> bytes:
@@ -82,7 +82,7 @@ LOCK = threading.Lock()
 
 
 def take(fault: str) -> bool:
-    """Whether to fail in a way that was asked for so many times."""
+    """Whether this fault is still due; counts it down."""
     with LOCK:
         left = FAULTS.get(fault, 0)
         FAULTS[fault] = left - 1 if left else 0
@@ -93,7 +93,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *arguments: object) -> None:
-        """Clients that are killed go without a word."""
+        """Ignore clients that were killed."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -124,26 +124,26 @@ class Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         path = urllib.parse.unquote(path)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            return self.tell_commit(match[1], match[2] or "main")
+            return self.answer_commit(match[1], match[2] or "main")
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)", path):
-            return self.tell_files(match[1], match[2], query)
+            return self.answer_files(match[1], match[2], query)
         if match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            return self.lead_to_file(match[1], match[3])
+            return self.redirect_to_file(match[1], match[3])
         if match := re.fullmatch(r"/cdn/(.+)", path):
             return self.send_file(self.folder / match[1])
         return self.answer(404)
 
-    def tell_commit(self, repository: str, revision: str) -> None:
+    def answer_commit(self, repository: str, revision: str) -> None:
         if status := FAULTS.get("status"):
             return self.answer(status)
         if not (self.folder / repository).is_dir():
-            return self.answer(401, code="RepoNotFound")  # as it answers who is not logged in
+            return self.answer(401, code="RepoNotFound")  # the Hub's answer without a login
         commit = find_commit(self.folder / repository)
         if revision not in ("main", "refs/convert/parquet", commit):
             return self.answer(404, code="RevisionNotFound")
         return self.answer(200, json.dumps({"id": repository, "sha": commit}).encode())
 
-    def tell_files(self, repository: str, commit: str, query: str) -> None:
+    def answer_files(self, repository: str, commit: str, query: str) -> None:
         assert commit == find_commit(self.folder / repository)
         entries = [
             describe(self.folder / repository, path) for path in walk(self.folder / repository)
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             more = {"Link": f'<{here}?recursive=True&cursor={first + PAGE}>; rel="next"'}
         return self.answer(200, json.dumps(entries[first : first + PAGE]).encode(), more)
 
-    def lead_to_file(self, repository: str, name: str) -> None:
+    def redirect_to_file(self, repository: str, name: str) -> None:
         path = self.folder / repository / name
         if FAULTS.get("gated"):
             return self.answer(403, code="GatedRepo")
@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_file(path, {**marks, "ETag": f'"{entry["oid"]}"'})
         marks["X-Linked-ETag"] = f'"{entry["lfs"]["oid"]}"'
         marks["X-Linked-Size"] = str(entry["size"])
-        # By another name it is another host to a client, as the real one's is.
+        # A different host name, as the real Hub redirects to another host.
         place = f"http://localhost:{self.server.server_address[1]}"
         where = f"{place}/cdn/{repository}/{urllib.parse.quote(name)}"
         return self.answer(302, headers={**marks, "Location": where})
@@ -227,7 +227,7 @@ def walk(folder: Path) -> list[Path]:
 
 
 def describe(folder: Path, path: Path) -> dict[str, Any]:
-    """A file as the hub lists it: by git's checksum, and by SHA-256 if it is kept apart."""
+    """A file as the Hub lists it: git's checksum, and SHA-256 for large files."""
     stat = path.stat()
     return dict(_describe(folder, path, stat.st_size, stat.st_mtime_ns))
 

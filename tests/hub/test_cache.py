@@ -1,4 +1,4 @@
-"""cache.py: `open` and `prepare` on hf:// addresses, in the cache that the hub's own tools use."""
+"""cache.py: `open` and `prepare` on hf:// paths, in the cache that the Hub's own tools use."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def hub(served: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lo
 
 
 def python(code: str, **variables: str) -> str:
-    """What a process of its own prints, or the last line of its error."""
-    told = subprocess.run(
+    """Run code in a new process; returns what it prints, or the last line of its error."""
+    run = subprocess.run(
         [sys.executable, "-W", "error", "-c", f"import tokenmill\n{code}"],
         env={**os.environ, "HF_HUB_DISABLE_XET": "1", **variables},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return told.stdout.strip() if told.returncode == 0 else told.stderr.strip().splitlines()[-1]
+    return run.stdout.strip() if run.returncode == 0 else run.stderr.strip().splitlines()[-1]
 
 
 def count(address: str = "lab/web") -> tuple[int, int]:
@@ -83,7 +83,7 @@ def test_shards_are_fetched_once_and_opened(
     assert "hf://datasets/lab/web: fetching 3 files" in capsys.readouterr().err
     hub.fail()
     assert count() == ALL
-    assert [one["path"] for one in hub.asked("lab")] == ["/api/datasets/lab/web/revision/main"]
+    assert [one["path"] for one in hub.requests("lab")] == ["/api/datasets/lab/web/revision/main"]
     assert sorted(path.read_bytes() for path in blobs(tmp_path)) == sorted(SHARDS.values())
     assert capsys.readouterr().err == ""
 
@@ -97,19 +97,19 @@ def test_one_file_is_opened_alone(hub: LocalHub, tmp_path: Path) -> None:
     one = tokenmill.open("hf://datasets/lab/web/web_02.bin")
     assert one["train"][:2].tolist() == [2, 2]
     assert len(blobs(tmp_path)) == 1
-    assert count() == ALL  # and the rest when it is wanted
+    assert count() == ALL  # the rest is fetched when needed
 
 
-def test_without_a_network_what_is_here_is_used(
+def test_without_a_network_the_cache_is_used(
     hub: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = "hf://datasets/lab/web/web_02.bin"
     tokenmill.open(one)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     tokenmill.open(one)
-    # Two shards of three are not here: half a dataset is no dataset.
+    # Two of three shards are missing: an incomplete dataset is refused.
     for address in ("lab/web", "lab/deep"):
-        with pytest.raises(WorkError, match=r"^The hub at http://127\.0\.0\.1:9 cannot be reached"):
+        with pytest.raises(WorkError, match=r"^Cannot reach the Hub at http://127\.0\.0\.1:9"):
             count(address)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     count()
@@ -117,16 +117,16 @@ def test_without_a_network_what_is_here_is_used(
     assert count() == ALL
 
 
-def test_the_hub_s_offline_mode_is_kept_to(hub: LocalHub) -> None:
+def test_offline_mode_sends_no_request(hub: LocalHub) -> None:
     count()
     hub.fail()
     code = "tokenmill.open('hf://datasets/lab/web'); tokenmill.open('hf://datasets/lab/deep')"
-    told = python(code, HF_HUB_OFFLINE="1")
-    assert "WorkError: The hub may not be asked for lab/deep, because HF_HUB_OFFLINE" in told
-    assert hub.asked("/") == []
+    error = python(code, HF_HUB_OFFLINE="1")
+    assert "WorkError: lab/deep is not complete in the cache, and HF_HUB_OFFLINE" in error
+    assert hub.requests("/") == []
 
 
-def test_the_hub_s_own_tools_and_this_share_the_cache(
+def test_the_cache_is_shared_with_huggingface_hub(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = (
@@ -139,31 +139,29 @@ def test_the_hub_s_own_tools_and_this_share_the_cache(
     assert hub.sent() == 0
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
     assert count() == ALL
-    told = python(f"{theirs}, local_files_only=True)\nprint(open(path, 'rb').read(4))")
-    assert told == str(SHARDS["web_03.bin"][:4])
+    found = python(f"{theirs}, local_files_only=True)\nprint(open(path, 'rb').read(4))")
+    assert found == str(SHARDS["web_03.bin"][:4])
 
 
-def test_a_change_elsewhere_in_the_repository_fetches_nothing_again(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_a_new_commit_fetches_only_changed_files(hub: LocalHub, tmp_path: Path) -> None:
     count()
     hub.fail()
     hub.put("lab/web", {"README.md": f"# another card for {tmp_path}".encode()})
     assert count() == ALL
     assert hub.sent() == 0
-    assert hub.asked("/tree/")
+    assert hub.requests("/tree/")
 
 
-def test_a_file_cut_short_in_the_cache_is_fetched_again(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_truncated_file_in_the_cache_is_fetched_again(hub: LocalHub, tmp_path: Path) -> None:
     count()
     os.truncate(blobs(tmp_path)[0], 3_000)
     assert count() == ALL
     assert sorted(path.read_bytes() for path in blobs(tmp_path)) == sorted(SHARDS.values())
 
 
-@pytest.mark.parametrize("fetched_by", ["this", "the hub's tools"])
+@pytest.mark.parametrize("fetched_by", ["tokenmill", "huggingface_hub"])
 def test_a_prepared_dataset_opens_and_verifies(hub: LocalHub, fetched_by: str) -> None:
-    if fetched_by != "this":
+    if fetched_by == "huggingface_hub":
         code = "from huggingface_hub import snapshot_download as get"
         assert python(f"{code}; get('lab/prepared', repo_type='dataset')") == ""
     address = "hf://datasets/lab/prepared"
@@ -173,14 +171,14 @@ def test_a_prepared_dataset_opens_and_verifies(hub: LocalHub, fetched_by: str) -
     tokenmill.verify(address)
 
 
-def test_prepare_reads_text_from_the_hub_as_from_a_folder(hub: LocalHub, tmp_path: Path) -> None:
+def test_prepare_reads_text_from_the_hub_like_a_folder(hub: LocalHub, tmp_path: Path) -> None:
     reports = [
         tokenmill.prepare(
             text, tmp_path / name, tokenizer="bytes", workers=1, val_fraction=0, dedup="none"
         )
         for name, text in (("hub", "hf://datasets/lab/text"), ("local", hub.folder / "lab/text"))
     ]
-    # Files of equal contents are two files all the same.
+    # Two files with equal contents count twice.
     assert [report.manifest.ledger["documents_in"] for report in reports] == [14 + len(TEXTS)] * 2
     shards = [report.path / "train/shard_00000.bin" for report in reports]
     assert shards[0].read_bytes() == shards[1].read_bytes()
@@ -197,15 +195,15 @@ def test_prepare_takes_a_part_of_a_repository(hub: LocalHub, path: str, expected
 @pytest.mark.parametrize(
     ("use", "address", "text"),
     [
-        (tokenmill.open, "datasets/lab/text", r"holds text, not tokens\. Make tokens of it"),
+        (tokenmill.open, "datasets/lab/text", r"holds text, not tokens\. Make tokens from it"),
         (lambda text: find_files([text]), "datasets/lab/web", "holds tokens, not text"),
         (tokenmill.open, "datasets/lab/web/*1.bin", "tokenmill download 'hf://datasets/lab/web/"),
         (tokenmill.open, "datasets/lab/no", "no dataset 'lab/no'"),
         (tokenmill.open, "lab/web", "hf://datasets/OWNER/NAME"),
-        (tokenmill.open, "datasets/lab/web/x", "There is no 'x' in lab/web"),
+        (tokenmill.open, "datasets/lab/web/x", "lab/web has no 'x'"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_fetched(
+def test_wrong_requests_fail_before_anything_is_fetched(
     hub: LocalHub, use: Callable[[str], object], address: str, text: str
 ) -> None:
     with pytest.raises(TokenmillError, match=text):

@@ -1,4 +1,4 @@
-"""choose.py: which files of a repository are meant, and what is said of those that are not there."""
+"""choose.py: which files of a repository are fetched, and errors for files that do not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.hub.choose import choose, parse_shards
-from tokenmill.hub.listing import HubFile
+from tokenmill.hub.repository import HubFile
 
 TOKENS = [f"web_train_{number:06}.bin" for number in range(1, 13)] + ["web_val_000000.bin"]
 TEXT = [
@@ -28,7 +28,7 @@ def chosen(names: list[str], path: str = "", **options: object) -> list[str]:
     return [file.path for file in choose(files, "lab/web", path=path, **options).files]  # type: ignore[arg-type]
 
 
-def test_one_kind_of_file_is_taken_and_cards_are_left() -> None:
+def test_one_kind_of_file_is_taken_without_cards() -> None:
     assert sorted(chosen([*CARDS, *TOKENS])) == sorted(TOKENS)
     assert sorted(chosen([*CARDS, *TEXT])) == sorted(TEXT)
     assert chosen([*CARDS, "a.jsonl.zst", "b.json", "notes.txt"]) == ["a.jsonl.zst", "b.json"]
@@ -40,7 +40,7 @@ def test_one_kind_of_file_is_taken_and_cards_are_left() -> None:
     ]
 
 
-def test_what_tells_about_token_files_comes_with_them() -> None:
+def test_index_files_come_with_their_token_files() -> None:
     megatron = ["x.bin", "x.idx", "y.bin", "y.idx"]
     assert sorted(chosen(megatron)) == megatron
     assert chosen(megatron, "y.bin") == chosen(megatron, "[yz].bin") == ["y.bin", "y.idx"]
@@ -52,12 +52,12 @@ def test_what_tells_about_token_files_comes_with_them() -> None:
     assert chosen(["chunk-0-0.bin", "index.json"]) == ["chunk-0-0.bin", "index.json"]
 
 
-def test_a_place_is_a_file_a_folder_or_a_glob() -> None:
+def test_a_path_is_a_file_a_folder_or_a_glob() -> None:
     assert chosen(TEXT, "sample") == ["sample/training/0000.parquet"]
     assert chosen(TEXT, "data/train-2.parquet") == ["data/train-2.parquet"]
     assert chosen(TOKENS, "*_00000[12].bin") == TOKENS[:2]
     assert chosen(["a[1].txt", "a1.txt"], "a[1].txt") == ["a[1].txt"]
-    with pytest.raises(InputError, match=r"no 'dat' in lab/web\. It holds: data, sample\."):
+    with pytest.raises(InputError, match=r"lab/web has no 'dat'\. It has: data, sample\."):
         chosen(TEXT, "dat")
 
 
@@ -70,7 +70,7 @@ def test_files_come_in_the_order_of_their_numbers() -> None:
 def test_a_split_is_a_word_of_the_name() -> None:
     assert chosen(TEXT, split="train") == [TEXT[0], TEXT[2], TEXT[1]]
     assert chosen(TEXT, split="val") == chosen(TEXT, split="validation") == [TEXT[3]]
-    with pytest.raises(InputError, match=r"the split 'test' in its name\. Its files are such as "):
+    with pytest.raises(InputError, match=r"the split 'test' in its name\. A typical name is "):
         chosen(TEXT, split="test")
 
 
@@ -81,20 +81,22 @@ def test_shards_are_chosen_by_number(numbers: set[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1))
-def test_shard_numbers_are_read_as_people_write_them(ranges: list[tuple[int, int]]) -> None:
+def test_shard_ranges_are_parsed(ranges: list[tuple[int, int]]) -> None:
     text = ", ".join(f"{first}-{first + more}" if more else f"{first}" for first, more in ranges)
     expected = {n for first, more in ranges for n in range(first, first + more + 1)}
     assert parse_shards(text) == expected == parse_shards(sorted(expected))
 
 
 @pytest.mark.parametrize("text", ["", "one", "3-1", "1-", "1,,2", "-1", "1-99999999"])
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_invalid_shard_numbers_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="such as 1-3 or 1,4,7-9"):
         parse_shards(text)
 
 
-def test_what_cannot_be_chosen_is_told() -> None:
-    with pytest.raises(InputError, match=r"no shard 0, 14, 15, …\. It has 12, numbered 1 to 12\."):
+def test_impossible_choices_are_errors() -> None:
+    with pytest.raises(
+        InputError, match=r"no shard 0, 14, 15, …\. It has 12 shards, numbered 1 to 12\."
+    ):
         chosen(TOKENS[:12], shards={1, 0, 14, 15, 16})
     with pytest.raises(UsageError, match="no numbered token files"):
         chosen(TEXT, shards={1})
@@ -109,6 +111,6 @@ def test_what_cannot_be_chosen_is_told() -> None:
 
 
 @pytest.mark.parametrize("path", ["../x.bin", "/etc/x", "a//b", "a/./b", "c:\\x", "a\\..\\x", ""])
-def test_names_that_lead_out_of_the_folder_are_refused(path: str) -> None:
-    with pytest.raises(InputError, match="lead out of the folder"):
+def test_names_that_leave_the_folder_are_refused(path: str) -> None:
+    with pytest.raises(InputError, match="outside the target folder"):
         HubFile(path=path, size=1, digest="0" * 40)

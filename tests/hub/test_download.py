@@ -1,4 +1,4 @@
-"""download.py against a hub on this machine: right bytes whatever happens, or a clear error."""
+"""tokenmill.download against a local Hub: the right bytes whatever happens, or a clear error."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tokenmill.errors import (
     UsageError,
     WorkError,
 )
-from tokenmill.hub.fetch import Errand
-from tokenmill.hub.listing import HubFile
+from tokenmill.hub.fetch import Transfer
+from tokenmill.hub.repository import HubFile
 
 SHARDS = {
     f"web_train_{number:06}.bin": llmc_shard([Random(number).randrange(50_257)] * 150_000)
@@ -51,7 +51,7 @@ def hub(served: LocalHub, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
 
 
 class Notes:
-    """A watcher that keeps what it hears."""
+    """A watcher that records all calls."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int, int]] = []
@@ -70,7 +70,7 @@ class Notes:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a folder, hidden ones too."""
+    """All files of a folder, including hidden ones."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -79,7 +79,7 @@ def first(count: int) -> dict[str, bytes]:
     return dict(list(SHARDS.items())[:count])
 
 
-def test_only_the_files_asked_for_come_and_they_are_right(hub: LocalHub, tmp_path: Path) -> None:
+def test_only_the_requested_files_are_fetched(hub: LocalHub, tmp_path: Path) -> None:
     notes = Notes()
     done = tokenmill.download("lab/web", shards="1-2", to=tmp_path, watcher=notes)
     assert contents(tmp_path) == first(2)
@@ -90,7 +90,7 @@ def test_only_the_files_asked_for_come_and_they_are_right(hub: LocalHub, tmp_pat
     assert int(tokenmill.open(tmp_path)["val"][0]) == Random(2).randrange(50_257)
 
 
-def test_what_is_there_is_not_fetched_again(hub: LocalHub, tmp_path: Path) -> None:
+def test_existing_files_are_not_fetched_again(hub: LocalHub, tmp_path: Path) -> None:
     tokenmill.download("lab/web", shards=[1, 2], to=tmp_path)
     hub.fail()
     done = tokenmill.download("lab/web", shards="1-3", to=tmp_path)
@@ -99,7 +99,7 @@ def test_what_is_there_is_not_fetched_again(hub: LocalHub, tmp_path: Path) -> No
     assert tokenmill.download("lab/web", shards="1-3", to=tmp_path).fetched == 0
 
 
-def test_text_keeps_its_folders_and_git_s_checksums_are_checked(
+def test_text_keeps_its_folders_and_git_checksums_are_checked(
     hub: LocalHub, tmp_path: Path
 ) -> None:
     hub.fail(alter=1)
@@ -117,40 +117,40 @@ def test_the_folder_is_named_after_the_repository(
     assert set(contents(tmp_path)) == {"data/raw/train.bin", "data/raw/val.bin"}
 
 
-def test_a_file_may_be_named(hub: LocalHub, tmp_path: Path) -> None:
+def test_one_file_can_be_named(hub: LocalHub, tmp_path: Path) -> None:
     tokenmill.download("lab/web/web_train_000003.bin", to=tmp_path)
     assert list(contents(tmp_path)) == ["web_train_000003.bin"]
 
 
-def test_a_token_goes_to_the_hub_and_not_to_where_it_leads(
+def test_the_token_is_sent_to_the_hub_and_not_to_redirects(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "made-up")
     hub.fail(cut=1, cut_after=60_000)
     tokenmill.download("lab/web", shards="1", to=tmp_path)
-    assert {one["token"] for one in hub.asked("lab/web/resolve")} == {"Bearer made-up"}
-    assert {one["token"] for one in hub.asked("lab/web/tree")} == {"Bearer made-up"}
-    assert {one["token"] for one in hub.asked("/cdn/")} == {None}
+    assert {one["token"] for one in hub.requests("lab/web/resolve")} == {"Bearer made-up"}
+    assert {one["token"] for one in hub.requests("lab/web/tree")} == {"Bearer made-up"}
+    assert {one["token"] for one in hub.requests("/cdn/")} == {None}
 
 
-def test_a_cut_connection_is_gone_on_with(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_lost_connection_resumes(hub: LocalHub, tmp_path: Path) -> None:
     hub.fail(cut=5, cut_after=60_000)
     notes = Notes()
     tokenmill.download("lab/web", shards="1-2", to=tmp_path, watcher=notes)
     assert contents(tmp_path) == first(2)
-    ranges = [one["range"] for one in hub.asked() if one["range"]]
+    ranges = [one["range"] for one in hub.requests() if one["range"]]
     assert len(ranges) == 5
     assert notes.read == 2 * SIZE
-    assert hub.sent() < 2 * SIZE + 5 * 70_000  # what was in flight, and never all again
+    assert hub.sent() < 2 * SIZE + 5 * 70_000  # loses what was in flight, never the rest
 
 
-def test_a_server_without_ranges_is_no_obstacle(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_server_that_ignores_ranges_works(hub: LocalHub, tmp_path: Path) -> None:
     hub.fail(cut=2, cut_after=100_000, ignore_range=True)
     tokenmill.download("lab/web", shards="1", to=tmp_path)
     assert contents(tmp_path) == first(1)
 
 
-def test_bytes_altered_on_the_way_are_fetched_once_more(hub: LocalHub, tmp_path: Path) -> None:
+def test_altered_bytes_are_fetched_once_more(hub: LocalHub, tmp_path: Path) -> None:
     hub.fail(alter=1)
     notes = Notes()
     tokenmill.download("lab/web", shards="1", to=tmp_path, watcher=notes)
@@ -159,7 +159,7 @@ def test_bytes_altered_on_the_way_are_fetched_once_more(hub: LocalHub, tmp_path:
     assert hub.sent() == 2 * SIZE
 
 
-def test_bytes_altered_again_and_again_are_refused(hub: LocalHub, tmp_path: Path) -> None:
+def test_bytes_altered_every_time_are_refused(hub: LocalHub, tmp_path: Path) -> None:
     hub.fail(alter=99)
     with pytest.raises(WorkError, match=r"web_train_000001\.bin of lab/web arrived 2 times"):
         tokenmill.download("lab/web", shards="1", to=tmp_path)
@@ -189,11 +189,12 @@ def test_a_damaged_file_in_the_folder_is_fetched_again(
 
 
 @pytest.mark.parametrize("left", ["wrong bytes", "too many"])
-def test_a_spoilt_part_is_thrown_away(hub: LocalHub, tmp_path: Path, left: str) -> None:
+def test_a_wrong_partial_file_is_discarded(hub: LocalHub, tmp_path: Path, left: str) -> None:
     data = SHARDS["web_train_000001.bin"]
     file = HubFile(path="web_train_000001.bin", size=SIZE, digest=hashlib.sha256(data).hexdigest())
-    errand = Errand(file=file, url="", target=tmp_path / file.path, repository="lab/web")
-    errand.part.write_bytes(b"?" * 1000 if left == "wrong bytes" else data + b"more")
+    Transfer(file=file, target=tmp_path / file.path).part.write_bytes(
+        b"?" * 1000 if left == "wrong bytes" else data + b"more"
+    )
     notes = Notes()
     tokenmill.download("lab/web", shards="1", to=tmp_path, watcher=notes)
     assert contents(tmp_path) == first(1)
@@ -201,17 +202,13 @@ def test_a_spoilt_part_is_thrown_away(hub: LocalHub, tmp_path: Path, left: str) 
     assert done + notes.read == total == SIZE
 
 
-def test_a_shard_whose_header_lies_is_refused_although_it_is_the_hub_s(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_a_shard_with_a_wrong_header_on_the_hub_is_refused(hub: LocalHub, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"x_000001\.bin has 1,224 bytes, and its header says"):
         tokenmill.download("lab/bad", to=tmp_path)
     assert contents(tmp_path) == {}
 
 
-def test_processes_that_want_the_same_file_share_one_download(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_processes_with_the_same_target_share_one_download(hub: LocalHub, tmp_path: Path) -> None:
     hub.fail(delay=0.01)
     code = f"import tokenmill; tokenmill.download('lab/web', shards='1-2', to={str(tmp_path)!r})"
     runs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
@@ -228,19 +225,19 @@ FAILURES = {
         r"no dataset 'lab/nothing'.*hf auth login",
     ),
     "unknown revision": ("lab/web@v9", {}, InputError, "no such revision"),
-    "unknown path": ("lab/web/sub", {}, InputError, r"no 'sub' in lab/web"),
+    "unknown path": ("lab/web/sub", {}, InputError, r"lab/web has no 'sub'"),
     "gated": ("lab/web", {"gated": 1}, InputError, r"gated.*/datasets/lab/web.*hf auth login"),
-    "unauthorized": ("lab/web", {"status": 401}, InputError, r"status 401.*hf auth login"),
-    "forbidden": ("lab/web", {"status": 403}, InputError, r"status 403.*hf auth login"),
-    "out of order": ("lab/web", {"status": 500}, WorkError, r"status 500.*Try again later"),
-    "too many requests": ("lab/web", {"status": 429}, WorkError, "Wait some minutes"),
-    "file gone": ("lab/web", {"gone": ["web_train_000002.bin"]}, InputError, "is not there"),
+    "unauthorized": ("lab/web", {"status": 401}, InputError, r"HTTP 401.*hf auth login"),
+    "forbidden": ("lab/web", {"status": 403}, InputError, r"HTTP 403.*hf auth login"),
+    "out of order": ("lab/web", {"status": 500}, WorkError, r"HTTP 500.*Try again later"),
+    "too many requests": ("lab/web", {"status": 429}, WorkError, "Wait a few minutes"),
+    "file gone": ("lab/web", {"gone": ["web_train_000002.bin"]}, InputError, "does not exist"),
     "no name": ("web", {}, UsageError, "OWNER/NAME"),
-    "leads out": (
+    "leaves the folder": (
         "lab/web",
         {"claims": {"README.md": {"path": "../../evil.bin"}}},
         InputError,
-        "lead out of the folder",
+        "outside the target folder",
     ),
     "larger than the disk": (
         "lab/text",
@@ -252,9 +249,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_failures_are_told_in_one_line_with_the_cure(
-    hub: LocalHub, tmp_path: Path, case: str
-) -> None:
+def test_failures_give_one_line_with_the_cure(hub: LocalHub, tmp_path: Path, case: str) -> None:
     repository, faults, kind, text = FAILURES[case]
     hub.fail(**faults)
     with pytest.raises(TokenmillError, match=text) as caught:
@@ -265,19 +260,23 @@ def test_failures_are_told_in_one_line_with_the_cure(
     assert "web_train_000002.bin" not in contents(tmp_path / "out")
 
 
-def test_unknown_shards_are_told_with_those_there_are(hub: LocalHub, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"lab/web has no shard 7, 9\. It has 4, numbered 1 to 4"):
+def test_unknown_shards_are_refused_with_the_existing_range(hub: LocalHub, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"lab/web has no shard 7, 9\. It has 4 shards, numbered 1 to 4"
+    ):
         tokenmill.download("lab/web", shards="1,7,9", to=tmp_path)
     assert hub.sent() == 0
 
 
-def test_without_a_network_the_error_says_so_at_once(
+def test_without_a_network_the_error_comes_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:  # bound and not listening: connections are refused
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
-        with pytest.raises(WorkError, match=r"cannot be reached \(.+\)\. Check the network"):
+        with pytest.raises(
+            WorkError, match=r"Cannot reach the Hub at .+ \(.+\)\. Check the network"
+        ):
             tokenmill.download("lab/web", shards="1", to=tmp_path)
 
 

@@ -1,9 +1,7 @@
-"""`tokenmill download` as it is typed: killed, stopped, gone on with, and what it says at its end."""
+"""`tokenmill download` on the command line: killed, stopped and resumed; what it prints."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import re
 import shlex
@@ -19,8 +17,7 @@ import pytest
 from local_hub import LocalHub, llmc_shard
 
 import tokenmill
-from tokenmill.hub.fetch import Errand
-from tokenmill.hub.listing import HubFile
+from tokenmill.storage.lock import FileLock
 
 COMMAND = [sys.executable, "-m", "tokenmill.cli"]
 SHARDS = {
@@ -108,12 +105,12 @@ def test_a_download_killed_five_times_ends_with_the_right_bytes(
     assert ", done by an earlier run." in stderr
     found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert found == SHARDS
-    # Each kill may lose what was on its way, and nothing of what had arrived.
+    # Each kill may lose what was in flight, but nothing that had arrived.
     assert hub.sent() == sum(map(len, SHARDS.values())) - before
     assert sent_before < before + 5 * 3 * 300_000
 
 
-def test_ctrl_c_keeps_what_is_done_and_progress_has_rate_and_time(
+def test_ctrl_c_keeps_what_arrived_and_progress_has_rate_and_time(
     hub: LocalHub, tmp_path: Path
 ) -> None:
     hub.fail(delay=0.06)
@@ -132,24 +129,24 @@ def test_ctrl_c_keeps_what_is_done_and_progress_has_rate_and_time(
 
 
 def test_ctrl_c_ends_the_wait_for_another_process(hub: LocalHub, tmp_path: Path) -> None:
-    name, data = next(iter(SHARDS.items()))
-    file = HubFile(path=name, size=len(data), digest=hashlib.sha256(data).hexdigest())
-    errand = Errand(file=file, url="", target=tmp_path / "out" / name, repository="lab/web")
-    errand.part.parent.mkdir()
-    with errand.part.open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        process = start(hub, tmp_path, "download", "lab/web", "--to", "out")
-        wait_until(lambda: len(list((tmp_path / "out").glob("*.bin"))) == len(SHARDS) - 1)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
-        assert process.returncode == 130
+    (tmp_path / "out").mkdir()
+    lock = FileLock(tmp_path / "out")
+    assert lock.acquire()
+    process = start(hub, tmp_path, "download", "lab/web", "--to", "out")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("Waiting for another process")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert hub.sent() == 0
+    lock.release()
     assert run(hub, tmp_path, "download", "lab/web", "--to", "out")[0] == 0
-    assert errand.target.read_bytes() == data
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == SHARDS
 
 
-def test_a_disk_that_takes_no_more_is_told_and_gone_on_with(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_download_resumes(hub: LocalHub, tmp_path: Path) -> None:
     command = [*COMMAND, "download", "lab/web", "--to", "out"]
-    told = subprocess.run(
+    limited = subprocess.run(
         ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *command],  # blocks of 512 bytes
         cwd=tmp_path,
         env={**os.environ, **hub.environment(tmp_path / "home")},
@@ -157,9 +154,9 @@ def test_a_disk_that_takes_no_more_is_told_and_gone_on_with(hub: LocalHub, tmp_p
         text=True,
         timeout=60,
     )
-    assert told.returncode == 1
+    assert limited.returncode == 1
     assert re.match(
-        r"tokenmill: Writing failed: File too large; what was fetched is kept\.\n", told.stderr
+        r"tokenmill: Writing failed: File too large; what was fetched is kept\.\n", limited.stderr
     )
     assert list((tmp_path / "out").glob("*.bin")) == []
     hub.fail()
@@ -168,7 +165,9 @@ def test_a_disk_that_takes_no_more_is_told_and_gone_on_with(hub: LocalHub, tmp_p
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == SHARDS
 
 
-def test_without_arguments_it_fetches_what_the_guide_does(hub: LocalHub, tmp_path: Path) -> None:
+def test_without_arguments_it_fetches_the_shards_of_the_guide(
+    hub: LocalHub, tmp_path: Path
+) -> None:
     status, stdout, stderr = run(hub, tmp_path, "download")
     assert (status, stderr) == (0, "")
     folder = tmp_path / "data" / DEFAULT.partition("/")[2]
@@ -189,7 +188,7 @@ def test_the_next_command_opens_the_shards(hub: LocalHub, tmp_path: Path, shards
 def test_the_next_command_prepares_text(hub: LocalHub, tmp_path: Path) -> None:
     status, stdout, _ = run(hub, tmp_path, "download", "lab/text", "--max-files", "1")
     assert status == 0
-    assert "there was nothing to fetch" in run(hub, tmp_path, "download", "lab/text")[1]
+    assert "nothing to download" in run(hub, tmp_path, "download", "lab/text")[1]
     command = [*next_command(stdout), "--tokenizer", "bytes", "--workers", "1"]
     assert run(hub, tmp_path, *command)[0] == 0
     prepared = tokenmill.open(tmp_path / command[command.index("--out") + 1])
@@ -215,14 +214,12 @@ def test_errors_are_one_line(
     assert os.listdir(tmp_path) in ([], ["home"])
 
 
-def test_the_extra_is_asked_for_where_it_is_missing(tmp_path: Path) -> None:
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['huggingface_hub'] = None\n"
         "from tokenmill.cli import main\n"
         "print(main(['download']), main(['info', 'hf://datasets/a/b']))"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert told.stdout == "2 2\n"
-    assert told.stderr.count("pip install 'tokenmill[hub]'\n") == 2
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout == "2 2\n"
+    assert run.stderr.count("pip install 'tokenmill[hub]'\n") == 2

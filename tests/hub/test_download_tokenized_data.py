@@ -1,4 +1,4 @@
-"""compat: the guide's `download_tokenized_data`, on a hub that serves small shards."""
+"""compat.windows: `download_tokenized_data`, against a local Hub with small shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         yield served
 
 
-def test_the_guide_s_lines_run(
+def test_the_lines_of_the_guide_run(
     hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data_dir = download_tokenized_data(tmp_path / "data")
@@ -34,11 +34,11 @@ def test_the_guide_s_lines_run(
     assert x.unique().tolist() == [3]
 
 
-def test_only_what_is_missing_or_cut_short_is_fetched(hub: LocalHub, tmp_path: Path) -> None:
+def test_only_missing_or_truncated_shards_are_fetched(hub: LocalHub, tmp_path: Path) -> None:
     data_dir = Path(download_tokenized_data(tmp_path / "data"))
     hub.fail()
     download_tokenized_data(data_dir)
-    assert hub.asked("/") == []
+    assert hub.requests("/") == []
     os.truncate(data_dir / "edu_fineweb_train_000002.bin", 1500)
     (data_dir / "edu_fineweb_train_000003.bin").unlink()
     download_tokenized_data(data_dir)

@@ -1,4 +1,4 @@
-"""docs/hub.md: every command and every line of Python on it runs, on a hub that has such files."""
+"""docs/hub.md: every command and every line of Python on it runs, against a local Hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill(hub: LocalHub) -> None:
     )
 
 
-def test_all_that_the_page_says_to_type_runs(tmp_path: Path) -> None:
+def test_every_command_and_script_on_the_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     script = "\n".join(code for language, code in blocks if language == "python")
     typed = [line for language, code in blocks if language == "sh" for line in code.splitlines()]
@@ -48,7 +48,7 @@ def test_all_that_the_page_says_to_type_runs(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(script)
     with LocalHub(tmp_path / "site") as hub:
         fill(hub)
-        told = subprocess.run(
+        run = subprocess.run(
             [sys.executable, "page.py"],
             cwd=tmp_path,
             env={**os.environ, **hub.environment(tmp_path / "home")},
@@ -56,7 +56,7 @@ def test_all_that_the_page_says_to_type_runs(tmp_path: Path) -> None:
             text=True,
             timeout=60,
         )
-    assert told.returncode == 0, told.stderr
+    assert run.returncode == 0, run.stderr
     assert sorted(os.listdir(tmp_path / "text/sample/10BT")) == [
         "000_00000.parquet",
         "001_00000.parquet",

@@ -1,4 +1,4 @@
-"""What `tokenmill info` tells, to people and to programs."""
+"""`tokenmill info`, for people and for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_command_prints_aligned_text_and_what_to_type_next(folder, capsys):
     out = capsys.readouterr().out
     for part in ("97 tokens of 7 documents", "256 after each document", "dropped: duplicate"):
         assert part in out
-    assert "  train      68          5       7  376 B\n" in out
+    assert "  train      68          5       7  376 bytes\n" in out
     assert f"tokenmill peek {folder}" in out
     assert out.endswith(f"tokenmill verify {folder}\n")
 
@@ -56,7 +56,7 @@ def test_json_is_for_programs(folder, capsys):
     assert body["sources"] == [{"path": "texts/a.txt", "bytes": 127, "unit": "byte"}]
 
 
-def test_many_sources_are_cut_and_strange_names_are_harmless(folder, capsys):
+def test_long_source_lists_are_cut_and_unsafe_names_escaped(folder, capsys):
     def edit(body):
         sources = [
             {"path": f"a\x1b[2J\n[red]{n}", "bytes": 10**9, "unit": "row"} for n in range(25)
@@ -74,7 +74,7 @@ def test_many_sources_are_cut_and_strange_names_are_harmless(folder, capsys):
     assert "cut short" in out
 
 
-def test_an_odd_ledger_is_no_reason_to_fail(folder, capsys):
+def test_an_unusual_ledger_is_not_an_error(folder, capsys):
     edit_manifest(
         folder, lambda body: body.update(ledger={"dropped": [], "set_aside": 3, "tokens": "x"})
     )
@@ -82,6 +82,6 @@ def test_an_odd_ledger_is_no_reason_to_fail(folder, capsys):
     assert describe(folder).characters_per_token is None
 
 
-def test_errors_are_told_without_a_traceback(tmp_path, capsys):
+def test_errors_have_no_traceback(tmp_path, capsys):
     assert main(["info", str(tmp_path)]) == 1
     assert "not a finished dataset" in capsys.readouterr().err

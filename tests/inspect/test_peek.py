@@ -1,4 +1,4 @@
-"""Looking into a dataset: the text of a document and where it came from."""
+"""`tokenmill peek`: the text of a document and its origin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def test_every_document_comes_back_as_its_text(folder):
+def test_every_document_decodes_to_its_text(folder):
     dataset = tokenmill.open(folder)
     for split, texts in TEXTS.items():
         for number, text in enumerate(texts):
@@ -38,7 +38,7 @@ def test_every_document_comes_back_as_its_text(folder):
             assert peek(dataset, split=split, document=number - len(texts)) == found
 
 
-def test_a_token_is_shown_with_what_is_around_it_in_its_document(folder):
+def test_a_token_is_shown_with_its_surroundings_in_the_document(folder):
     dataset = tokenmill.open(folder)
     tokens = dataset["train"]
     for token in range(len(tokens)):
@@ -51,11 +51,11 @@ def test_a_token_is_shown_with_what_is_around_it_in_its_document(folder):
     assert peek(dataset, token=-1).document.number == 4
 
 
-def test_what_is_not_there_says_what_is(folder):
+def test_numbers_out_of_range_give_the_valid_range(folder):
     dataset = tokenmill.open(folder)
-    with pytest.raises(UsageError, match="5 documents, numbered 0 to 4; there is no document 5"):
+    with pytest.raises(UsageError, match="has no document 5: it has 5 documents, numbered 0 to 4"):
         peek(dataset, document=5)
-    with pytest.raises(UsageError, match="there is no token -69"):
+    with pytest.raises(UsageError, match="has no token -69"):
         peek(dataset, token=-69)
     with pytest.raises(UsageError, match="not both"):
         peek(dataset, token=1, document=1)
@@ -65,7 +65,7 @@ def test_what_is_not_there_says_what_is(folder):
         peek(dataset, split="test")
 
 
-def test_an_empty_split_says_so(tmp_path):
+def test_an_empty_split_is_an_error(tmp_path):
     build(tmp_path, {"train": []})
     with pytest.raises(DatasetError, match="no tokens in its split 'train'"):
         peek(tokenmill.open(tmp_path))
@@ -96,7 +96,7 @@ def test_the_command_shows_text_origin_and_the_next_command(folder, capsys):
     assert "last document" in out
 
 
-def test_text_cannot_bite_the_terminal(tmp_path, capsys):
+def test_control_characters_are_escaped(tmp_path, capsys):
     build(tmp_path / "d", {"train": ["\x1b[31mred [bold]plain :smile:\u202e"]})
     for extra in ([], ["--ids"]):
         assert main(["peek", str(tmp_path / "d"), *extra]) == 0
@@ -107,11 +107,11 @@ def test_text_cannot_bite_the_terminal(tmp_path, capsys):
         assert extra or "[bold]plain :smile:" in out
 
 
-def test_ids_stand_beside_their_pieces(folder, capsys):
+def test_ids_are_shown_next_to_their_text(folder, capsys):
     assert main(["peek", str(folder), "--ids", "--length", "2"]) == 0
     assert "0      72  'H'\n1     101  'e'\n" in capsys.readouterr().out
 
 
-def test_wrong_usage_exits_with_two(folder, capsys):
+def test_wrong_usage_has_status_2(folder, capsys):
     assert main(["peek", str(folder), "--document", "77"]) == 2
     assert main(["peek", str(folder), "--split", "nope"]) == 1

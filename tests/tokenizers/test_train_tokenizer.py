@@ -176,7 +176,7 @@ def test_the_command_prints_its_result_and_the_next_command(
     printed, errors = capfd.readouterr()
     assert load_tokenizer("tokenizer.json").vocab_size == 1_000
     assert printed == (
-        "tokenizer.json: 1,000 ids, of which 256 is the end of text.\n"
+        "tokenizer.json: 1,000 ids; 256 is the end of text.\n"
         "\nNext:  tokenmill prepare 'my texts' --tokenizer tokenizer.json --out data/corpus\n"
     )
     assert errors == ""
@@ -201,7 +201,7 @@ def test_the_command_reports_text_that_is_too_short(
     text.write_text("ab ab")
     arguments = ["--vocab-size", "1000", "--out", str(tmp_path / "tokenizer.json")]
     assert main(["tokenizer", "train", str(text), *arguments]) == 0
-    assert "too few words for the 1,000 ids" in capfd.readouterr().out
+    assert "too few different words for 1,000 ids" in capfd.readouterr().out
 
 
 def test_the_command_without_inputs_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,80 @@
-"""The console of all commands, which never parses rich's markup, and the wording of
-`tokenmill.wording`.
+"""What all commands print with: text, tables, progress, and the next command to type.
+
+Text may come from a stranger's file, so rich's markup is never parsed and control characters are
+printed as visible escapes.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from tokenmill.cli.flags import name_flags
 from tokenmill.errors import UsageError
+from tokenmill.progress import Display as PlainDisplay
+from tokenmill.wording import harmless
 
-stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
+_stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+_stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
+
+
+def show(text: str) -> None:
+    """Print text on stdout."""
+    _stdout.print(Text(harmless(text)))
+
+
+def warn(text: str) -> None:
+    """Print text on stderr."""
+    _stderr.print(Text(harmless(text)))
+
+
+def show_next(*commands: str) -> None:
+    """Print which commands to type next."""
+    show("\nNext:  " + "\n       ".join(commands))
+
+
+def show_table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on a terminal; aligned columns in a file or a pipe, where lines are not cut."""
+    cells = [[harmless(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    numbers = [n > 0 and head not in ("", "reason") for n, head in enumerate(heads)]
+    show(f"\n{title}" if title else "")
+    if _stdout.is_terminal:
+        table = Table(box=box.SIMPLE, show_header=any(heads), pad_edge=False)
+        for head, number in zip(heads, numbers, strict=True):
+            table.add_column(head, justify="right" if number else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        _stdout.print(table, soft_wrap=False)
+        return
+    shown = [list(heads), *cells] if any(heads) else cells
+    widths = [max((len(row[n]) for row in shown), default=0) for n in range(len(heads))]
+    for row in shown:
+        line = "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numbers, strict=True)
+        )
+        show(f"  {line}".rstrip())
+
+
+class Display(PlainDisplay):
+    """Shows progress, and translates argument names into flags."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        super().note(name_flags(text))
+
+
+def report_stopped(where: str) -> int:
+    """Print what Ctrl-C left behind; returns the exit status."""
+    warn(f"Stopped. What is done is kept {where}; the same command resumes.")
+    return 130
 
 
 def typed(path: Path) -> str:
@@ -26,8 +87,18 @@ def typed(path: Path) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
+def typed_options(options: Mapping[str, str | None]) -> str:
+    """Options as they must be typed in a command, with a space before them.
+
+    >>> typed_options({"format": "raw", "dtype": None, "column": "my ids"})
+    " --format raw --column 'my ids'"
+    """
+    given = ((name, value) for name, value in options.items() if value)
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given)
+
+
 def parse_size(text: str) -> int:
-    """A number of bytes as people write it.
+    """A number of bytes such as 2GB or 512MiB.
 
     >>> parse_size("2GB"), parse_size("1.5 GiB"), parse_size("4096")
     (2000000000, 1610612736, 4096)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stdout, typed
-from tokenmill.cli.progress import Display, tell_stopped
+from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
 from tokenmill.dataset.download import Downloaded
 from tokenmill.dataset.download import download as download_files
 from tokenmill.hub.choose import shard_number
-from tokenmill.wording import counted, duration, harmless, size
+from tokenmill.wording import counted, duration, size
 
 
 def download(
@@ -60,19 +58,19 @@ def download(
                 watcher=display,
             )
     except KeyboardInterrupt:
-        return tell_stopped("in the folder")
+        return report_stopped("in the folder")
     _show(done, time.monotonic() - started)
     return 0
 
 
 def _show(done: Downloaded, seconds: float) -> None:
-    told = f"{done.path}: {counted(len(done.files), 'file')}, {size(done.bytes)}, all checked"
+    summary = f"{done.path}: {counted(len(done.files), 'file')}, {size(done.bytes)}, all checked"
     if done.fetched:
         rate = size(done.fetched / max(1e-9, seconds))
-        _line(f"{told}; {size(done.fetched)} fetched in {duration(seconds)}, {rate}/s.")
+        show(f"{summary}; {size(done.fetched)} downloaded in {duration(seconds)}, {rate}/s.")
     else:
-        _line(f"{told}; there was nothing to fetch.")
-    _line(f"\nNext:  {_next_command(done)}")
+        show(f"{summary}; nothing to download.")
+    show_next(_next_command(done))
 
 
 def _next_command(done: Downloaded) -> str:
@@ -88,7 +86,3 @@ def _next_command(done: Downloaded) -> str:
     numbers = [number for path in done.files if (number := shard_number(path.name)) is not None]
     has_gap = numbers and max(numbers) - min(numbers) >= len(set(numbers))
     return f"tokenmill info {typed(folder)}" + (" --format llmc" if has_gap else "")
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))

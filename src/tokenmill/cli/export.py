@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stdout
+from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.convert.export import TOKENS_PER_SHARD
 from tokenmill.convert.export import export as export_tokens
-from tokenmill.wording import counted, harmless
+from tokenmill.wording import counted
 
 
 def export(
@@ -63,17 +61,14 @@ def export(
                 **opening.options,
             )
     except KeyboardInterrupt:
-        return tell_stopped(f"in {out}")
-    before = f", {made.files_done_before:,} of them before" if made.files_done_before else ""
-    _line(f"{made.path}: {made.format}, {counted(len(made.files), 'file')}{before}")
+        return report_stopped(f"in {out}")
+    before = f", {made.files_done_before:,} of them earlier" if made.files_done_before else ""
+    show(f"{made.path}: {made.format}, {counted(len(made.files), 'file')}{before}")
     for split, tokens in made.tokens.items():
         documents = made.documents[split]
-        told = "" if documents is None else f", {counted(documents, 'document')}"
-        _line(f"  {split}: {counted(tokens, 'token')}{told}, compared with the source")
+        known = "" if documents is None else f", {counted(documents, 'document')}"
+        show(f"  {split}: {counted(tokens, 'token')}{known}, compared with the source")
     for note in made.notes:
-        _line(f"note: {note}")
+        show(f"note: {note}")
+    show_next(f"tokenmill info {typed(made.path)}")
     return 0
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))

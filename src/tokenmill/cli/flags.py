@@ -10,30 +10,16 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\n]+))?`")
-_command: Sequence[str] = ()
-_renamed: Mapping[str, str] = {}
+_find_flags: Callable[[], Mapping[str, str]] = dict
 
 
-def set_command(arguments: Sequence[str], renamed: Mapping[str, str]) -> None:
-    """Set the running command, as it was typed, and other names for some of its flags."""
-    global _command, _renamed
-    _command, _renamed = arguments, renamed
-
-
-def find_flags(command: Sequence[str]) -> dict[str, str]:
-    """The flag, or the positional name, of each argument of a command.
-
-    >>> find_flags(["reshard"])
-    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard'}
-    """
-    from tokenmill.cli import app
-
-    _, apps, _ = app.parse_commands(command)
-    arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()
-    return {one.field_info.name: one.names[0] for one in arguments if one.names[0] != "*"}
+def set_flags(find: Callable[[], Mapping[str, str]]) -> None:
+    """Set where to find the flag of each argument of the running command."""
+    global _find_flags
+    _find_flags = find
 
 
 def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
@@ -47,7 +33,7 @@ def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
     """
     if not _ARGUMENT.search(text):
         return text
-    known = {**find_flags(_command), **_renamed} if flags is None else flags
+    known = _find_flags() if flags is None else flags
 
     def translate(match: re.Match[str]) -> str:
         name, value = match.groups()

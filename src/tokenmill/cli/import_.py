@@ -1,4 +1,4 @@
-"""`tokenmill import`: a prepared dataset of another program's tokens."""
+"""`tokenmill import`: make a dataset from another program's tokens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stdout, typed
+from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.convert.import_dataset import TOKENS_PER_SHARD, import_dataset
-from tokenmill.wording import counted, harmless
+from tokenmill.wording import counted
 
 
 def import_(
@@ -62,17 +60,13 @@ def import_(
                 **opening.options,
             )
     except KeyboardInterrupt:
-        return tell_stopped(f"in {out}")
+        return report_stopped(f"in {out}")
     for name, split in made.splits.items():
-        _line(
+        show(
             f"{name}: {counted(split.tokens, 'token')}, {counted(split.documents, 'document')}, "
             f"{counted(len(split.shards), 'shard')}"
         )
     if empty := made.ledger["dropped"].get("empty"):
-        _line(f"Left out: {counted(empty['documents'], 'empty document')}.")
-    _line(f"\nNext:  tokenmill verify {typed(out)}")
+        show(f"Omitted: {counted(empty['documents'], 'empty document')}.")
+    show_next(f"tokenmill verify {typed(out)}", f"tokenmill train {typed(out)}")
     return 0
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,16 +35,6 @@ class Opening:
         {'dtype': 'uint16'}
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-def typed_options(options: Mapping[str, str | None]) -> str:
-    """Options as they must be typed in a command, after what is before them.
-
-    >>> typed_options({"format": "raw", "dtype": None, "column": "my ids"})
-    " --format raw --column 'my ids'"
-    """
-    given = ((name, value) for name, value in options.items() if value)
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given)
 
 
 RECOGNISED = Opening()

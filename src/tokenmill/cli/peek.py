@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stdout, typed
-from tokenmill.cli.opening import RECOGNISED, Opening, typed_options
+from tokenmill.cli.console import show, typed, typed_options
+from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
-from tokenmill.wording import count, harmless
+from tokenmill.wording import count
 
 
 def peek(
@@ -51,12 +50,12 @@ def peek(
     dataset = open_dataset(path, tokenizer=tokenizer, **opening.options)
     found = look(dataset, split=split, document=document, token=token, length=length)
     _show_origin(found)
-    _line("")
+    show("")
     if ids:
         _show_ids(found)
     else:
-        _line(found.text)
-    _line("")
+        show(found.text)
+    show("")
     given = typed_options({"tokenizer": tokenizer, **opening.options})
     _show_next(found, f"tokenmill peek {typed(path)}{given}")
     return 0
@@ -65,8 +64,8 @@ def peek(
 def _show_origin(found: Peek) -> None:
     document = found.document
     if document is None:
-        _line(f"tokens:   {found.start} to {found.end - 1} of {count(found.tokens)}")
-        _line(f"shard:    {found.shard}, from its token {found.shard_token}")
+        show(f"tokens:   {found.start} to {found.end - 1} of {count(found.tokens)}")
+        show(f"shard:    {found.shard}, from its token {found.shard_token}")
         return
     last = document.start + document.length - 1
     shown = ""
@@ -80,13 +79,13 @@ def _show_origin(found: Peek) -> None:
     if document.key is not None:
         rows["key"] = document.key
     for name, value in rows.items():
-        _line(f"{name + ':':10}{value}")
+        show(f"{name + ':':10}{value}")
 
 
 def _show_ids(found: Peek) -> None:
     width = len(str(found.end))
-    for place, (one, piece) in enumerate(zip(found.ids, found.pieces, strict=True), found.start):
-        _line(f"{place:{width}}  {one:6}  {piece!r}")
+    for place, (one, text) in enumerate(zip(found.ids, found.id_texts, strict=True), found.start):
+        show(f"{place:{width}}  {one:6}  {text!r}")
 
 
 def _show_next(found: Peek, command: str) -> None:
@@ -94,16 +93,12 @@ def _show_next(found: Peek, command: str) -> None:
     command += f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
     if document is None:
         if found.end < found.tokens:
-            _line(f"The next tokens:    {command} --token {found.end}")
+            show(f"The next tokens:    {command} --token {found.end}")
         return
     if len(found.ids) < document.length:
         whole = f"{command} --document {document.number} --length {document.length}"
-        _line(f"The whole of it:    {whole}")
+        show(f"The whole document: {whole}")
     if document.number + 1 < found.documents:
-        _line(f"The next document:  {command} --document {document.number + 1}")
+        show(f"The next document:  {command} --document {document.number + 1}")
     else:
-        _line("This is the last document of the split.")
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))
+        show("This is the last document of the split.")

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from tokenmill.cli.console import parse_size, stdout, typed
+from tokenmill.cli.console import (
+    Display,
+    parse_size,
+    report_stopped,
+    show,
+    show_next,
+    show_table,
+    typed,
+)
 from tokenmill.cli.flags import name_flags
-from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.preparation.prepare import Mill, Report
@@ -23,7 +27,7 @@ from tokenmill.preparation.settings import Settings
 from tokenmill.sources.find import tell_passed_over
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
-from tokenmill.wording import count, counted, duration, harmless, size
+from tokenmill.wording import count, counted, duration, size
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
@@ -94,31 +98,34 @@ def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) 
         with Display() as display:
             report = prepare_dataset(inputs, folder, watcher=display, **options)
     except KeyboardInterrupt:
-        return tell_stopped(f"in {folder}")
+        return report_stopped(f"in {folder}")
     show_report(report, time.monotonic() - started)
     return 0
 
 
 def show_report(report: Report, seconds: float) -> None:
-    """The closing table, and what to type next."""
+    """Print the closing table and the next commands."""
     here = typed(report.path)
     manifest, ledger = report.manifest, report.manifest.ledger
     if report.was_finished:
-        _line(f"{report.path} was finished before; nothing was changed.")
+        show(f"{report.path} was finished before; nothing was changed.")
     width = 2 if manifest.dtype == "uint16" else 4
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("split", "tokens", "documents", "shards", "size"):
-        table.add_column(name, justify="left" if name == "split" else "right")
-    for name, split in manifest.splits.items():
-        table.add_row(
-            name,
-            count(split.tokens),
-            count(split.documents),
-            count(len(split.shards)),
-            size(split.tokens * width + split.documents * DOCUMENT_DTYPE.itemsize),
-        )
-    stdout.print(table)
-    _line(
+    show_table(
+        None,
+        ("split", "tokens", "documents", "shards", "size"),
+        [
+            (
+                name,
+                count(split.tokens),
+                count(split.documents),
+                count(len(split.shards)),
+                size(split.tokens * width + split.documents * DOCUMENT_DTYPE.itemsize),
+            )
+            for name, split in manifest.splits.items()
+        ],
+    )
+    show("")
+    show(
         f"Documents: {count(ledger['documents_in'])} in, {count(ledger['documents_kept'])} kept"
         + "".join(
             f", {count(entry['documents'])} dropped ({reason})"
@@ -127,31 +134,29 @@ def show_report(report: Report, seconds: float) -> None:
         + "."
     )
     if ledger["duplicate_lines"]:
-        _line(f"Lines: {counted(ledger['duplicate_lines'], 'repeated line')} removed.")
+        show(f"Lines: {counted(ledger['duplicate_lines'], 'repeated line')} removed.")
     if ledger["repaired_documents"]:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
-        _line(f"Set aside: {entry['source']}: {name_flags(entry['reason'])}.")
+        show(f"Set aside: {entry['source']}: {name_flags(entry['reason'])}.")
     if (report.path / REJECTED_NAME).exists():
-        _line(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
+        show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])
     rate = report.bytes_read / max(1e-9, seconds)
-    told = f"{per_token:.2f} characters a token; {size(_disk(report))} on disk"
-    _line(told + ("." if report.was_finished else f"; {duration(seconds)}, {size(rate)}/s."))
+    totals = f"{per_token:.2f} characters a token; {size(_disk(report))} on disk"
+    show(totals + ("." if report.was_finished else f"; {duration(seconds)}, {size(rate)}/s."))
     if not manifest.splits["train"].tokens:
-        _line(
-            "The training split is empty: all documents fell to validation.\n"
+        show(
+            "The training split is empty: all documents went to validation.\n"
             "See --documents and --val-fraction."
         )
     if not manifest.splits["val"].tokens and manifest.settings["val_fraction"]:
-        _line(
+        show(
             "The validation split is empty, because there are too few documents.\n"
             "See --documents and --val-fraction."
         )
-    _line(f"\nNext:  tokenmill info {here}")
-    _line(f"       tokenmill peek {here}")
-    if manifest.splits["train"].tokens:
-        _line(f"       tokenmill train {here}")
+    commands = ["info", "peek", "train"] if manifest.splits["train"].tokens else ["info", "peek"]
+    show_next(*(f"tokenmill {command} {here}" for command in commands))
 
 
 def _show_repairs(report: Report) -> None:
@@ -159,15 +164,15 @@ def _show_repairs(report: Report) -> None:
     repaired = counted(ledger["repaired_documents"], "document")
     listed = report.path / REPAIRED_NAME
     see = f": see {listed}" if listed.exists() else ""
-    _line(f"Repaired: {repaired} had invalid UTF-8{see}.")
+    show(f"Repaired: {repaired} had invalid UTF-8{see}.")
     files = ledger.get("other_encodings", {"files": 0, "examples": []})
     for entry in files["examples"]:
         share = entry["replaced_bytes"] / max(1, entry["bytes"])
         guess = entry["encoding"]
         cure = f"; it looks like {guess}: try iconv -f {guess} -t UTF-8" if guess else ""
-        _line(f"Not UTF-8: {entry['source']}: {share:.1%} of its text was replaced{cure}.")
+        show(f"Not UTF-8: {entry['source']}: {share:.1%} of its text was replaced{cure}.")
     if files["files"] > len(files["examples"]):
-        _line(f"… and {count(files['files'] - len(files['examples']))} more files like that.")
+        show(f"… and {count(files['files'] - len(files['examples']))} more files like that.")
 
 
 def _disk(report: Report) -> int:
@@ -177,34 +182,30 @@ def _disk(report: Report) -> int:
 def _show_estimate(mill: Mill) -> None:
     from tokenmill.preparation.estimate import estimate
 
-    told = estimate(mill)
+    plan = estimate(mill)
     rows = {
-        "files": count(told.files)
+        "files": count(plan.files)
         + (
-            f" ({tell_passed_over(told.passed_over, examples=False)} passed over)"
-            if told.passed_over
+            f" ({tell_passed_over(plan.passed_over, examples=False)} passed over)"
+            if plan.passed_over
             else ""
         ),
-        "input": size(told.bytes),
-        "parts": count(told.parts),
-        "tokens": f"about {count(told.tokens)}",
-        "documents": f"about {count(told.documents)}, before deduplication",
-        "disk": f"about {size(told.disk)}, and {size(told.disk_while_working)} more while working",
-        "memory": f"at most {size(told.memory)}",
-        "time": f"about {duration(told.seconds)} with {counted(told.workers, 'worker')}",
+        "input": size(plan.bytes),
+        "parts": count(plan.parts),
+        "tokens": f"about {count(plan.tokens)}",
+        "documents": f"about {count(plan.documents)}, before deduplication",
+        "disk": f"about {size(plan.disk)}, and {size(plan.disk_while_working)} more while working",
+        "memory": f"at most {size(plan.memory)}",
+        "time": f"about {duration(plan.seconds)} with {counted(plan.workers, 'worker')}",
     }
     for name, text in rows.items():
-        _line(f"{name:<10} {text}")
-    if told.passed_over:
-        _line(f"passed over: {tell_passed_over(told.passed_over)}")
-    for fault in told.faults[:_FAULTS]:
-        _line(f"cannot be used: {name_flags(fault)}")
-    if len(told.faults) > _FAULTS:
-        _line(f"… and {count(len(told.faults) - _FAULTS)} more that cannot be used")
-    if told.looked_at < told.files:
-        _line(f"Checked the first bytes of {count(told.looked_at)} of {count(told.files)} files.")
-    _line(f"\nMeasured on {size(told.sampled)} of text. Omit --dry-run to begin.")
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))
+        show(f"{name:<10} {text}")
+    if plan.passed_over:
+        show(f"passed over: {tell_passed_over(plan.passed_over)}")
+    for fault in plan.faults[:_FAULTS]:
+        show(f"cannot be used: {name_flags(fault)}")
+    if len(plan.faults) > _FAULTS:
+        show(f"… and {count(len(plan.faults) - _FAULTS)} more that cannot be used")
+    if plan.looked_at < plan.files:
+        show(f"Checked the first bytes of {count(plan.looked_at)} of {count(plan.files)} files.")
+    show(f"\nMeasured on {size(plan.sampled)} of text. Omit --dry-run to start.")

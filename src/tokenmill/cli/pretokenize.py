@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import parse_size, stdout
-from tokenmill.cli.progress import Display, tell_stopped
+from tokenmill.cli.console import Display, parse_size, report_stopped, show
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REPAIRED_NAME
 from tokenmill.preparation.pretokenize import npy_path
 from tokenmill.preparation.pretokenize import pretokenize as pretokenize_file
 from tokenmill.tokenizers import load_tokenizer
-from tokenmill.wording import count, counted, duration, harmless, size
+from tokenmill.wording import count, counted, duration, size
 
 
 def pretokenize(
@@ -66,27 +64,23 @@ def pretokenize(
                     watcher=display,
                 )
         except KeyboardInterrupt:
-            return tell_stopped(f"next to {text}")
+            return report_stopped(f"next to {text}")
         if made.was_there:
-            _line(f"{made.path} was there before: {counted(made.tokens, 'token')} of {made.dtype}.")
+            show(f"{made.path} was there before: {counted(made.tokens, 'token')} of {made.dtype}.")
             continue
         ratio = (made.characters or 0) / max(1, made.tokens)
-        _line(
+        show(
             f"{made.path}: {counted(made.tokens, 'token')} of {made.dtype}, "
             f"{size(made.path.stat().st_size)}; {ratio:.2f} characters a token; "
             f"{duration(time.monotonic() - started)}."
         )
         for reason, entry in made.dropped.items():
-            _line(f"  dropped ({reason}): {count(entry['documents'])}")
+            show(f"  dropped ({reason}): {count(entry['documents'])}")
         if made.repaired:
             listed = made.path.with_suffix(f".{REPAIRED_NAME}")
             repaired = counted(made.repaired, "document")
-            _line(f"  repaired: {repaired} had invalid UTF-8: see {listed}")
+            show(f"  repaired: {repaired} had invalid UTF-8: see {listed}")
         if made.rejected is not None:
-            _line(f"  rejected records are listed in {made.rejected}")
-    _line("\nNext, in Python:  tokens = numpy.load(PATH, mmap_mode='r')")
+            show(f"  rejected records are listed in {made.rejected}")
+    show("\nNext, in Python:  tokens = numpy.load(PATH, mmap_mode='r')")
     return 0
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))

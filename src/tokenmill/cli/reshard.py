@@ -1,4 +1,4 @@
-"""`tokenmill reshard`: the same dataset in other shards."""
+"""`tokenmill reshard`: write a dataset in shards of another size."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stdout
-from tokenmill.cli.progress import Display, tell_stopped
+from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
 from tokenmill.convert.reshard import reshard as reshard_dataset
-from tokenmill.wording import counted, harmless
+from tokenmill.wording import counted
 
 
 def reshard(
@@ -38,8 +36,9 @@ def reshard(
         with Display() as display:
             made = reshard_dataset(path, out, tokens_per_shard=tokens_per_shard, watcher=display)
     except KeyboardInterrupt:
-        return tell_stopped(f"in {out}")
+        return report_stopped(f"in {out}")
     for name, split in made.splits.items():
-        told = f"{counted(split.tokens, 'token')} in {counted(len(split.shards), 'shard')}"
-        stdout.print(Text(harmless(f"{name}: {told}")))
+        shards = counted(len(split.shards), "shard")
+        show(f"{name}: {counted(split.tokens, 'token')} in {shards}")
+    show_next(f"tokenmill verify {typed(out)}")
     return 0

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stderr
+from tokenmill.cli.console import warn
 from tokenmill.cli.flags import name_flags
 from tokenmill.wording import harmless
 
@@ -67,12 +66,8 @@ def sample(
         runs=runs,
         backend=backend,
         device=device,
-        warn=_warn,
+        warn=lambda text: warn(f"tokenmill: {name_flags(text)}"),
         on_text=lambda text: print(harmless(text), end="", flush=True),
     )
     print()
     return 0
-
-
-def _warn(text: str) -> None:
-    stderr.print(Text(f"tokenmill: {harmless(name_flags(text))}"))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from tokenmill.cli.console import stdout
+from tokenmill.cli.console import show, show_next, typed
 from tokenmill.preparation.train_tokenizer import train_tokenizer
 from tokenmill.wording import count
 
@@ -39,15 +39,11 @@ def train(
         The JSON field, or Parquet column, with the text.
     """
     tokenizer = train_tokenizer(inputs, vocab_size=vocab_size, out=out, text_field=text_field)
-    stdout.print(
-        f"{out}: {count(tokenizer.vocab_size)} ids, of which {tokenizer.eot_id} is the end of text."
-    )
+    show(f"{out}: {count(tokenizer.vocab_size)} ids; {tokenizer.eot_id} is the end of text.")
     if tokenizer.vocab_size < vocab_size:
-        stdout.print(f"The text has too few words for the {count(vocab_size)} ids asked for.")
+        show(f"The text has too few different words for {count(vocab_size)} ids.")
     texts = " ".join(map(shlex.quote, inputs))
     if text_field != "text":
         texts += f" --text-field {shlex.quote(text_field)}"
-    stdout.print(
-        f"\nNext:  tokenmill prepare {texts} --tokenizer {shlex.quote(str(out))} --out data/corpus"
-    )
+    show_next(f"tokenmill prepare {texts} --tokenizer {typed(out)} --out data/corpus")
     return 0

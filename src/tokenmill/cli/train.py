@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stderr, stdout, typed
+from tokenmill.cli.console import report_stopped, show, show_next, typed, warn
 from tokenmill.cli.flags import name_flags
-from tokenmill.cli.progress import tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.training.config import Config
-from tokenmill.wording import harmless
 
 _DATA = Group("Data", sort_key=1)
 _RUN = Group("Run", sort_key=2)
@@ -26,18 +23,18 @@ _SETTINGS = Group("Settings, which take precedence over those of --config", sort
 
 def _make_overrides() -> type[Any]:
     """A class with the fields of `Config`, where None means that the flag was not given."""
-    told: dict[str, str] = {}
+    explained: dict[str, str] = {}
     for names, text in re.findall(
         r"^([a-z][a-z0-9_, ]*)\n((?:    .*\n?)+)", inspect.getdoc(Config) or "", re.MULTILINE
     ):
-        told |= {name: " ".join(text.split()) for name in names.split(", ")}
+        explained |= {name: " ".join(text.split()) for name in names.split(", ")}
     kinds = get_type_hints(Config)
     made = []
     for one in fields(Config):
         default = "" if one.default is None else f" [default: {one.default}]"
-        shown = Parameter(help=f"{told.get(one.name, '')}{default}", show_default=False)
+        shown = Parameter(help=f"{explained.get(one.name, '')}{default}", show_default=False)
         made.append((one.name, Annotated[kinds[one.name] | None, shown], field(default=None)))
-    namespace = {"__module__": __name__}  # otherwise it would pass for a class of Python's own
+    namespace = {"__module__": __name__}  # cyclopts treats classes without a module as built in
     return make_dataclass("Overrides", made, kw_only=True, frozen=True, namespace=namespace)
 
 
@@ -141,51 +138,47 @@ def train(
         )
     except KeyboardInterrupt:
         if not any((folder / CHECKPOINTS_NAME).glob("step_*")):
-            return _tell_nothing_kept()
-        return tell_stopped(f"in {folder}, up to the newest checkpoint")
+            return _report_nothing_kept()
+        return report_stopped(f"in {folder}, up to the newest checkpoint")
     if find_rank(None, None)[0]:  # only rank 0 prints
         return 130 if report.was_stopped else 0
     if report.was_stopped:
         if not report.step:
-            return _tell_nothing_kept()
-        return tell_stopped(f"in {folder}, up to step {report.step:,}")
+            return _report_nothing_kept()
+        return report_stopped(f"in {folder}, up to step {report.step:,}")
     _show_end(report, runs)
     return 0
 
 
-def _tell_nothing_kept() -> int:
-    stderr.print(Text("Stopped before the first step was complete; the same command starts over."))
+def _report_nothing_kept() -> int:
+    warn("Stopped before the first step was complete; the same command starts over.")
     return 130
 
 
 def _show_end(report: Any, runs: Path) -> None:
-    """The results, and what to type next."""
+    """Print the results and the next command."""
     _show_curves(report.path)
     if report.was_finished:
-        _line(f"{report.path} was finished before, at step {report.step:,}; nothing was changed.")
+        show(f"{report.path} was finished before, at step {report.step:,}; nothing was changed.")
     if report.val_loss is not None:
         bits = report.bits_per_byte
-        told = "" if bits is None else f", {bits:.4f} bits per byte"
-        _line(f"Validation loss {report.val_loss:.4f}{told}.")
-    _line(f"The model, its losses and their curves are in {report.path}.")
+        per_byte = "" if bits is None else f", {bits:.4f} bits per byte"
+        show(f"Validation loss {report.val_loss:.4f}{per_byte}.")
+    show(f"The model, its losses and their curves are in {report.path}.")
     if report.was_finished:
-        _line("To continue training, pass a larger --max-steps; to start over, --restart.")
+        show("To continue training, pass a larger --max-steps; to start over, --restart.")
     place = "" if runs == Path("runs") else f" --runs {typed(runs)}"
     name = shlex.quote(report.path.name)
     given = f"--name={name}" if name.startswith("-") else name
-    _line(f"\nNext:  tokenmill sample {given}{place}")
+    show_next(f"tokenmill sample {given}{place}")
 
 
 def _show_curves(path: Path) -> None:
-    """The losses of a run as a drawing of characters, once there is something to be seen."""
+    """The losses of a run drawn with characters, once there are enough points."""
     from tokenmill.training.chart import draw_text
     from tokenmill.training.run_folder import find_values, make_curves, read_metrics
 
     lines = read_metrics(path)
     curves = make_curves(lines)
     if len(find_values(lines, "loss")[0]) > 2:
-        _line(f"\n{draw_text(curves)}\n")
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))
+        show(f"\n{draw_text(curves)}\n")

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from tokenmill.cli.console import stdout
+from tokenmill.cli.console import Display, show, show_next, typed, typed_options
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.cli.progress import Display
 from tokenmill.dataset.verify import examine
-from tokenmill.wording import count, harmless, size
+from tokenmill.wording import count, size
 
 PROBLEMS_SHOWN = 100
 
@@ -36,26 +34,24 @@ def verify(
     vocab_size
         All ids must be below this, if the data does not say its vocabulary.
     """
+    here = typed(path) + typed_options(opening.options)
     with Display() as display:
         findings = examine(path, watcher=display, vocab_size=vocab_size, **opening.options)
     for note in findings.notes:
-        _line(f"note: {note}")
+        show(f"note: {note}")
     if not findings.problems:
         known = findings.documents
         documents = "" if known is None else f"{count(known)} documents, "
-        _line(
+        show(
             f"sound: {count(findings.shards)} shards, {count(findings.tokens)} tokens, "
             f"{documents}{size(findings.bytes)}"
         )
+        show_next(f"tokenmill {'info' if opening.options else 'train'} {here}")
         return 0
     for problem in findings.problems[:PROBLEMS_SHOWN]:
-        _line(f"{problem.file} {problem.what}.\n    {name_flags(problem.cure)}")
+        show(f"{problem.file} {problem.what}.\n    {name_flags(problem.cure)}")
     if len(findings.problems) > PROBLEMS_SHOWN:
-        _line(f"… and {count(len(findings.problems) - PROBLEMS_SHOWN)} more problems")
+        show(f"… and {count(len(findings.problems) - PROBLEMS_SHOWN)} more problems")
     files = len({problem.file for problem in findings.problems})
-    _line(f"damaged: {count(len(findings.problems))} problems in {count(files)} files of {path}")
+    show(f"damaged: {count(len(findings.problems))} problems in {count(files)} files of {path}")
     return 1
-
-
-def _line(text: str) -> None:
-    stdout.print(Text(harmless(text)))

@@ -1,17 +1,17 @@
-"""The names that the guides use, over tokenmill's loaders; docs/guides.md tells them one by one.
+"""The names of the guides, as adapters over tokenmill's loaders; see docs/guides.md.
 
     LocalTokenizedDataset, LocalTokenizedDatasetFixed, LocalDataModule, create_dataloaders
                         one .npy file for training and one for validation
-    StreamingDataset    X.npy beside X.txt
-    TokenizedDataset    a folder of llm.c shards, the last of them held out
+    StreamingDataset    X.npy next to X.txt
+    TokenizedDataset    a folder of llm.c shards, the last one held out
     download_tokenized_data
-                        some of them from the hub
-    GPTDataLoader       a prepared dataset, or a text in memory
+                        downloads such shards from the Hub
+    GPTDataLoader       a prepared dataset, or text in memory
     TextDataSource, load_text_dataset, load_text_dataset_tf_fallback
                         texts as padded examples, for JAX through Grain or TensorFlow
 
-Each keeps the arguments of its guide and none of its faults. Importing this loads no framework;
-the names are imported when first used.
+Each keeps the arguments of its guide, without its bugs. Importing this loads no framework; each name
+is imported when first used.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
-    "GPTDataLoader": "tokenmill.compat.gpt_loader",
-    "LocalDataModule": "tokenmill.compat.local_module",
+    "GPTDataLoader": "tokenmill.compat.windows",
+    "LocalDataModule": "tokenmill.compat.local_lightning",
     "LocalTokenizedDataset": "tokenmill.compat.local",
     "LocalTokenizedDatasetFixed": "tokenmill.compat.local",
-    "StreamingDataset": "tokenmill.compat.streaming",
+    "StreamingDataset": "tokenmill.compat.local",
     "TextDataSource": "tokenmill.compat.text_source",
-    "TokenizedDataset": "tokenmill.compat.tokenized",
+    "TokenizedDataset": "tokenmill.compat.windows",
     "create_dataloaders": "tokenmill.compat.local",
-    "load_text_dataset": "tokenmill.compat.text_grain",
-    "load_text_dataset_tf_fallback": "tokenmill.compat.text_tensorflow",
-    "download_tokenized_data": "tokenmill.compat.fetched",
+    "load_text_dataset": "tokenmill.compat.text_loaders",
+    "load_text_dataset_tf_fallback": "tokenmill.compat.text_loaders",
+    "download_tokenized_data": "tokenmill.compat.windows",
 }
 
 __all__ = [
@@ -48,19 +48,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tokenmill.compat.fetched import download_tokenized_data
-    from tokenmill.compat.gpt_loader import GPTDataLoader
     from tokenmill.compat.local import (
         LocalTokenizedDataset,
         LocalTokenizedDatasetFixed,
+        StreamingDataset,
         create_dataloaders,
     )
-    from tokenmill.compat.local_module import LocalDataModule
-    from tokenmill.compat.streaming import StreamingDataset
-    from tokenmill.compat.text_grain import load_text_dataset
+    from tokenmill.compat.local_lightning import LocalDataModule
+    from tokenmill.compat.text_loaders import load_text_dataset, load_text_dataset_tf_fallback
     from tokenmill.compat.text_source import TextDataSource
-    from tokenmill.compat.text_tensorflow import load_text_dataset_tf_fallback
-    from tokenmill.compat.tokenized import TokenizedDataset
+    from tokenmill.compat.windows import (
+        GPTDataLoader,
+        TokenizedDataset,
+        download_tokenized_data,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -1,37 +1,45 @@
-"""Local .npy files of tokens, by the names of the guide about them.
+"""Local .npy files of tokens, under the names of the guides about them.
 
-Guarantees: the header of a file is parsed and never read as tokens; item w is tokens w * L to
-(w + 1) * L, inputs and targets, L being `max_length`; each comes once an epoch, under any number of
-workers; shuffled epochs differ, and the loaders of `create_dataloaders` give the same batches
-whatever the number of workers.
+Guarantees: the header of a file is parsed, never read as tokens. Item w has the tokens w * L to
+(w + 1) * L as inputs, and their successors as targets, where L is the sequence length. Each item
+comes once per epoch with any number of workers. Shuffled epochs differ, and `create_dataloaders`
+gives the same batches with any number of workers.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenmill.dataset.opening import open as open_tokens
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, InputError, TokenizerError, UsageError
 from tokenmill.load.distributed import find_rank, trim_last_step
+from tokenmill.preparation.pretokenize import npy_path
+from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.store.tokens import Tokens
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.torch import Batch, TokenBatches, TokenRows
 
 TRAIN_PATH = "training_data/owt_train_tokens.npy"
 VAL_PATH = "training_data/owt_valid_tokens.npy"
+_VAL_FRACTION = 0.1  # of a `StreamingDataset`
 _TOGETHER = 64  # rows that are read at once where they are given one by one
 
 
 def open_local(
     data_path: str | os.PathLike[str], name: str = "Token", dtype: npt.DTypeLike | None = None
 ) -> Tokens:
-    """The tokens of a file; `name` is what an error calls it.
+    """The tokens of a file; `name` is for error messages.
 
     >>> open_local("no.npy", "Training")
     Traceback (most recent call last):
@@ -53,11 +61,12 @@ class LocalTokenizedDataset(IterableDataset[Any]):
     """The sequences of a file, one after another, as (inputs, targets); with `batch_size`, in
     whole batches, for `DataLoader(..., batch_size=None)`.
 
-    Workers, and ranks as the launcher tells them, share the sequences. In whole batches, all ranks
-    get as many, and sequences at the end that are fewer than the ranks are left out.
+    Workers and ranks (from the launcher's environment) share the sequences. With `batch_size`, all
+    ranks get the same number of batches; sequences at the end are dropped if there are fewer than
+    ranks.
 
-    A `DataLoader` copies the dataset to its workers for each epoch, so tell it the epoch:
-    `dataset.set_epoch(epoch)`, as `create_dataloaders` does by itself.
+    A `DataLoader` copies the dataset to its workers for each epoch, so call
+    `dataset.set_epoch(epoch)` before each. `create_dataloaders` does that.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -88,16 +97,16 @@ class LocalTokenizedDataset(IterableDataset[Any]):
         }
         self.num_sequences = len(TokenRows(self.tokens, **self._settings))
         self._epoch, self._rows = 0, self.num_sequences
-        self._batches()  # which finds settings that cannot be
+        self._batches()  # raises if a setting is invalid
         if batch_size is not None:
             self._rows = trim_last_step(self._rows, batch_size, find_rank(None, None)[1])
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be that of an epoch, from 0."""
+        """Set the epoch of the next iteration, from 0."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """The sequences of this rank, or with `batch_size` its batches."""
+        """The number of sequences of this rank, or of its batches with `batch_size`."""
         if self._batch_size is not None:
             return len(self._batches())
         rank, world_size = find_rank(None, None)
@@ -153,9 +162,9 @@ def create_dataloaders(
     seed: int = 42,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[DataLoader[Batch], DataLoader[Batch]]:
-    """A loader for training, in another order each epoch, and one for validation, in the file's.
+    """A loader for training, shuffled differently each epoch, and one for validation, in file order.
 
-    `dtype` is for files of ids without a header, whatever their name.
+    `dtype` is for files of ids without a header.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -182,7 +191,7 @@ def create_dataloaders(
 
 
 class _Epochs(DataLoader[Batch]):
-    """A loader whose every iteration is the next epoch."""
+    """A loader in which each iteration is the next epoch."""
 
     _epoch = 0
 
@@ -191,3 +200,119 @@ class _Epochs(DataLoader[Batch]):
         self.dataset.set_epoch(self._epoch)
         self._epoch += 1
         return super().__iter__()
+
+
+class StreamingDataset(TokenRows):
+    """A map-style dataset of the ids in X.npy next to X.txt, as (inputs, targets).
+
+    The first 90% of the tokens are for training, the rest for validation, as in the guide. Without
+    X.npy, the text is tokenized in memory, to the same ids, with a warning that names the command to
+    avoid it. A file older than its text also gives a warning.
+
+    >>> import tempfile
+    >>> text = Path(tempfile.mkdtemp()) / "x.txt"
+    >>> _ = text.write_text("To be, or not to be: that is the question. " * 9)
+    >>> import tokenmill
+    >>> _ = tokenmill.pretokenize(text)
+    >>> dataset = StreamingDataset(text, seq_length=8, verbose=False)
+    >>> len(dataset), dataset[0].inputs.tolist()
+    (13, [2514, 307, 11, 393, 407, 284, 307, 25])
+
+    Parameters
+    ----------
+    path_to_txt
+        The text; its ids are expected next to it.
+    tokenizer
+        For a text without ids; gpt2 by default. A name, a path, or an object with `encode(text)`.
+    seq_length, seq_len
+        Tokens per sequence, under either name.
+    split
+        train (the first 90%) or val.
+    verbose
+        Print the file and the number of tokens.
+    """
+
+    def __init__(
+        self,
+        path_to_txt: str | os.PathLike[str],
+        tokenizer: Any = None,
+        seq_length: int = 128,
+        split: Literal["train", "val"] = "train",
+        *,
+        seq_len: int | None = None,
+        verbose: bool = True,
+    ) -> None:
+        if split not in ("train", "val"):
+            raise UsageError(f"`split` is {split!r}; it must be train or val.")
+        text = Path(path_to_txt)
+        total, place = self._open(text, tokenizer, split, verbose)
+        start, stop = (0, place) if split == "train" else (place, total)
+        super().__init__(self.tokens, seq_len=seq_len or seq_length, order="sequential")
+        if verbose:
+            _print(f"   Total tokens in file: {total:,}")
+            _print(
+                f"   Using {split} portion: {stop - start:,} tokens (indices {start:,} to {stop:,})"
+            )
+            _print(
+                f"StreamingDataset ({split}): {len(self):,} sequences from {stop - start:,} tokens"
+            )
+
+    def _open(self, text: Path, tokenizer: Any, split: str, verbose: bool) -> tuple[int, int]:
+        """Open the tokens; returns how many there are in total, and how many are for training."""
+        path = npy_path(text)
+        if path.exists():
+            if verbose:
+                _print(f"🚀 Using memory-mapped file: {path}")
+                _print("   (This uses ~0MB RAM regardless of dataset size!)")
+            _warn_if_older(path, text)
+            data = open_tokens(path, val_fraction=_VAL_FRACTION)
+            self.tokens = data[split]
+            return len(data["train"]) + len(data["val"]), len(data["train"])
+        if not text.is_file():
+            raise InputError(f"Neither {text} nor {path} exists. Check the path.")
+        warnings.warn(
+            f"No .npy file found: {path}. Tokenizing all of {text} in memory. To do it only once, "
+            f"run: tokenmill pretokenize {shlex.quote(str(text))}",
+            stacklevel=3,
+        )
+        ids = encode_text("gpt2" if tokenizer is None else tokenizer, text.read_bytes())
+        place = int(len(ids) * (1 - _VAL_FRACTION))
+        self.tokens = Tokens.of(ids[:place] if split == "train" else ids[place:], split=split)
+        return len(ids), place
+
+
+def _warn_if_older(path: Path, text: Path) -> None:
+    if text.exists() and path.stat().st_mtime_ns < text.stat().st_mtime_ns:
+        warnings.warn(
+            f"{path} is older than {text} and may not match it. To make it again, run: "
+            f"tokenmill pretokenize --restart {shlex.quote(str(text))}",
+            stacklevel=4,
+        )
+
+
+def _print(line: str) -> None:
+    """Print a line, replacing characters that the output cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "replace").decode(encoding))
+
+
+def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
+    """The ids of a text, as `tokenmill pretokenize` writes them.
+
+    `tokenizer` is a name or path, a `tokenmill.Tokenizer`, or an object with `encode(text)`, whose
+    ids are used unchanged.
+
+    >>> encode_text("gpt2", b"Hello world").tolist()
+    [15496, 995, 50256]
+    """
+    if isinstance(tokenizer, str):
+        tokenizer = load_tokenizer(tokenizer)
+    if isinstance(tokenizer, Tokenizer):
+        documents = [document for document in text.split(EOT_TEXT.encode()) if document]
+        return tokenizer.encode_terminated(documents)[0]
+    if not hasattr(tokenizer, "encode"):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is not a tokenizer: it has no encode(text). Pass a tokenizer "
+            "or a name such as 'gpt2'."
+        )
+    return np.array(tokenizer.encode(text.decode(errors="replace")), np.uint32)

@@ -1,21 +1,21 @@
-"""`TextDataSource`: texts as padded examples, by the name of the guide about Grain.
+"""`TextDataSource`: texts as padded examples, under the name of the guide about Grain.
 
-A text is tokenized once, by `tokenmill.prepare`, into a folder beside it, which every process and
-every later run then opens; processes that start together wait for the first of them. An example is a
-document, padded to the length asked for. A longer document goes on in further examples, so that no
-token is lost; each token but a document's first is a target once.
+A text is tokenized once by `tokenmill.prepare`, into a folder next to it, which every process and
+every later run opens. Processes that start together wait for the first. An example is a document,
+padded to the requested length; a longer document continues in further examples. So no token is lost:
+each token except the first of a document is a target once.
 
-Costs: 16 bytes of memory an example, and the ids of the first `_cache_size` examples; a batch is one
-gather.
+Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples. A batch is
+one gather.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +25,23 @@ from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, FolderError, InputError, UsageError
 from tokenmill.order.rows import RowOrder
 from tokenmill.preparation.prepare import prepare
+from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import load_tokenizer
 
 Integers = npt.NDArray[np.int64]
 
-_PIECE = 1 << 20  # tokens that are searched for documents at once
+_BLOCK = 1 << 20  # tokens that are searched for documents at once
 _SPLITS = {"validation": "val", "test": "val"}
-# The text as it is; a part held out, so that there is a split to validate on.
+# The text unchanged, with a part held out for validation.
 _AS_IT_IS: dict[str, Any] = {"normalize": False, "dedup": "none", "val_fraction": 0.01}
+_POLL = 0.1  # seconds, while another process prepares
 _REQUIRED = object()
 
 
 class TextDataSource:
-    """Examples by their numbers: {"input_ids", "targets"}, (max_length,) of int32 each.
+    """Examples by number: {"input_ids", "targets"}, each (max_length,) of int32.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "stories.jsonl"
@@ -53,20 +55,22 @@ class TextDataSource:
     Parameters
     ----------
     dataset_name
-        A file or folder of texts, as `tokenmill prepare` takes them, or a prepared dataset.
+        A file or folder of texts, as for `tokenmill prepare`, or a prepared dataset.
     split
         train or val; validation and test mean val.
     tokenizer_name
-        Such as gpt2. That of a prepared dataset must be the same.
+        Such as gpt2. It must match the tokenizer of a prepared dataset.
     max_length
-        The tokens of an example.
+        Tokens per example.
     pad_token_id
-        What stands behind a document; by default the end-of-text id.
+        The id after the end of a document; by default the end-of-text id.
     cache_dir
-        Where the tokens go, if not beside the text.
+        Where to write the tokens; by default next to the text.
+    cache_size
+        Number of examples whose ids are kept in memory; by default `_cache_size`, as in the guide.
     """
 
-    _cache_size = 100_000  # examples whose ids are kept in memory
+    _cache_size = 100_000
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class TextDataSource:
         *,
         pad_token_id: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
     ) -> None:
         if max_length < 1:
             raise UsageError(f"`max_length` is {max_length}; it must be at least 1.")
@@ -85,12 +90,14 @@ class TextDataSource:
         self.max_length = max_length
         pad = data.eot_id if pad_token_id is None else pad_token_id
         if pad is None:
-            raise UsageError(f"{tokenizer_name} has no end-of-text id; give `pad_token_id`.")
+            raise UsageError(f"{tokenizer_name} has no end-of-text id; pass `pad_token_id`.")
         self.pad_token_id = pad
         self._starts, self._lengths = _cut(self.tokens, max_length)
+        if cache_size is not None:
+            self._cache_size = int(cache_size)
         self._kept: Tokens | None = None
         if not len(self._starts):
-            raise DatasetError(f"split {split!r} of {dataset_name} has no document in it.")
+            raise DatasetError(f"split {split!r} of {dataset_name} has no documents.")
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -98,17 +105,17 @@ class TextDataSource:
     def __getitem__(self, number: SupportsIndex) -> dict[str, npt.NDArray[np.int32]]:
         place = number.__index__()
         if not -len(self) <= place < len(self):
-            raise IndexError(f"examples go from 0 to {len(self) - 1:,}; {place:,} is not one")
+            raise IndexError(f"example {place:,} is out of range: there are {len(self):,}")
         rows = self.read(np.array([place % len(self)]))
         return {"input_ids": rows[0, :-1], "targets": rows[0, 1:]}
 
     def __repr__(self) -> str:
-        told = f"max_length={self.max_length}, pad_token_id={self.pad_token_id}"
-        return f"TextDataSource({self.tokens.fingerprint}, {told})"
+        settings = f"max_length={self.max_length}, pad_token_id={self.pad_token_id}"
+        return f"TextDataSource({self.tokens.fingerprint}, {settings})"
 
     def read(self, numbers: Integers) -> npt.NDArray[np.int32]:
-        """Some examples, (examples, max_length + 1): inputs without the last, targets without the
-        first token."""
+        """Examples, (examples, max_length + 1): the inputs lack the last token, the targets the
+        first."""
         starts, lengths = self._starts[numbers], self._lengths[numbers]
         width = self.max_length + 1
         rows = np.full((len(numbers), width), self.pad_token_id, np.int32)
@@ -136,10 +143,9 @@ class TextDataSource:
 
 
 class TextBatches:
-    """Batches of a source, shuffled, over some epochs: batch i is (inputs, targets) of step i.
+    """Shuffled batches of a source over some epochs: batch i is (inputs, targets) of step i.
 
-    Every epoch has another order, and each example once; what is left behind the last whole batch is
-    left out.
+    Each epoch has its own order, and each example once. An incomplete last batch is dropped.
     """
 
     def __init__(self, source: TextDataSource, *, batch_size: int, epochs: int, seed: int) -> None:
@@ -162,59 +168,51 @@ class TextBatches:
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
     def __repr__(self) -> str:
-        told = f"batch_size={self.batch_size}, batches={self._length}, seed={self._seed}"
-        return f"TextBatches({self.source!r}, {told})"
+        settings = f"batch_size={self.batch_size}, batches={self._length}, seed={self._seed}"
+        return f"TextBatches({self.source!r}, {settings})"
 
 
-class Settings(NamedTuple):
-    """What the guide's three configurations say about data."""
-
-    source: TextDataSource
-    batches: TextBatches
-    prefetch: int
-
-
-def read_settings(
+def read_configs(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None
-) -> Settings:
-    """The batches that the guide's configurations ask for."""
+) -> tuple[TextBatches, int]:
+    """The batches that the guide's three configurations describe, and how many to prefetch."""
     source = TextDataSource(
-        _setting(d_config, "dataset_name"),
-        _setting(d_config, "split", "train"),
-        tokenizer_name or _setting(d_config, "tokenizer_name", "gpt2"),
-        int(_setting(m_config, "maxlen")),
+        read_setting(d_config, "dataset_name"),
+        read_setting(d_config, "split", "train"),
+        tokenizer_name or read_setting(d_config, "tokenizer_name", "gpt2"),
+        int(read_setting(m_config, "maxlen")),
         pad_token_id=pad_token_id,
-        cache_dir=_setting(d_config, "cache_dir", None),
+        cache_dir=read_setting(d_config, "cache_dir", None),
+        cache_size=read_setting(d_config, "cache_size", None),
     )
-    source._cache_size = int(_setting(d_config, "cache_size", source._cache_size))
     batches = TextBatches(
         source,
-        batch_size=int(_setting(d_config, "batch_size", 512)),
-        epochs=int(_setting(t_config, "num_epochs", 1)),
-        seed=int(_setting(d_config, "shuffle_seed", 42)),
+        batch_size=int(read_setting(d_config, "batch_size", 512)),
+        epochs=int(read_setting(t_config, "num_epochs", 1)),
+        seed=int(read_setting(d_config, "shuffle_seed", 42)),
     )
-    return Settings(source, batches, int(_setting(d_config, "prefetch_buffer_size", 4)))
+    return batches, int(read_setting(d_config, "prefetch_buffer_size", 4))
 
 
-def _setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
+def read_setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
     """A value of a configuration, which is a mapping or an object."""
     if isinstance(config, Mapping):
         found = config.get(name, default)
     else:
         found = getattr(config, name, default)
     if found is _REQUIRED:
-        raise UsageError(f"the configuration has no {name}, which is needed.")
+        raise UsageError(f"the configuration has no {name}, which is required.")
     return found
 
 
 def open_texts(
     path: Path, tokenizer: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> Dataset:
-    """The tokens of a text, which are made if they are not there."""
+    """The tokens of a text; makes them if they do not exist."""
     if not path.exists():
         raise InputError(
-            f"There is no {path}. dataset_name is a file or folder of texts; a dataset of the "
-            "Hugging Face hub has to be downloaded first, as Parquet or JSON lines."
+            f"{path} does not exist. dataset_name is a file or folder of texts; a dataset on the "
+            "Hugging Face Hub must be downloaded first, with: tokenmill download OWNER/NAME"
         )
     if (path / MANIFEST_NAME).exists():
         return open_tokens(path, tokenizer=tokenizer)
@@ -222,22 +220,25 @@ def open_texts(
     folder = path.with_name(f"{path.name}.tokens") if cache_dir is None else Path(cache_dir)
     name = f"{loaded.name.replace('/', '-')}-{loaded.fingerprint[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            prepare(path, folder / name, tokenizer=loaded, **_AS_IT_IS)
-        except FolderError as error:
-            raise FolderError(
-                f"{error}\nFor {path} that is: remove {folder / name}, and run again."
-            ) from None
+    lock = FileLock(folder / f"{name}.lock")
+    while not lock.acquire():
+        time.sleep(_POLL)
+    try:
+        prepare(path, folder / name, tokenizer=loaded, **_AS_IT_IS)
+    except FolderError as error:
+        raise FolderError(
+            f"{error}\nTo make the tokens of {path} again, remove {folder / name} and rerun."
+        ) from None
+    finally:
+        lock.release()
     return open_tokens(folder / name)
 
 
 def _cut(tokens: Tokens, length: int) -> tuple[Integers, Integers]:
-    """Where each example begins, and its tokens: `length` inputs and one target more, at most."""
+    """The start of each example and its number of tokens, at most `length` inputs and one target."""
     found = [np.empty(0, np.int64)]
-    for first in range(0, len(tokens), _PIECE):
-        size = min(_PIECE, len(tokens) - first)
+    for first in range(0, len(tokens), _BLOCK):
+        size = min(_BLOCK, len(tokens) - first)
         found.append(tokens.find_document_starts(np.array([first]), size) + first)
     begins = np.concatenate(found)
     sizes = np.diff(begins, append=len(tokens))

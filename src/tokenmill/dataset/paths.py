@@ -18,7 +18,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats import recognize
 from tokenmill.formats.base import Contents, OpenRequest
 from tokenmill.formats.shard_names import sort_names
-from tokenmill.hub.address import is_address
+from tokenmill.hub.paths import is_hub_path
 from tokenmill.storage.reading import find_cure, find_near
 from tokenmill.store.documents import JoinedDocuments
 from tokenmill.store.shards import JoinedShards
@@ -46,7 +46,7 @@ def find_all(paths: AnyPaths) -> list[Path]:
         if not paths:
             raise UsageError("`path` is an empty list. Give at least one file or folder.")
         return [found for path in paths for found in find_all(path)]
-    if is_address(paths):
+    if is_hub_path(paths):
         return [find(paths)]
     text = os.path.expanduser(os.fspath(paths))  # noqa: PTH111  (the text may not be a path)
     if not glob.has_magic(text) or _exists(text):
@@ -74,7 +74,7 @@ def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ..
 
 def find(path: AnyPath) -> Path:
     """The file or folder at a path, or an error that says what is there instead."""
-    if is_address(path):
+    if is_hub_path(path):
         from tokenmill.hub.cache import find_cached_dataset
 
         path = find_cached_dataset(path)

@@ -1,11 +1,11 @@
-"""Datasets on the Hugging Face hub: found, chosen from, fetched and checked.
+"""Datasets on the Hugging Face Hub.
 
-    address    what a user writes, such as hf://datasets/OWNER/NAME/path
-    listing    which files a repository holds, with their sizes and checksums
-    choose     which of them were asked for
-    fetch      one file, from where an earlier attempt stopped
-    download   some files into a folder
-    cache      the same into the hub's own cache, for `open` and `prepare`
+    paths        hf://datasets/OWNER/NAME/path, parsed
+    repository   requests: the files of a repository at a commit, and what the Hub's errors mean
+    choose       which of those files to fetch
+    fetch        fetch files: resumable in the middle of a file, and checked
+    cache        the same into the Hub's own cache, for `open` and `prepare`
+    single_file  one file of a tokenizer; needs no huggingface_hub
 
-Needs the extra `hub`; nothing of it is loaded before it is used.
+All requests go through `huggingface_hub` (the extra `hub`), which is imported at first use.
 """

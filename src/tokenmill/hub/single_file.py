@@ -1,7 +1,6 @@
-"""One file of a repository on the Hugging Face hub, from its cache or the network.
+"""One file of a repository on the Hugging Face Hub, from the Hub's cache or the network.
 
-The only place in tokenmill's tokenizers that may open a connection; gigatoken does the work, in
-the cache folder that the other tools of the hub use.
+Used for tokenizers only. gigatoken fetches the file, so the extra `hub` is not needed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from tokenmill.errors import TokenizerError
 
 
 def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
-    """The path of a repository's file on this machine, fetched if it is not here yet."""
+    """The local path of a repository's file; fetches it if needed."""
     from gigatoken.gigatoken_rs import hub_file
 
     try:
@@ -20,7 +19,7 @@ def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
     except FileNotFoundError:
         reason = f"the hub has no {file} in {repository!r}"
     except PermissionError:
-        reason = f"the hub does not let you read {repository!r}: log in, or accept its terms there"
+        reason = f"the hub denies access to {repository!r}: log in, or accept its terms there"
     except Exception as error:
         causes = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = next((line[3:] for line in reversed(causes) if line[:2].rstrip(":").isdigit()), "")

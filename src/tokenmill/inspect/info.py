@@ -1,6 +1,6 @@
-"""Describe a dataset from its manifest alone: no shard is opened, however many there are.
+"""Describe a dataset from its manifest alone; the cost does not grow with the number of shards.
 
-For tokens in another format, it shows what opening them finds.
+Tokens in another format are described from what `open` finds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenmill.tokenizers.minimal import UNKNOWN
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
-    """One split: `bytes` is what its tokens and document tables take on disk, without headers."""
+    """One split; `bytes` is the size of its tokens and document tables on disk, without headers."""
 
     name: str
     tokens: int
@@ -33,7 +33,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """Documents that were left out for one reason, with their bytes in the input."""
+    """Documents that were dropped for one reason, with their bytes in the input."""
 
     reason: str
     documents: int
@@ -42,7 +42,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """An input file that could not be used and was left out on request."""
+    """An input file that could not be used and was skipped on request."""
 
     source: str
     reason: str
@@ -129,9 +129,9 @@ def _describe_split(dataset: Dataset, name: str) -> SplitInfo:
 
 
 def _add_origin(found: Info, manifest: Manifest) -> Info:
-    """What only the manifest of a prepared dataset tells."""
+    """Add what only the manifest of a prepared dataset contains."""
     ledger, tokens = manifest.ledger, found.tokens
-    # Of tokens that were imported, the text is not known: nothing is then said to be none.
+    # The text of imported tokens is unknown, and their ledger says 0.
     text_bytes = _number(ledger, "text_bytes") or None
     characters = None if text_bytes is None else _number(ledger, "characters")
     dropped, set_aside = ledger.get("dropped"), ledger.get("set_aside")
@@ -166,6 +166,6 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
 
 
 def _number(where: Any, key: str) -> int | None:
-    # The ledger is for people; whether it is right is for `verify` to say, not a reason to fail.
+    # A wrong value in the ledger is not an error here; `verify` reports it.
     value = where.get(key) if isinstance(where, Mapping) else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,7 +1,7 @@
-"""Show some of a dataset's tokens as text, with where they came from.
+"""Show some of a dataset's tokens as text, with their origin.
 
-What is shown is always of one document, so that the origin told is that of every token shown. It
-costs opening two or three files, wherever in the dataset the document is.
+All tokens shown belong to one document, so the origin is that of each of them. It costs opening two
+or three files, wherever in the dataset the document is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from tokenmill.store.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Peek:
-    """A view on some tokens. `start` and `ids` are what is shown, `start` counted in the split;
-    `pieces` is the text of each id by itself (U+FFFD where an id is a part of a character).
-    `document` is the one shown, of `documents`; None, of 0, where no table tells documents."""
+    """Some tokens of a split. `ids` are the tokens shown, and `start` is the position of the first.
+
+    `id_texts` has the text of each id (U+FFFD where an id is part of a character). `document` is
+    one of `documents`; it is None if the dataset has no document table.
+    """
 
     split: str
     document: Document | None
@@ -31,11 +33,11 @@ class Peek:
     start: int
     ids: tuple[int, ...]
     text: str
-    pieces: tuple[str, ...]
+    id_texts: tuple[str, ...]
 
     @property
     def end(self) -> int:
-        """The token of the split after the last one shown."""
+        """The position after the last token shown."""
         return self.start + len(self.ids)
 
 
@@ -49,12 +51,12 @@ def peek(
 ) -> Peek:
     """At most `length` tokens of a document, or around a token of the split within its document.
 
-    Documents and tokens count from 0, negative ones from the end; without either, the first
-    document is shown. Where no table tells documents, `length` tokens from `token` on are shown.
-    `shard` and `shard_token` are where the first token shown is stored.
+    Documents and tokens count from 0, or from the end if negative. The default is the first
+    document. Without a document table, `length` tokens from `token` are shown. `shard` and
+    `shard_token` are where the first token shown is stored.
     """
     if document is not None and token is not None:
-        raise UsageError("give `document` or `token`, not both.")
+        raise UsageError("pass `document` or `token`, not both.")
     if length < 1:
         raise UsageError(f"`length` is {length}; it must be 1 or more.")
     tokens = dataset[split]
@@ -64,8 +66,8 @@ def peek(
     path = tokens.shard_name(shard)
     if dataset.vocab_size is not None and len(ids) and int(ids.max()) >= dataset.vocab_size:
         raise DatasetError(
-            f"{path} or a shard after it holds the id {ids.max()}, and the vocabulary has "
-            f"{dataset.vocab_size:,}. See what else is wrong: tokenmill verify {dataset.path}"
+            f"{path} or a later shard has the id {ids.max()}, but the vocabulary has only "
+            f"{dataset.vocab_size:,} ids. Find all problems with: tokenmill verify {dataset.path}"
         )
     decode = dataset.tokenizer.decode
     by_id = {int(one): decode(np.array([one])) for one in np.unique(ids)}
@@ -79,35 +81,35 @@ def peek(
         start=start,
         ids=tuple(ids.tolist()),
         text=decode(ids),
-        pieces=tuple(by_id[one] for one in ids.tolist()),
+        id_texts=tuple(by_id[one] for one in ids.tolist()),
     )
 
 
 def _choose(
     dataset: Dataset, tokens: Tokens, document: int | None, token: int | None, length: int
 ) -> tuple[Document | None, int, int]:
-    """The document to show, where there is a table of them, and the tokens."""
+    """The document to show, if there is a document table, and the first and last token."""
     documents, split = tokens.documents, tokens.split
     if documents is None:
         if document is not None:
-            raise UsageError(f"{dataset.path} has no table of documents. Give `token` instead.")
-        place = _count(token or 0, len(tokens), "token", split)
+            raise UsageError(f"{dataset.path} has no document table. Pass `token` instead.")
+        place = _resolve(token or 0, len(tokens), "token", split)
         return None, place, min(place + length, len(tokens))
     if token is not None:
-        place = _count(token, len(tokens), "token", split)
+        place = _resolve(token, len(tokens), "token", split)
         found = documents.at(place)
         start = max(found.start, place - length // 2)
     else:
-        found = documents[_count(document or 0, len(documents), "document", split)]
+        found = documents[_resolve(document or 0, len(documents), "document", split)]
         start = found.start
     return found, start, min(start + length, found.start + found.length)
 
 
-def _count(index: int, length: int, what: str, split: str) -> int:
+def _resolve(index: int, length: int, what: str, split: str) -> int:
     place = index + length if index < 0 else index
     if not 0 <= place < length:
         raise UsageError(
-            f"split {split!r} has {length:,} {what}s, numbered 0 to {length - 1}; "
-            f"there is no {what} {index}."
+            f"split {split!r} has no {what} {index}: it has {length:,} {what}s, numbered 0 to "
+            f"{length - 1}."
         )
     return place

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import InputError
-from tokenmill.hub.address import is_address
+from tokenmill.hub.paths import is_hub_path
 from tokenmill.sources.recognize import (
     NOT_TEXT,
     SourceFile,
@@ -117,7 +117,7 @@ def _expand(
     """Paths of files, and whether the user named that very file."""
     for item in inputs:
         path = Path(item)
-        if is_address(item):
+        if is_hub_path(item):
             from tokenmill.hub.cache import find_cached_files
 
             yield from ((str(found), True) for found in find_cached_files(item))

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import InputError, TokenizerError, UsageError
-from tokenmill.hub.address import is_address
+from tokenmill.hub.paths import is_hub_path
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import leave_if_stopped
 from tokenmill.preparation.settings import EOT_TEXT
@@ -189,7 +189,7 @@ def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
 
 def _parse_one(text: str) -> tuple[str, str, float]:
     named = _NAMED.fullmatch(text)
-    if named is None or is_address(text) or _exists(text):
+    if named is None or is_hub_path(text) or _exists(text):
         return "", text, 1.0
     try:
         weight = float(named["weight"])

@@ -1,4 +1,4 @@
-"""What a user writes for a dataset on the hub, taken apart."""
+"""Paths on the Hugging Face Hub: hf://datasets/OWNER/NAME@REVISION/PATH."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import unquote
 
 from tokenmill.errors import UsageError
 
-_SCHEME = re.compile(r"hf:/{1,2}")  # one slash is what a pathlib.Path leaves of two
+_SCHEME = re.compile(r"hf:/{1,2}")  # pathlib.Path turns two slashes into one
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-_ADDRESS = re.compile(
+_HUB_PATH = re.compile(
     rf"(?P<repository>{_NAME}/{_NAME})"
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/@]+|[^/@]+))?"
     r"(?:/+(?P<path>.*?))?/*",
@@ -20,8 +20,8 @@ _ADDRESS = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address:
-    """A dataset's repository, a revision of it, and a file, folder or glob in it (or all)."""
+class HubPath:
+    """A dataset's repository, a revision, and a file, folder or glob in it ("" for everything)."""
 
     repository: str
     revision: str = "main"
@@ -32,36 +32,34 @@ class Address:
         return f"hf://datasets/{self.repository}{revision}" + (f"/{self.path}" if self.path else "")
 
 
-def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is meant for the hub.
+def is_hub_path(path: str | os.PathLike[str]) -> bool:
+    """Whether a path begins with hf://.
 
-    >>> is_address("hf://datasets/OWNER/NAME"), is_address("data/corpus")
+    >>> is_hub_path("hf://datasets/OWNER/NAME"), is_hub_path("data/corpus")
     (True, False)
     """
     return _SCHEME.match(os.fspath(path)) is not None
 
 
-def parse_address(text: str | os.PathLike[str]) -> Address:
-    """The parts of an address; the `hf://datasets/` before it may be left out.
+def parse_hub_path(text: str | os.PathLike[str]) -> HubPath:
+    """The parts of a Hub path; a leading `hf://datasets/` is optional.
 
-    >>> parse_address("hf://datasets/OWNER/NAME@v1/data")
-    Address(repository='OWNER/NAME', revision='v1', path='data')
-    >>> str(parse_address("OWNER/NAME"))
+    >>> parse_hub_path("hf://datasets/OWNER/NAME@v1/data")
+    HubPath(repository='OWNER/NAME', revision='v1', path='data')
+    >>> str(parse_hub_path("OWNER/NAME"))
     'hf://datasets/OWNER/NAME'
     """
     text = os.fspath(text)
     rest = _SCHEME.sub("", text, count=1)
     if rest != text:
-        kind, _, rest = rest.partition("/")
-        if kind != "datasets":
-            rest = ""
-    match = _ADDRESS.fullmatch(rest)
+        rest = rest.removeprefix("datasets/") if rest.startswith("datasets/") else ""
+    match = _HUB_PATH.fullmatch(rest)
     if not match or ".." in unquote(match["revision"] or ""):
         raise UsageError(
-            f"{text!r} is not a dataset on the hub. Write it like OWNER/NAME or "
-            "hf://datasets/OWNER/NAME, with /FOLDER or /FILE behind it for a part of it."
+            f"{text!r} is not a dataset on the Hub. Write OWNER/NAME or hf://datasets/OWNER/NAME; "
+            "append /FOLDER or /FILE for a part of it."
         )
-    return Address(
+    return HubPath(
         repository=match["repository"],
         revision=unquote(match["revision"] or "main"),
         path=match["path"] or "",

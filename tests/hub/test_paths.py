@@ -1,4 +1,4 @@
-"""address.py: what a user may write for a dataset on the hub."""
+"""paths.py: how users write a dataset on the Hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.hub.address import Address, is_address, parse_address
+from tokenmill.hub.paths import HubPath, is_hub_path, parse_hub_path
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,8}", fullmatch=True)
 REVISIONS = NAMES.filter(lambda name: ".." not in name) | st.sampled_from(
@@ -19,20 +19,20 @@ PATHS = st.lists(st.from_regex(r"[a-z@*\[\].\-]{1,6}", fullmatch=True)).map("/".
 
 
 @given(NAMES, NAMES, REVISIONS, PATHS)
-def test_every_address_is_read_as_it_is_written(
+def test_every_hub_path_survives_a_round_trip(
     owner: str, name: str, revision: str, path: str
 ) -> None:
-    address = Address(repository=f"{owner}/{name}", revision=revision, path=path)
-    assert parse_address(str(address)) == address
-    assert parse_address(str(address).removeprefix("hf://datasets/")) == address
-    assert is_address(str(address))
+    where = HubPath(repository=f"{owner}/{name}", revision=revision, path=path)
+    assert parse_hub_path(str(where)) == where
+    assert parse_hub_path(str(where).removeprefix("hf://datasets/")) == where
+    assert is_hub_path(str(where))
 
 
-def test_a_path_object_keeps_its_meaning() -> None:
+def test_path_objects_are_accepted() -> None:
     path = Path("hf://datasets/lab/web/sub")
-    assert is_address(path)
-    assert parse_address(path) == Address(repository="lab/web", path="sub")
-    assert parse_address("lab/web@v1%2F2/").revision == "v1/2"
+    assert is_hub_path(path)
+    assert parse_hub_path(path) == HubPath(repository="lab/web", path="sub")
+    assert parse_hub_path("lab/web@v1%2F2/").revision == "v1/2"
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_a_path_object_keeps_its_meaning() -> None:
         "a/b@..%2Fc",
     ],
 )
-def test_what_is_no_dataset_is_refused_with_how_to_write_one(text: str) -> None:
+def test_other_text_is_refused_with_the_right_form(text: str) -> None:
     with pytest.raises(UsageError, match=r"OWNER/NAME or hf://datasets/OWNER/NAME"):
-        parse_address(text)
+        parse_hub_path(text)
 
 
 @pytest.mark.parametrize("text", ["data/corpus", "hf", "./hf:/x", "s3://bucket/x"])
-def test_paths_are_no_addresses(text: str) -> None:
-    assert not is_address(text)
+def test_local_paths_are_not_hub_paths(text: str) -> None:
+    assert not is_hub_path(text)

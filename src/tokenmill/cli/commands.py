@@ -1,0 +1,89 @@
+"""All commands in the order of their use. A command's file is imported only when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cyclopts import App, CycloptsError, MissingArgumentError
+
+from tokenmill.cli.flags import set_flags
+from tokenmill.errors import UsageError
+
+HELP = """Turn text into tokens on disk, and train a model on them. To begin:
+
+* tokenmill prepare my_texts/ --out data/corpus
+* tokenmill info data/corpus
+* tokenmill train data/corpus --name my_model
+* tokenmill sample my_model
+
+After any interruption, the same command resumes. Add --help to a command for its options.
+"""
+
+_COMMANDS = {
+    "prepare": ("prepare:prepare", "Make a dataset from text files."),
+    "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
+    "info": ("info:info", "Show what is in a dataset."),
+    "peek": ("peek:peek", "Show one document and its origin."),
+    "verify": ("verify:verify", "Check every byte of a dataset."),
+    "train": ("train:train", "Train a model, or resume its training."),
+    "sample": ("sample:sample", "Generate text from a trained model."),
+    "tokenizer": ("tokenizer:app", "Train a tokenizer."),
+    "pretokenize": ("pretokenize:pretokenize", "Make an X.npy next to each X.txt."),
+    "import": ("import_:import_", "Make a dataset from another program's tokens."),
+    "export": ("export:export", "Write tokens as another program's files."),
+    "reshard": ("reshard:reshard", "Write a dataset in shards of another size."),
+}
+# cyclopts calls an optional argument [ARGS].
+_USAGES = {
+    "download": "Usage: tokenmill download [OPTIONS] [REPO]",
+    "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
+}
+
+app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
+for _number, (_name, (_place, _help)) in enumerate(_COMMANDS.items()):
+    _usage = {"usage": _USAGES[_name]} if _name in _USAGES else {}
+    app.command(f"tokenmill.cli.{_place}", name=_name, help=_help, sort_key=_number, **_usage)
+app.register_install_completion_command(help="Complete commands in this shell: bash, zsh or fish.")
+
+
+def run(arguments: Sequence[str], flags: Mapping[str, str]) -> int:
+    """Run a command; returns its exit status. Wrong arguments raise a UsageError."""
+    set_flags(lambda: {**find_flags(arguments), **flags})
+    try:
+        _use_docstring(arguments)
+        status = app(
+            arguments, result_action="return_value", exit_on_error=False, print_error=False
+        )
+    except CycloptsError as error:
+        command = " ".join(["tokenmill", *(error.command_chain or ())])
+        raise UsageError(f"{_name_missing(error) or error}\nSee {command} --help.") from None
+    return int(status or 0)
+
+
+def find_flags(command: Sequence[str]) -> dict[str, str]:
+    """The flag, or the positional name, of each argument of a command.
+
+    >>> find_flags(["reshard"])
+    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard'}
+    """
+    _, apps, _ = app.parse_commands(command)
+    arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()
+    return {one.field_info.name: one.names[0] for one in arguments if one.names[0] != "*"}
+
+
+def _name_missing(error: CycloptsError) -> str | None:
+    """The message about a missing argument, named as in the usage line; None for other errors."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return None
+    name = error.argument.names[0]
+    if error.argument.index is not None:
+        name = name.removeprefix("--").upper()
+    return f"{' '.join(error.command_chain or ())} needs {name}."
+
+
+def _use_docstring(arguments: Sequence[str]) -> None:
+    """Show the docstring of the running command as its help, not its line in the list."""
+    _, apps, _ = app.parse_commands(arguments)
+    for command in apps[1:]:
+        if command.default_command is not None and not command.name[0].startswith("-"):
+            command.help = None
