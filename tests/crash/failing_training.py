@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401  which the first optimiser imports
 from runs import contents, wait_until
+
 from training import PATIENCE, Forked, command
 
 STEPS = ("--max-steps", "150")

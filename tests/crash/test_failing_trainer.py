@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from test_full_disk import OWN_MOUNTS, _can_mount
+
 from training import ONE_THREAD, make_data, results
 
 pytest.importorskip("torch")

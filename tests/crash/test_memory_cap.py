@@ -14,7 +14,7 @@ from runs import kill_all, members, start
 import tokenmill
 from tokenmill.errors import InputError
 from tokenmill.preparation.estimate import estimate
-from tokenmill.preparation.prepare import Mill
+from tokenmill.preparation.plan import make_plan
 
 CAP = 700_000_000
 
@@ -79,7 +79,7 @@ def test_text_without_a_letter_before_white_space_stays_under_the_cap(
 def test_a_dry_run_promises_the_memory_that_these_tests_allow(tmp_path: Path) -> None:
     text = tmp_path / "x.txt"
     text.write_text("some words")
-    told = estimate(Mill(text, tmp_path / "data", memory=SMALL_CAP, workers=1))
+    told = estimate(make_plan(text, tmp_path / "data", memory=SMALL_CAP, workers=1))
     assert told.memory == SMALL_CAP + MAIN_PROCESS
 
 

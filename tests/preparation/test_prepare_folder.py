@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import (
     encode_bytes,
     make_expected,
 )
-from preparing import assert_same_files, files_in, make, make_mixed, write_documents
+from preparing import assert_same_files, files_in, make, make_mixed, small, write_documents
 
-import tokenmill
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import FolderError, InputError
 
@@ -133,33 +131,22 @@ def test_a_second_run_is_refused_while_one_holds_the_folder(tmp_path: Path, text
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])
-def test_a_repaired_file_goes_on_and_ends_like_a_clean_run(tmp_path: Path, dedup: str) -> None:
+def test_a_run_resumed_after_repairing_a_file_equals_a_clean_run(
+    tmp_path: Path, dedup: str
+) -> None:
     paths = make_mixed(tmp_path / "in")
     sound = (tmp_path / "in" / "c.jsonl.gz").read_bytes()
-    options: dict[str, Any] = {"dedup": dedup, "tokens_per_shard": 50_000}
-    with in_process(part=30_000):
-        tokenmill.prepare(
-            tmp_path / "in", tmp_path / "clean", tokenizer="bytes", workers=1, **options
-        )
-        (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound[: len(sound) // 2])
-        with pytest.raises(InputError, match=r"1 file could not be read.*\n.*c\.jsonl\.gz.*short"):
-            tokenmill.prepare(
-                tmp_path / "in", tmp_path / "out", tokenizer="bytes", workers=1, **options
-            )
-        assert not (tmp_path / "out" / "dataset_metadata.json").exists()
-        shutil.copytree(tmp_path / "out", tmp_path / "skipped")
-        skipped = tokenmill.prepare(
-            tmp_path / "in",
-            tmp_path / "skipped",
-            tokenizer="bytes",
-            workers=1,
-            skip_bad_files=True,
-            **options,
-        )
-        (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound)
-        report = tokenmill.prepare(
-            tmp_path / "in", tmp_path / "out", tokenizer="bytes", workers=1, **options
-        )
+    limits = small(part=30_000)
+    options: dict[str, Any] = {"dedup": dedup, "tokens_per_shard": 50_000, "limits": limits}
+    make(tmp_path / "in", tmp_path / "clean", **options)
+    (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(InputError, match=r"1 file could not be read.*\n.*c\.jsonl\.gz.*short"):
+        make(tmp_path / "in", tmp_path / "out", **options)
+    assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+    shutil.copytree(tmp_path / "out", tmp_path / "skipped")
+    skipped = make(tmp_path / "in", tmp_path / "skipped", skip_bad_files=True, **options)
+    (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound)
+    report = make(tmp_path / "in", tmp_path / "out", **options)
     assert_same_files(tmp_path / "clean", tmp_path / "out")
     if dedup == "documents":
         assert report.parts_done_before == report.parts - 1

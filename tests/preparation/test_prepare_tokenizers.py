@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import (
     check_dataset,
     make_expected,
 )
-from preparing import make, python_sources, write_documents
+from preparing import make, python_sources, small, write_documents
 
 import tokenmill
 from tokenmill.dataset.verify import verify
@@ -152,10 +151,8 @@ def test_a_sentencepiece_model_takes_documents_whole(tmp_path: Path) -> None:
     reference = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     path = tmp_path / "a.txt"
     path.write_text("<|endoftext|>".join(["one long document\n" * 300, "short", "words " * 500]))
-    with in_process(part=1000, block=100):
-        report = tokenmill.prepare(
-            path, tmp_path / "out", tokenizer=tokenizer, workers=1, val_fraction=0
-        )
+    limits = small(part=1000, block=100)
+    report = make(path, tmp_path / "out", limits=limits, tokenizer=tokenizer, val_fraction=0)
     assert report.parts > 5
     expected = make_expected(
         [path],

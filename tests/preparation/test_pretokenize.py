@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import END, encode_gpt2, split_text
 
 from tokenmill.errors import FolderError, InputError, UsageError
@@ -24,12 +22,6 @@ TEXT = (
     + "Grüße aus Köln \u0958\n".encode() * 30
     + b"trailing blanks  \n\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def small() -> Iterator[None]:
-    with in_process(part=100, block=32):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +88,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, gpt2: Tokenizer) -> Non
     assert (tmp_path / "x.npy").stat().st_ino != before.st_ino
 
 
-def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Tokenizer) -> None:
+def test_an_existing_file_of_other_ids_is_refused(tmp_path: Path, gpt2: Tokenizer) -> None:
     path, target = tmp_path / "x.txt", tmp_path / "x.npy"
     path.write_bytes(TEXT)
     run(path, gpt2)
@@ -112,7 +104,7 @@ def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Token
         run(other, gpt2)
     for damaged in (b"", b"no array", sound[:100], sound[:-2]):
         target.write_bytes(damaged)
-        with pytest.raises(FolderError, match=r"no sound \.npy file"):
+        with pytest.raises(FolderError, match=r"not a valid \.npy file"):
             run(path, gpt2)
     np.save(target, np.zeros((3, 4), np.uint16))
     with pytest.raises(FolderError, match="does not hold the ids"):

@@ -16,7 +16,7 @@ import zstandard
 
 import tokenmill
 from tokenmill.preparation.estimate import estimate
-from tokenmill.preparation.prepare import Mill
+from tokenmill.preparation.plan import make_plan
 
 WORDS = [
     f"{a}{b}" for a in ("th", "wh", "st", "qu", "br") for b in ("is", "at", "ere", "ing", "ost")
@@ -87,8 +87,8 @@ def test_an_estimate_of_a_mixed_folder_is_within_a_tenth(tmp_path: Path, make) -
     folder = tmp_path / "in"
     folder.mkdir()
     make(folder, Writer(5))
-    told = estimate(Mill(folder, tmp_path / "out"))
+    estimated = estimate(make_plan(folder, tmp_path / "out"))
     made = tokenmill.prepare(folder, tmp_path / "out").manifest.ledger
-    assert told.documents == pytest.approx(made["documents_kept"], rel=0.1)
-    assert told.tokens == pytest.approx(made["tokens"], rel=0.1)
-    assert not told.faults
+    assert estimated.documents == pytest.approx(made["documents_kept"], rel=0.1)
+    assert estimated.tokens == pytest.approx(made["tokens"], rel=0.1)
+    assert not estimated.faults

@@ -17,10 +17,11 @@ from tokenmill.cli.flags import name_flags
 from tokenmill.cli.progress import Display, tell_stopped
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
-from tokenmill.preparation.prepare import Mill, Report
+from tokenmill.preparation.plan import Plan, make_plan
+from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
-from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import tell_passed_over
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.find import describe_passed_over
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
 from tokenmill.wording import count, counted, duration, harmless, size
@@ -35,7 +36,7 @@ def prepare(
     out: Annotated[Path | None, Parameter(group=_WORK)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
-    settings: Annotated[Settings | None, Parameter(name="*", group=_CONTENT)] = None,
+    settings: Annotated[PrepareSettings | None, Parameter(name="*", group=_CONTENT)] = None,
     workers: Annotated[int | None, Parameter(group=_WORK)] = None,
     memory: Annotated[str | None, Parameter(group=_WORK)] = None,
     restart: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
@@ -69,12 +70,12 @@ def prepare(
     if out is None and not dry_run:
         raise UsageError("Name the folder for the dataset: --out DIR.")
     folder = out or Path("dataset")
-    chosen = (settings or Settings()).to_json()
+    chosen = (settings or PrepareSettings()).to_json()
     limit = parse_size(memory) if memory else None
     loaded = load_tokenizer(tokenizer, scheme=scheme)
     if dry_run:
-        mill = Mill(inputs, folder, tokenizer=loaded, workers=workers, memory=limit, **chosen)
-        _show_estimate(mill)
+        plan = make_plan(inputs, folder, tokenizer=loaded, workers=workers, memory=limit, **chosen)
+        _show_estimate(plan)
         return 0
     return prepare_and_show(
         inputs,
@@ -174,14 +175,14 @@ def _disk(report: Report) -> int:
     return sum(path.stat().st_size for path in report.path.rglob("*") if path.is_file())
 
 
-def _show_estimate(mill: Mill) -> None:
+def _show_estimate(plan: Plan) -> None:
     from tokenmill.preparation.estimate import estimate
 
-    told = estimate(mill)
+    told = estimate(plan)
     rows = {
         "files": count(told.files)
         + (
-            f" ({tell_passed_over(told.passed_over, examples=False)} passed over)"
+            f" ({describe_passed_over(told.passed_over, examples=False)} passed over)"
             if told.passed_over
             else ""
         ),
@@ -196,13 +197,13 @@ def _show_estimate(mill: Mill) -> None:
     for name, text in rows.items():
         _line(f"{name:<10} {text}")
     if told.passed_over:
-        _line(f"passed over: {tell_passed_over(told.passed_over)}")
+        _line(f"passed over: {describe_passed_over(told.passed_over)}")
     for fault in told.faults[:_FAULTS]:
         _line(f"cannot be used: {name_flags(fault)}")
     if len(told.faults) > _FAULTS:
         _line(f"… and {count(len(told.faults) - _FAULTS)} more that cannot be used")
-    if told.looked_at < told.files:
-        _line(f"Checked the first bytes of {count(told.looked_at)} of {count(told.files)} files.")
+    if told.checked < told.files:
+        _line(f"Checked the first bytes of {count(told.checked)} of {count(told.files)} files.")
     _line(f"\nMeasured on {size(told.sampled)} of text. Omit --dry-run to begin.")
 
 

@@ -24,7 +24,7 @@ from tokenmill.formats import (
     raw,
 )
 from tokenmill.formats.protocol import Asked, Contents, Format, NotThisFormat
-from tokenmill.sources.looks import find_text
+from tokenmill.sources.detect_text import explain_text
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_cure
 
@@ -64,7 +64,7 @@ def recognize(asked: Asked) -> tuple[str, Contents]:
                 f"{asked.path} cannot be read: {error.strerror}. {cure}".rstrip()
             ) from error
     what = asked.path / asked.chosen[0] if asked.chosen else asked.path
-    if text := find_text(what):
+    if text := explain_text(what):
         raise DatasetError(text)
     if inside := _find_datasets(what):
         raise DatasetError(

@@ -136,7 +136,7 @@ class LineRemover:
         return flags
 
     def remove(
-        self, texts: list[bytes], *, continues: bool, goes_on: bool, mid_line: bool
+        self, texts: list[bytes], *, continues: bool, unfinished: bool, mid_line: bool
     ) -> list[bytes]:
         """The texts, one or two of which may be pieces, without their repeated lines."""
         last = len(texts) - 1
@@ -144,13 +144,13 @@ class LineRemover:
             self._one(
                 text,
                 continues=continues and i == 0,
-                goes_on=goes_on and i == last,
+                unfinished=unfinished and i == last,
                 mid_line=mid_line and i == last,
             )
             for i, text in enumerate(texts)
         ]
 
-    def _one(self, text: bytes, *, continues: bool, goes_on: bool, mid_line: bool) -> bytes:
+    def _one(self, text: bytes, *, continues: bool, unfinished: bool, mid_line: bool) -> bytes:
         lines = _find_lines(
             text, self._min_line, block=False, continues=continues, mid_line=mid_line
         )
@@ -169,9 +169,9 @@ class LineRemover:
         result = self._held + _join_kept(text, lines, kept)
         self._held = b""
         if self._tidy:
-            result = _tidied(result, begins=not started, ends=not goes_on)
+            result = _tidied(result, begins=not started, ends=not unfinished)
         self._started = started or (bool(result) if self._tidy else bool(kept.any()))
-        self._end_gone = goes_on and not kept[-1]
+        self._end_gone = unfinished and not kept[-1]
         if self._end_gone:
             cut = max(0, _ANYWHERE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
@@ -189,13 +189,13 @@ def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
     here = blank[lines]
     filled = np.flatnonzero(~here)
     # A blank line stays behind a filled one that has another behind it.
-    before = filled[_goes_on(documents[lines[filled]])]
+    before = filled[_same_document_follows(documents[lines[filled]])]
     here[before + 1] = False
     surplus[lines[here]] = True
     return surplus
 
 
-def _goes_on(documents: Places) -> Mask:
+def _same_document_follows(documents: Places) -> Mask:
     """Whether the next entry is the same document's."""
     same = np.zeros(len(documents), np.bool_)
     same[:-1] = documents[1:] == documents[:-1]
@@ -206,7 +206,7 @@ def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: 
     """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
     all NUL bytes stay."""
     chosen = np.flatnonzero(kept)
-    inner = chosen[_goes_on(documents[chosen])]
+    inner = chosen[_same_document_follows(documents[chosen])]
     # Line and line end by turns: whether each stays, and where it begins.
     stays = np.zeros(2 * len(kept), np.bool_)
     stays[::2] = kept

@@ -1,6 +1,6 @@
 """What a user can ask of `prepare`, checked.
 
-`Settings` holds what decides the bytes of a dataset, and all of it is stored in the manifest.
+`PrepareSettings` holds what decides the bytes of a dataset, and all of it is stored in the manifest.
 How the work is done (workers, memory) never changes a byte and is not in here.
 """
 
@@ -16,10 +16,10 @@ _CALLED = {str: "a string", bool: "True or False", int: "a whole number", float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PrepareSettings:
     """The settings that decide what a dataset contains.
 
-    >>> Settings(val_fraction=2)
+    >>> PrepareSettings(val_fraction=2)
     Traceback (most recent call last):
     ...
     tokenmill.errors.UsageError: `val_fraction` is 2; it must be at least 0 and below 1.

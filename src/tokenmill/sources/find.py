@@ -1,6 +1,6 @@
 """Find the input files for a list of paths, folders and globs, and how to read each.
 
-Nothing is left out silently. Files in a folder that are not text are passed over and counted, with
+Nothing is skipped silently. Files in a folder that are not text are passed over and counted, with
 the reason. Files that should be text but cannot be read, such as broken links, are returned with
 their fault. A file that the user names is read whatever it contains, unless it cannot be text at all.
 """
@@ -15,14 +15,8 @@ from pathlib import Path
 
 from tokenmill.errors import InputError
 from tokenmill.hub.address import is_address
-from tokenmill.sources.recognize import (
-    NOT_TEXT,
-    SourceFile,
-    is_archive,
-    name_source,
-    recognize,
-    why_not_text,
-)
+from tokenmill.sources.files import SourceFile, name_source
+from tokenmill.sources.recognize import NOT_TEXT, is_archive, recognize, why_not_text
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_near
 
@@ -48,20 +42,20 @@ class PassedOver:
         return self.path if self.reason == NOT_TEXT else f"{self.path} ({self.reason})"
 
 
-def tell_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
+def describe_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
     """How many of each kind were passed over, and one of them.
 
-    >>> some = [PassedOver(path=name, reason="no text") for name in ("a.png", "b.png")]
-    >>> tell_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
+    >>> some = [PassedOver(path=name, reason="not text") for name in ("a.png", "b.png")]
+    >>> describe_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
     '2 files that are not text (such as a.png), 1 archive (c.zip)'
     """
-    told = []
+    descriptions = []
     for reason, (one, several) in _REASONS.items():
         paths = [entry.path for entry in passed_over if entry.reason == reason]
         if paths:
             example = f" ({'such as ' if len(paths) > 1 else ''}{paths[0]})" if examples else ""
-            told.append(f"{len(paths):,} {one if len(paths) == 1 else several}{example}")
-    return ", ".join(told)
+            descriptions.append(f"{len(paths):,} {one if len(paths) == 1 else several}{example}")
+    return ", ".join(descriptions)
 
 
 def find_files(
@@ -97,7 +91,7 @@ def find_files(
     if not found:
         raise InputError(
             f"No text was found in {', '.join(name_source(os.fspath(item)) for item in inputs)}"
-            + (f"; passed over: {tell_passed_over(passed_over)}." if passed_over else ".")
+            + (f"; passed over: {describe_passed_over(passed_over)}." if passed_over else ".")
         )
     return list(found.values()), passed_over
 

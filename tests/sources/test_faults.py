@@ -1,4 +1,4 @@
-"""faults.py: what a glance at a file tells, against what reading it meets."""
+"""find_fault: faults found in the first bytes of a file, against those found by reading it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.sources.faults import find_fault
 from tokenmill.sources.find import find_files
+from tokenmill.sources.recognize import find_fault
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 

@@ -12,7 +12,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.sources.find import PassedOver, find_files, tell_passed_over
+from tokenmill.sources.find import PassedOver, describe_passed_over, find_files
 
 
 def names_found(*inputs: Path | str, leave_out: Path | None = None) -> list[str]:
@@ -104,7 +104,7 @@ def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_
     (tmp_path / "Makefile").write_text("all:\n")
     sources, passed_over = find_files([tmp_path])
     assert [Path(source.path).name for source in sources] == ["Makefile", "cut.dat", "utf8.dat"]
-    assert names_passed_over(passed_over) == {"no text": ["image.png", "late.dat", "latin.dat"]}
+    assert names_passed_over(passed_over) == {"not text": ["image.png", "late.dat", "latin.dat"]}
     assert names_found(tmp_path / "image.png") == ["image.png"]
     for name in ("Makefile", "cut.dat", "utf8.dat"):
         (tmp_path / name).unlink()
@@ -132,7 +132,9 @@ def test_real_archives_hold_no_text_to_read(tmp_path: Path) -> None:
         shutil.make_archive(str(tmp_path / "texts" / kind), kind, tmp_path / "texts", "a.txt")
     sources, passed_over = find_files([tmp_path / "texts"])
     assert [Path(source.path).name for source in sources] == ["a.txt"]
-    assert tell_passed_over(passed_over) == f"3 archives (such as {tmp_path}/texts/gztar.tar.gz)"
+    assert (
+        describe_passed_over(passed_over) == f"3 archives (such as {tmp_path}/texts/gztar.tar.gz)"
+    )
 
 
 def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_name(
@@ -189,7 +191,7 @@ def test_pipes_and_sockets_are_passed_over_and_told(tmp_path: Path) -> None:
         for given in (tmp_path, tmp_path / "*"):
             sources, passed_over = find_files([given])
             assert [Path(source.path).name for source in sources] == ["a.txt"]
-            assert tell_passed_over(passed_over) == (
+            assert describe_passed_over(passed_over) == (
                 f"2 pipes, sockets or devices (such as {tmp_path}/pipe.txt)"
             )
 

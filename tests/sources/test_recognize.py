@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import InputError
+from tokenmill.sources.files import SourceFile, local_path, name_source
 from tokenmill.sources.find import find_files
-from tokenmill.sources.read import local_path
-from tokenmill.sources.recognize import SourceFile, name_source, recognize
+from tokenmill.sources.recognize import recognize
 
 COMPRESS = {
     "": bytes,
@@ -178,7 +178,7 @@ def test_what_is_passed_over_is_passed_over_compressed_too(tmp_path: Path, suffi
             f"{name}{suffix}" for name in texts
         ]
         reasons = {Path(entry.path).name: entry.reason for entry in passed_over}
-        expected = {f"{name}{suffix}": "no text" for name in others}
+        expected = {f"{name}{suffix}": "not text" for name in others}
         assert reasons == expected | (
             {f"p.parquet{suffix}": "compressed Parquet"} if suffix else {}
         )
