@@ -5,8 +5,8 @@ whole costs `_COPIES` times its size on top: the copies as read, parsed and clea
 merging, which takes 25 times the size of a word.
 
 A tokenizer caches every word it has met. `Workspace` clears that cache when the process grows beyond
-its share. The check takes about 10 µs and is made after each slice of text; the slice follows the
-share, because the cache grows by up to 21 times the text if its words never repeat.
+its share. The check takes about 10 µs and is made after each slice of text. With less memory, slices
+are smaller, because the cache can grow by many times the size of a slice if its words never repeat.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BASE = 120 << 20
 _COPIES = 32
 _LEAST_HELD = 1 << 20
 _LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
-_LEAST_SLICE, _MOST_SLICE = 1 << 20, 8 << 20  # copying ids per slice takes time
-_GROWTH = 21  # bytes of cache per byte of text, at worst
+_LEAST_SLICE = 2 << 20  # smaller ones clear the cache twice as often for words that never repeat
+_MOST_SLICE = 8 << 20  # for the default share; copying ids per slice takes time
 
 
 def holdable_bytes(share: int) -> int:
@@ -73,7 +73,8 @@ class Workspace:
 
     def __init__(self, tokenizer: Tokenizer, share: int) -> None:
         self.tokenizer = tokenizer
-        self.slice_bytes = max(_LEAST_SLICE, min(_MOST_SLICE, (share - _BASE) // _GROWTH))
+        room = _MOST_SLICE * (share - _BASE) // (DEFAULT_SHARE - _BASE)
+        self.slice_bytes = max(_LEAST_SLICE, min(_MOST_SLICE, room))
         self._share = share
         self._limit = self._next_limit()
 

@@ -1,7 +1,9 @@
 """Parquet files to documents: one column of text.
 
 Row groups are decoded a few rows at a time, about one block. A damaged file is a `BadFileError`; a
-null is a `Rejection` with its row.
+null is a `Rejection` with its row. Arrow holds a dictionary page twice, as stored and decoded, so one
+that does not fit in memory is refused before it is read. Data pages are not checked: their sizes are
+not in the footer.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from tokenmill.sources.json_lines import list_names
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, Rejection, limit_chunk
 
 ROWS = 256  # decoded at once
+_DICTIONARY = 16  # a dictionary takes this many times less memory than text that is held
+_BUFFER = 1 << 20  # without one, Arrow reads a whole column chunk, which is also slower
 
 
 def measure_row_groups(path: str) -> list[int]:
@@ -70,7 +74,9 @@ def read_parquet(
     try:
         with (
             open_source(source.path) as raw,  # Arrow cannot open names that are not UTF-8
-            pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file,
+            pq.ParquetFile(
+                raw, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
+            ) as file,
         ):
             column = _text_column(file.schema_arrow, text_field, source, pa)
             groups = list(range(start, min(end, file.num_row_groups)))
@@ -113,19 +119,30 @@ def _largest_average(
     largest = 1
     for number in groups:
         group = metadata.row_group(number)
-        columns = (group.column(i) for i in range(group.num_columns))
-        size = sum(
-            entry.total_uncompressed_size
-            for entry in columns
+        columns = [
+            entry
+            for entry in (group.column(i) for i in range(group.num_columns))
             if entry.path_in_schema.split(".")[0] == column
-        )
-        average = size // max(1, group.num_rows)
+        ]
+        average = sum(one.total_uncompressed_size for one in columns) // max(1, group.num_rows)
         if average > PARSED * hold_limit:
             reason = f"the texts from row {row} on have {average:,} bytes each"
             raise TooLongError(average // PARSED, reason)
+        dictionary = sum(map(_dictionary_size, columns))
+        if dictionary > _DICTIONARY * hold_limit:
+            reason = f"the dictionary of the texts from row {row} on has {dictionary:,} bytes"
+            raise TooLongError(dictionary // _DICTIONARY, reason)
         largest = max(largest, average)
         row += group.num_rows
     return largest
+
+
+def _dictionary_size(column: Any) -> int:
+    """The decoded bytes of a column chunk's dictionary, estimated from its stored bytes."""
+    if not column.dictionary_page_offset or not column.total_compressed_size:
+        return 0
+    stored = column.data_page_offset - column.dictionary_page_offset
+    return int(stored * column.total_uncompressed_size / column.total_compressed_size)
 
 
 def _text_column(schema: Any, text_field: str, source: SourceFile, pa: Any) -> str:
