@@ -26,6 +26,7 @@ _BASE = 120 << 20
 _COPIES = 32
 _LEAST_HELD = 1 << 20
 _LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
+_RESERVE = 8 << 20  # of the share, left free within a chunk
 _LEAST_SLICE = 2 << 20  # smaller ones clear the cache twice as often for words that never repeat
 _MOST_SLICE = 8 << 20  # for the default share; copying ids per slice takes time
 
@@ -81,9 +82,13 @@ class Workspace:
     def __reduce__(self) -> tuple[type[Workspace], tuple[Tokenizer, int]]:
         return Workspace, (self.tokenizer, self._share)
 
-    def check_memory(self) -> None:
-        """Release memory if the process has grown too large."""
-        if memory_in_use() > self._limit:
+    def check_memory(self, *, within_chunk: bool = False) -> None:
+        """Release memory if the process has grown too large.
+
+        Within a chunk, the process also holds the chunk and copies of it, so more is allowed.
+        """
+        limit = max(self._limit, self._share - _RESERVE) if within_chunk else self._limit
+        if memory_in_use() > limit:
             self.release_memory()
 
     def release_memory(self) -> None:

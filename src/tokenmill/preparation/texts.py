@@ -251,7 +251,7 @@ class Encoder:
             encoded = encode_terminated(self._tokenizer, texts.texts[first:stop])
         else:
             encoded = encode_block(self._tokenizer, texts.cut_block(first, stop))
-        self._workspace.check_memory()
+        self._workspace.check_memory(within_chunk=True)
         return encoded
 
     def _continue(self, text: bytes, *, ends_here: bool) -> EncodedTexts:
@@ -274,6 +274,6 @@ class Encoder:
             while stop < len(text) and text[stop] & 0xC0 == 0x80:  # within a character
                 stop += 1
             found += long.feed(text[start:stop])
-            self._workspace.check_memory()
+            self._workspace.check_memory(within_chunk=True)
             start = stop
         return found
