@@ -102,7 +102,7 @@ def test_cleaning_twice_changes_nothing(text: str) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(TEXTS, TEXTS)
-def test_pieces_make_the_whole(before: str, after: str) -> None:
+def test_cleaned_fragments_give_the_cleaned_whole(before: str, after: str) -> None:
     text = f"{before}a\n{after}b {after}"
     whole = reference(text)
     cuts = [

@@ -34,7 +34,7 @@ class SetFactor:
 class Fail:
     how: str
 
-    def run(self, worker: Worker) -> Any:  # noqa: ARG002
+    def run(self, worker: Worker) -> Any:
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise InputError("bad.txt") if self.how == "input" else ValueError("surprise")

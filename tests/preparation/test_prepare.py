@@ -160,7 +160,7 @@ def test_nothing_kept_is_an_error_that_says_what_was_dropped(tmp_path: Path) -> 
     assert "text_field" not in str(caught.value)
 
 
-def test_wrong_calls_say_what_is_wrong_before_any_work(tmp_path: Path, text: Path) -> None:
+def test_invalid_arguments_are_named_before_any_work(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "out"
     for options, message in [
         ({"workers": 0}, "`workers` is 0"),

@@ -42,13 +42,15 @@ def test_rejected_texts_are_named_by_line_and_place_also_in_late_parts(tmp_path:
     report = make(path, tmp_path / "out", limits=small(part=500, block=128), on_bad_text="drop")
     assert report.parts > 10
     rejected = (tmp_path / "out" / "rejected.jsonl").read_text()
-    told = [json.loads(line) for line in rejected.splitlines()]
+    listed = [json.loads(line) for line in rejected.splitlines()]
     places = [at for at in range(len(data)) if data[at] == 0xFF]
-    assert [entry["line"] for entry in told] == [data.count(b"\n", 0, at) + 1 for at in places]
-    assert [entry["reason"].split(":")[0] for entry in told] == [
+    assert [entry["line"] for entry in listed] == [data.count(b"\n", 0, at) + 1 for at in places]
+    assert [entry["reason"].split(":")[0] for entry in listed] == [
         f"invalid UTF-8 at byte {at}" for at in places
     ]
-    assert [entry["offset"] for entry in told] == [data.rfind(b"line one", 0, at) for at in places]
+    assert [entry["offset"] for entry in listed] == [
+        data.rfind(b"line one", 0, at) for at in places
+    ]
     assert report.manifest.ledger["dropped"]["invalid UTF-8"]["documents"] == 5
 
 
@@ -66,9 +68,9 @@ def test_bad_text_in_a_record_is_named_by_its_byte(tmp_path: Path, on_bad_text: 
             make(path, tmp_path / "out", **options)
         return
     make(path, tmp_path / "out", **options)
-    (told,) = map(json.loads, (tmp_path / "out" / "rejected.jsonl").read_text().splitlines())
-    assert told["reason"].startswith(place)
-    assert (told["line"], told["offset"]) == (71, data.rfind(b"\n", 0, data.index(b"\xe9")) + 1)
+    (listed,) = map(json.loads, (tmp_path / "out" / "rejected.jsonl").read_text().splitlines())
+    assert listed["reason"].startswith(place)
+    assert (listed["line"], listed["offset"]) == (71, data.rfind(b"\n", 0, data.index(b"\xe9")) + 1)
 
 
 def test_a_giant_with_bad_text_is_dropped_or_repaired_as_a_whole(
@@ -154,7 +156,7 @@ def test_repaired_documents_are_listed_with_their_places(
     assert report.manifest.ledger["repaired_documents"] == len(found)
 
 
-def test_repaired_rows_are_listed_and_sound_input_has_no_list(tmp_path: Path) -> None:
+def test_repaired_rows_are_listed_and_valid_input_has_no_list(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     column = pa.array([b"good", b"caf\xe9", None, b"\xff"], pa.binary())
     pq.write_table(pa.table({"text": column}), path)
@@ -171,7 +173,7 @@ GERMAN = "Die Straße führt über die Brücke, sagte der Müller. Größe und H
 JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
 
 
-def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: Path) -> None:
+def test_files_in_another_encoding_are_named_with_a_guess(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_bytes((GERMAN * 9).encode("latin-1"))
@@ -183,14 +185,14 @@ def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: 
     (texts / "e.txt").write_text(GERMAN)
     report = make(texts, tmp_path / "out")
     ledger = report.manifest.ledger
-    told = ledger["other_encodings"]
-    assert told["files"] == 3
-    assert [(Path(entry["source"]).name, entry["encoding"]) for entry in told["examples"]] == [
+    listed = ledger["other_encodings"]
+    assert listed["files"] == 3
+    assert [(Path(entry["source"]).name, entry["encoding"]) for entry in listed["examples"]] == [
         ("a.txt", "WINDOWS-1252"),
         ("c.txt.gz", "SHIFT_JIS"),
         ("d.jsonl", "WINDOWS-1252"),
     ]
-    first = told["examples"][0]
+    first = listed["examples"][0]
     assert first["bytes"] == len((GERMAN * 9).encode("latin-1"))
     assert first["replaced_bytes"] == 9 * sum(character > "\x7f" for character in GERMAN)
     assert {Path(entry["source"]).name for entry in list_repairs(tmp_path / "out")} == {
@@ -198,7 +200,7 @@ def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: 
     }  # fmt: skip
 
 
-def test_many_bad_records_in_a_block_cost_no_more_than_their_number(tmp_path: Path) -> None:
+def test_many_bad_records_in_a_block_take_linear_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "caf\xe9"}\n' * 60_000)
     started = time.process_time()

@@ -60,7 +60,7 @@ def test_a_finished_folder_is_not_touched(tmp_path: Path, text: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_dataset_is_refused_by_what_differs(
+def test_another_dataset_is_refused_with_the_differences(
     tmp_path: Path, text: Path, change: dict[str, Any], named: str, finished: bool
 ) -> None:
     out = tmp_path / "out"
@@ -91,7 +91,7 @@ def test_another_dataset_is_refused_by_what_differs(
         assert_same_files(out, tmp_path / "fresh")
 
 
-def test_a_restart_begins_again_and_spares_what_is_not_its_own(tmp_path: Path, text: Path) -> None:
+def test_a_restart_starts_over_and_keeps_files_of_the_user(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "out"
     make(text, out, tokens_per_shard=100)
     (out / "notes.txt").write_text("mine")
@@ -151,9 +151,9 @@ def test_a_run_resumed_after_repairing_a_file_equals_a_clean_run(
     if dedup == "documents":
         assert report.parts_done_before == report.parts - 1
         assert skipped.parts_done_before == skipped.parts - 1
-    told = skipped.manifest.ledger["set_aside"]
-    assert [entry["source"] for entry in told] == [str(tmp_path / "in" / "c.jsonl.gz")]
-    assert "cut short" in told[0]["reason"]
+    listed = skipped.manifest.ledger["set_aside"]
+    assert [entry["source"] for entry in listed] == [str(tmp_path / "in" / "c.jsonl.gz")]
+    assert "cut short" in listed[0]["reason"]
     left = [path for path in paths if path.name != "c.jsonl.gz"]
     expected = make_expected(left, encode=encode_bytes, eot_id=256, dedup=dedup)
     for split in ("train", "val"):

@@ -1,4 +1,4 @@
-"""`prepare` with tokenizers of every kind: one of the user's own, without end of text, SentencePiece."""
+"""`prepare` with tokenizers of every kind: user-defined, without end of text, SentencePiece."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_tokenizer_of_ones_own_works_in_the_workers(tmp_path: Path, text: Path
     assert report.manifest.vocab_size == 1 << 20
 
 
-def test_a_tokenizer_without_end_of_text_needs_to_be_told(tmp_path: Path, text: Path) -> None:
+def test_a_tokenizer_without_end_of_text_requires_eot_none(tmp_path: Path, text: Path) -> None:
     for eot in ("after", "before"):
         with pytest.raises(UsageError, match="`eot='none'`"):
             make(text, tmp_path / "out", tokenizer=WordTokenizer(None), eot=eot)

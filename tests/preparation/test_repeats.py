@@ -75,7 +75,7 @@ def test_no_keys_give_an_empty_file(tmp_path):
     assert run(np.zeros((0, 2), np.uint64), tmp_path) == []
 
 
-def test_what_an_earlier_run_spilled_does_no_harm(tmp_path, small_limits):
+def test_spilled_files_of_an_earlier_run_are_removed(tmp_path, small_limits):
     (tmp_path / "spill").mkdir()
     for name in ("000", "255", "other"):
         (tmp_path / "spill" / name).write_bytes(bytes(range(240)))

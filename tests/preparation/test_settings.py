@@ -45,7 +45,7 @@ def test_settings_are_the_same_again_out_of_json() -> None:
         {"on_bad_text": None},
     ],
 )
-def test_what_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> None:
+def test_invalid_settings_are_refused_by_name(wrong: dict[str, object]) -> None:
     (name,) = wrong
     with pytest.raises(UsageError, match=name):
         PrepareSettings(**wrong)  # type: ignore[arg-type]

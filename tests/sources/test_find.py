@@ -56,7 +56,7 @@ def test_globs_reach_into_folders(tmp_path: Path) -> None:
     assert names_found(tmp_path / "q[1].txt") == ["q[1].txt"]
 
 
-def test_what_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
+def test_a_missing_input_is_an_error_with_a_hint(tmp_path: Path) -> None:
     write_all(tmp_path, "corpus.txt")
     with pytest.raises(InputError, match=r"Did you mean .*corpus\.txt"):
         find_files([tmp_path / "corpsu.txt"])
@@ -84,7 +84,7 @@ def test_what_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
         ("noending", "text", None),
     ],
 )
-def test_a_name_tells_what_a_file_is(
+def test_the_kind_of_a_file_follows_from_its_name(
     tmp_path: Path, name: str, kind: str, compression: str | None
 ) -> None:
     write_all(tmp_path, name)
@@ -95,7 +95,7 @@ def test_a_name_tells_what_a_file_is(
     assert source.unit == ("row" if kind == "parquet" else "byte")
 
 
-def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_path: Path) -> None:
+def test_folders_give_only_text_but_named_files_are_always_read(tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
     (tmp_path / "latin.dat").write_bytes("Grüße".encode("latin-1"))
     (tmp_path / "utf8.dat").write_bytes("Grüße".encode())
@@ -153,7 +153,7 @@ def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_n
         find_files([data])
 
 
-def test_links_to_folders_are_told_and_followed_only_where_the_user_names_them(
+def test_links_to_folders_are_passed_over_unless_the_user_names_them(
     tmp_path: Path,
 ) -> None:
     write_all(tmp_path, "in/a.txt", "elsewhere/b.txt")
@@ -183,7 +183,7 @@ def test_broken_links_are_sources_with_a_fault(tmp_path: Path) -> None:
     assert named.fault == "a broken link to ../blobs/b5bb9d"
 
 
-def test_pipes_and_sockets_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_pipes_and_sockets_are_passed_over_and_listed(tmp_path: Path) -> None:
     write_all(tmp_path, "a.txt")
     os.mkfifo(tmp_path / "pipe.txt")
     with socket.socket(socket.AF_UNIX) as server:
@@ -223,7 +223,7 @@ def test_a_path_that_is_too_long_is_a_source_with_a_fault(
         subprocess.run(["rm", "-r", tmp_path / name], check=True)
 
 
-def test_where_nothing_is_text_all_that_was_passed_over_is_told(tmp_path: Path) -> None:
+def test_without_text_the_error_lists_what_was_passed_over(tmp_path: Path) -> None:
     write_all(tmp_path, "a.zip")
     (tmp_path / "b.bin").write_bytes(bytes(10))
     with pytest.raises(

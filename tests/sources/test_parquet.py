@@ -1,4 +1,4 @@
-"""Parquet files as sources, against pyarrow: sound, odd and damaged."""
+"""Parquet files as sources, against pyarrow: valid, odd and damaged."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PassedOver:
 
 
 def describe_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
-    """How many of each kind were passed over, and one of them.
+    """How many of each kind were passed over, with an example of each.
 
     >>> some = [PassedOver(path=name, reason="not text") for name in ("a.png", "b.png")]
     >>> describe_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
@@ -63,7 +63,7 @@ def find_files(
 ) -> tuple[list[SourceFile], list[PassedOver]]:
     """Find the files for a list of paths, folders and globs, in the given order.
 
-    Folders are walked in the order of names, without hidden entries and `leave_out`. Returns each
+    Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns each
     source once, and what was passed over: files that are not text, archives, datasets, pipes and
     the like, and links to folders, which could lead in circles. Inputs that are links to folders are
     followed. Broken links and unreadable paths are sources with a fault.
@@ -108,18 +108,18 @@ def _refuse_what_is_never_text(source: SourceFile) -> None:
 def _expand(
     inputs: Iterable[str], leave_out: Path | None, passed_over: list[PassedOver]
 ) -> Iterator[tuple[str, bool]]:
-    """Paths of files, and whether the user named that very file."""
+    """Paths of files, and whether the user named the file itself."""
     for item in inputs:
         path = Path(item)
         if is_address(item):
             from tokenmill.hub.cache import find_cached_files
 
             yield from ((str(found), True) for found in find_cached_files(item))
-        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, no name is an error to it
+        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, it raises for no name
             if _is_dataset(path):
                 raise InputError(
-                    f"{item} is a finished dataset, not text. Look at it with tokenmill info, and "
-                    "name the text that it was made of."
+                    f"{item} is a finished dataset, not text. To inspect it, run tokenmill info; to "
+                    "prepare again, name the text that it was made from."
                 )
             yield from _walk(path, leave_out, passed_over)
         elif os.path.isfile(item):  # noqa: PTH113
@@ -198,7 +198,7 @@ def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedO
 
 
 def _is_dataset(folder: Path) -> bool:
-    # Unlike Path's, a folder without permission is no error to it; walking it says more.
+    # Unlike Path's, it does not raise for a folder without permission; walking it does.
     return os.path.isfile(folder / MANIFEST_NAME)  # noqa: PTH113
 
 
