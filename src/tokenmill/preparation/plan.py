@@ -30,6 +30,7 @@ from tokenmill.wording import counted
 
 _EXPANSION = 4  # assumed bytes of text per compressed byte
 _LISTED_FAULTS = 20
+_SEGMENT_FORMAT = 2  # a resumed run makes segments in another format again
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -213,6 +214,7 @@ def cut_into_parts(
     # What decides the content of a segment besides its ranges. The split is decided later, and a
     # segment's receipt lists the bad files that were skipped.
     context = {
+        "format": _SEGMENT_FORMAT,
         "tokenizer": fingerprint,
         "settings": {
             name: value
