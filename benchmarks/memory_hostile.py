@@ -3,7 +3,7 @@
 python benchmarks/memory_hostile.py [--megabytes 50 100] [--memory 300MB] [--workers 1 2] [NAME …]
 
 Each input is made at each size. The peak, sampled every 20 ms, is the resident memory of all
-processes of `tokenmill prepare`; it must not grow with the size. What must be held whole and does
+processes of `tokenmill prepare`; it must not grow with the size. Text that must be held whole and does
 not fit is refused by name: then the table has the refusal, and the peak up to it.
 """
 
@@ -64,6 +64,14 @@ def _words(size: int) -> bytes:
     return letters.tobytes()
 
 
+def _scripts(size: int) -> bytes:
+    """Words of letters from many scripts that hardly ever repeat."""
+    letters = np.array([c for c in range(0x250, 0xD7A0) if chr(c).isalpha()], np.uint32)
+    codes = letters[np.random.default_rng(size).integers(0, len(letters), size // 3 + 1)]
+    codes[9::10], codes[99::100] = 32, 10
+    return codes.astype("<u4").tobytes().decode("utf-32-le").encode()
+
+
 MAKERS: dict[str, Callable[[int], bytes]] = {
     "Chinese, lines end in 。": _random_text(0x4E00, 0x9FA5, 40, "。\n"),
     "Chinese without an end": _random_text(0x4E00, 0x9FA5),
@@ -77,15 +85,16 @@ MAKERS: dict[str, Callable[[int], bytes]] = {
     "newlines": lambda size: b"\n" * size,
     "combining marks": lambda size: "\u0301\u0323".encode() * (size // 4),
     "new words": _words,
+    "new words of many scripts": _scripts,
 }
 
 
-def _pieces(name: str, size: int) -> Iterator[bytes]:
+def _blocks(name: str, size: int) -> Iterator[bytes]:
     made = 0
     while made < size:
-        piece = MAKERS[name](min(_STEP, size - made) if "Chinese" not in name else _STEP // 3)
-        made += len(piece)
-        yield piece
+        block = MAKERS[name](min(_STEP, size - made) if "Chinese" not in name else _STEP // 3)
+        made += len(block)
+        yield block
 
 
 def make_input(folder: Path, name: str, size: int) -> Path:
@@ -93,23 +102,23 @@ def make_input(folder: Path, name: str, size: int) -> Path:
     kind, _, words = name.partition(": ")
     if kind == "JSON line":
         path = folder / "one.jsonl"
-        path.write_bytes(b'{"text": "' + b"".join(_pieces(words, size)) + b'"}\n')
+        path.write_bytes(b'{"text": "' + b"".join(_blocks(words, size)) + b'"}\n')
         return path
-    if kind == "Parquet value":
+    if kind in ("Parquet value", "Parquet cells of 3 MB"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         path = folder / "one.parquet"
-        text = b"".join(_pieces(words, size)).decode()
-        pq.write_table(pa.table({"text": [text]}), path)
+        texts = [block.decode() for block in _blocks(words, size)]
+        pq.write_table(pa.table({"text": texts if "cells" in kind else ["".join(texts)]}), path)
         return path
     path = folder / "one.txt"
     with path.open("wb") as file:
-        file.writelines(_pieces(name, size))
+        file.writelines(_blocks(name, size))
     return path
 
 
-NAMES = [*MAKERS, "JSON line: base64", "Parquet value: base64"]
+NAMES = [*MAKERS, "JSON line: base64", "Parquet value: base64", "Parquet cells of 3 MB: digits"]
 
 
 def measure(path: Path, out: Path, memory: str, workers: int) -> dict[str, Any]:
@@ -149,8 +158,8 @@ def main() -> None:
                 row: dict[str, Any] = {"input": f"{path.stat().st_size / 1e6:.0f} MB: {name}"}
                 for workers in args.workers:
                     found = measure(path, Path(folder) / "out", args.memory, workers)
-                    told = " (refused)" if found["refused"] else ""
-                    row[f"--workers {workers}"] = f"{found['peak']:.0f} MB{told}"
+                    note = " (refused)" if found["refused"] else ""
+                    row[f"--workers {workers}"] = f"{found['peak']:.0f} MB{note}"
                     print(row, f"{found['seconds']:.1f} s", found["refused"][:600], flush=True)
                 rows.append(row)
     if args.names == NAMES:

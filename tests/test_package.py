@@ -15,7 +15,7 @@ import pytest
 
 import tokenmill
 from tokenmill import errors
-from tokenmill.preparation.settings import Settings
+from tokenmill.preparation.settings import PrepareSettings
 
 
 def test_public_names_are_exactly_those_that_resolve() -> None:
@@ -34,7 +34,7 @@ def test_every_public_name_is_documented(name: str) -> None:
 
 def test_settings_of_prepare_are_in_its_signature() -> None:
     found = inspect.signature(tokenmill.prepare).parameters
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(PrepareSettings):
         assert found[field.name].default == field.default, field.name
         assert found[field.name].annotation == field.type, field.name
     assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())

@@ -42,7 +42,7 @@ def main(text: Path, disk: Path, scratch: Path) -> None:
                 {
                     "stage": stage,
                     "status": ended.returncode,
-                    "told": ended.stderr,
+                    "said": ended.stderr,
                     "made": made,
                     "temporaries": temporaries(disk),
                 }

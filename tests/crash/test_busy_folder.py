@@ -44,22 +44,24 @@ def test_refused_run_leaves_a_finished_dataset_as_it_was(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("where", ["file/out", "file"])
-def test_folder_that_cannot_be_made_is_told_without_a_traceback(tmp_path: Path, where: str) -> None:
+def test_folder_that_cannot_be_created_is_an_error_without_a_traceback(
+    tmp_path: Path, where: str
+) -> None:
     text = tmp_path / "file"
     text.write_text("one")
-    told = run("prepare", text, "--out", tmp_path / where, "--tokenizer", "bytes")
-    assert told.returncode == 1
-    assert str(tmp_path / where) in told.stderr
-    assert "Traceback" not in told.stderr
+    said = run("prepare", text, "--out", tmp_path / where, "--tokenizer", "bytes")
+    assert said.returncode == 1
+    assert str(tmp_path / where) in said.stderr
+    assert "Traceback" not in said.stderr
 
 
-def test_folder_without_permission_is_told_without_a_traceback(tmp_path: Path) -> None:
-    told = run(
+def test_folder_without_permission_is_an_error_without_a_traceback(tmp_path: Path) -> None:
+    said = run(
         "prepare", __file__, "--out", "/proc/out", "--tokenizer", "bytes", cwd=os.fspath(tmp_path)
     )
-    assert told.returncode == 1
-    assert "/proc/out" in told.stderr
-    assert "Traceback" not in told.stderr
+    assert said.returncode == 1
+    assert "/proc/out" in said.stderr
+    assert "Traceback" not in said.stderr
 
 
 def test_finished_dataset_with_a_shard_missing_is_not_called_finished(tmp_path: Path) -> None:
@@ -69,9 +71,9 @@ def test_finished_dataset_with_a_shard_missing_is_not_called_finished(tmp_path: 
     assert run(*command).returncode == 0
     made = contents(out)
     (out / "train" / "shard_00000.bin").write_bytes(b"o")
-    told = run(*command)
-    assert told.returncode == 1
-    assert "train/shard_00000.bin is missing or cut short" in told.stderr
+    said = run(*command)
+    assert said.returncode == 1
+    assert "train/shard_00000.bin is missing or cut short" in said.stderr
     assert not (out / ".work").exists()
     assert run(*command, "--restart").returncode == 0
     assert contents(out) == made
@@ -84,23 +86,23 @@ def test_scaffolding_with_nonsense_in_it_is_refused_by_name(tmp_path: Path) -> N
     for nonsense in ("", "{}"):
         (out / ".work").mkdir(parents=True)
         (out / ".work" / "plan.json").write_text(nonsense)
-        told = run(*command)
-        assert told.returncode == 1
-        assert "plan.json" in told.stderr
-        assert "Traceback" not in told.stderr
+        said = run(*command)
+        assert said.returncode == 1
+        assert "plan.json" in said.stderr
+        assert "Traceback" not in said.stderr
         assert run(*command, "--restart").returncode == 0
         shutil.rmtree(out)
 
 
-def test_of_many_runs_that_start_at_once_every_one_succeeds_or_is_refused(tmp_path: Path) -> None:
+def test_each_of_many_simultaneous_runs_succeeds_or_is_refused(tmp_path: Path) -> None:
     text, out = tmp_path / "x.txt", tmp_path / "out"
     text.write_text("one")
     command = ("prepare", text, "--out", out, "--tokenizer", "bytes", "--workers", "1")
     processes = [start(*command) for _ in range(6)]
-    told = [process.communicate(timeout=60)[1] for process in processes]
+    said = [process.communicate(timeout=60)[1] for process in processes]
     statuses = [process.returncode for process in processes]
     assert 0 in statuses
-    for status, words in zip(statuses, told, strict=True):
+    for status, words in zip(statuses, said, strict=True):
         assert status == 0 or (status == 1 and "Another run is working in" in words), words
     assert run(*command).returncode == 0
     assert not (out / ".work").exists()

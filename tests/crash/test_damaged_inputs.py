@@ -59,7 +59,7 @@ def tokens_of(out: Path) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut_by_a_byte, flip])
 @pytest.mark.parametrize("name", SOUND)
-def test_damaged_file_is_named_repaired_or_left_out(
+def test_damaged_file_is_named_and_can_be_repaired_or_skipped(
     tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     texts, out = tmp_path / "texts", tmp_path / "out"
@@ -88,7 +88,7 @@ def test_damaged_file_is_named_repaired_or_left_out(
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])
-def test_file_with_one_bad_part_is_set_aside_as_a_whole(tmp_path: Path, dedup: str) -> None:
+def test_file_with_one_bad_part_is_skipped_as_a_whole(tmp_path: Path, dedup: str) -> None:
     texts, out = tmp_path / "texts", tmp_path / "out"
     texts.mkdir()
     line = "a line of a file that is cut into three parts\n"
@@ -133,9 +133,9 @@ def test_bad_records_are_listed_with_their_places_and_the_good_ones_kept(tmp_pat
         lines += [line, b""]
     bad.write_bytes(b"\n".join(lines))
     good.write_text("\n".join(map(json.dumps, GOOD)))
-    told = run("prepare", bad, "--out", tmp_path / "out", *FLAGS)
-    assert told.returncode == 0, told.stderr
-    assert str(tmp_path / "out" / "rejected.jsonl") in told.stdout
+    said = run("prepare", bad, "--out", tmp_path / "out", *FLAGS)
+    assert said.returncode == 0, said.stderr
+    assert str(tmp_path / "out" / "rejected.jsonl") in said.stdout
     rejected = [
         json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
     ]
@@ -152,10 +152,10 @@ def test_bad_records_are_listed_with_their_places_and_the_good_ones_kept(tmp_pat
 def test_run_in_which_nothing_is_good_says_why(tmp_path: Path) -> None:
     text = tmp_path / "x.jsonl"
     text.write_text('{"content": "x"}\n')
-    told = run("prepare", text, "--out", tmp_path / "out", *FLAGS)
-    assert told.returncode == 1
-    assert f"{text}, line 1: no field 'text'" in told.stderr
-    assert "--text-field" in told.stderr
+    said = run("prepare", text, "--out", tmp_path / "out", *FLAGS)
+    assert said.returncode == 1
+    assert f"{text}, line 1: no field 'text'" in said.stderr
+    assert "--text-field" in said.stderr
     again = run(
         "prepare", text, "--out", tmp_path / "out", *FLAGS, "--text-field", "content", "--restart"
     )
@@ -205,7 +205,7 @@ def test_wide_text_is_refused_with_the_cure(tmp_path: Path, encoding: str, name:
     assert report.manifest.ledger["repaired_documents"] == 0
 
 
-def test_json_array_is_refused_at_once_or_set_aside(tmp_path: Path) -> None:
+def test_json_array_is_refused_immediately_or_skipped(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("good")
@@ -232,7 +232,7 @@ def test_binary_files_in_a_folder_are_passed_over_and_counted(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", [".", "*"])
-def test_broken_link_is_refused_at_once_or_set_aside(tmp_path: Path, given: str) -> None:
+def test_broken_link_is_refused_immediately_or_skipped(tmp_path: Path, given: str) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("good")
@@ -243,13 +243,13 @@ def test_broken_link_is_refused_at_once_or_set_aside(tmp_path: Path, given: str)
     assert refused.returncode == 1
     assert f"{texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d" in refused.stderr
     assert not (tmp_path / "out").exists()
-    told = run(*command, "--skip-bad-files")
-    assert told.returncode == 0, told.stderr
-    assert f"Set aside: {texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d." in told.stdout
-    assert f"1 pipe, socket or device ({texts / 'pipe.txt'})" in told.stderr
+    said = run(*command, "--skip-bad-files")
+    assert said.returncode == 0, said.stderr
+    assert f"Set aside: {texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d." in said.stdout
+    assert f"1 pipe, socket or device ({texts / 'pipe.txt'})" in said.stderr
 
 
-def test_name_that_is_no_utf_8_is_read_and_written_as_a_uri(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf_8_is_stored_as_a_uri(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     odd = {b"caf\xe9.txt": b"words", b"caf\xe9.parquet": parquet_bytes(9), b"\xff.jsonl": b"broken"}
@@ -258,8 +258,8 @@ def test_name_that_is_no_utf_8_is_read_and_written_as_a_uri(tmp_path: Path) -> N
             file.write(data)
     (texts / "plain.txt").write_text("good")
     command = ("prepare", texts, "--out", tmp_path / "out", *FLAGS)
-    told = run(*command)
-    assert told.returncode == 0, told.stderr
+    said = run(*command)
+    assert said.returncode == 0, said.stderr
     manifest = json.loads((tmp_path / "out" / "dataset_metadata.json").read_text())
     listed = (tmp_path / "out" / "sources.jsonl").read_text().splitlines()
     uris = [f"{texts.as_uri()}/{name}" for name in ("caf%E9.parquet", "caf%E9.txt")]
@@ -313,8 +313,8 @@ def test_file_that_changes_under_a_run_is_named_and_read_anew_by_the_next(
     options = {**OPTIONS, "dedup": dedup, "skip_bad_files": skip}
     watcher = MeddlesWith("tokenizing", lambda: meddle(texts / "b.txt"))
     gone = meddle is Path.unlink
-    told = "b.txt: " + ("No such file" if gone else "the file changed")
-    with pytest.raises(InputError, match=re.escape(told)):
+    said = "b.txt: " + ("No such file" if gone else "the file changed")
+    with pytest.raises(InputError, match=re.escape(said)):
         tokenmill.prepare(texts, out, watcher=watcher, **options)
     if gone:
         (texts / "b.txt").write_text("back again")
@@ -340,12 +340,12 @@ def test_file_without_permission_is_named(tmp_path: Path) -> None:
     for name in ("b.txt", "c.json", "d.parquet"):
         (texts / name).chmod(0)
     command = ("prepare", texts, "--out", tmp_path / "out", *FLAGS)
-    told = run(*command, preexec_fn=_obey_permissions)
-    assert told.returncode == 1
+    said = run(*command, preexec_fn=_obey_permissions)
+    assert said.returncode == 1
     for name in ("b.txt", "c.json"):
-        assert f"{texts / name}: Permission denied" in told.stderr
-    assert f"{texts / 'd.parquet'}: " in told.stderr
-    assert "Traceback" not in told.stderr
+        assert f"{texts / name}: Permission denied" in said.stderr
+    assert f"{texts / 'd.parquet'}: " in said.stderr
+    assert "Traceback" not in said.stderr
     aside = run(*command, "--skip-bad-files", preexec_fn=_obey_permissions)
     assert aside.returncode == 0
     assert f"Set aside: {texts / 'b.txt'}: Permission denied." in aside.stdout
@@ -362,7 +362,7 @@ def test_error_of_the_library_is_a_tokenmill_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])
-def test_file_that_can_be_read_now_is_not_left_out_because_of_the_past(
+def test_file_that_can_be_read_now_is_not_skipped_for_an_earlier_failure(
     tmp_path: Path, dedup: str
 ) -> None:
     texts, out = tmp_path / "texts", tmp_path / "out"

@@ -1,4 +1,4 @@
-"""A full disk, in every stage: told clearly, nothing half-written, and the same command goes on."""
+"""A full disk, in every stage: a clear error, no half-written files, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not _can_mount(), reason="no file system can be mounted here")
-def test_full_disk_in_every_stage_is_told_and_survived(records: Path, tmp_path: Path) -> None:
+def test_full_disk_in_every_stage_is_reported_and_the_run_resumes(
+    records: Path, tmp_path: Path
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     made = subprocess.run(
@@ -52,9 +54,9 @@ def test_full_disk_in_every_stage_is_told_and_survived(records: Path, tmp_path: 
     end = attempts.pop("end")
     for stage, entry in attempts.items():
         assert entry["status"] == 1, (stage, entry)
-        assert "tokenmill: The disk is full" in entry["told"], (stage, entry["told"])
-        assert "run the same command again" in entry["told"]
-        assert "Traceback" not in entry["told"]
+        assert "tokenmill: The disk is full" in entry["said"], (stage, entry["said"])
+        assert "run the same command again" in entry["said"]
+        assert "Traceback" not in entry["said"]
         assert entry["temporaries"] == [], stage
         assert "dataset_metadata.json" not in entry["made"]
     assert ".work/repeats" not in attempts["grind"]["made"]
@@ -67,7 +69,7 @@ def test_full_disk_in_every_stage_is_told_and_survived(records: Path, tmp_path: 
     assert contents(tmp_path / "result") == contents(tmp_path / "undisturbed")
 
 
-def test_limit_on_the_size_of_files_is_told_and_survived(records: Path, tmp_path: Path) -> None:
+def test_limit_on_file_size_is_reported_and_the_run_resumes(records: Path, tmp_path: Path) -> None:
     command = ("prepare", records, "--tokenizer", "bytes", "--workers", "1", "--out")
 
     def limited() -> None:

@@ -115,18 +115,18 @@ def test_workers_are_gone_within_two_seconds_of_their_parent(corpus: Path, tmp_p
     process.communicate()
 
 
-def test_a_killed_worker_is_told_clearly_and_the_same_command_goes_on(
+def test_a_killed_worker_is_reported_and_the_same_command_resumes(
     corpus: Path, undisturbed: dict[str, dict], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     process = start(*command(corpus, out, "documents"))
     assert wait_until(lambda: _some(".work/segments/*.json")(out))
     os.kill(workers(process)[0], signal.SIGKILL)
-    _, told = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "A worker was killed" in told
-    assert "resumes where it stopped" in told
-    assert "Traceback" not in told
+    assert "A worker was killed" in said
+    assert "resumes where it stopped" in said
+    assert "Traceback" not in said
     assert not members(process.pid)
     ended = run(*command(corpus, out, "documents"))
     assert ": skipping " in ended.stderr
@@ -134,13 +134,13 @@ def test_a_killed_worker_is_told_clearly_and_the_same_command_goes_on(
     assert (ended.returncode, contents(out)) == (0, undisturbed["documents"]), ended.stderr
 
 
-def test_a_worker_killed_while_it_starts_is_told_clearly(corpus: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_while_it_starts_is_reported(corpus: Path, tmp_path: Path) -> None:
     process = start(*command(corpus, tmp_path / "out", "documents"))
     assert wait_until(lambda: len(workers(process)) >= 1)
     os.kill(workers(process)[0], signal.SIGKILL)
-    _, told = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "A worker was killed" in told
+    assert "A worker was killed" in said
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -27,7 +27,7 @@ def test_whole_way_without_a_network_and_without_a_home(tmp_path: Path) -> None:
     empty = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
 
     def run(*arguments: str) -> None:
-        told = subprocess.run(
+        said = subprocess.run(
             [*OWN_NETWORK, sys.executable, COMMAND, *arguments],
             cwd=tmp_path,
             env=empty,
@@ -35,7 +35,7 @@ def test_whole_way_without_a_network_and_without_a_home(tmp_path: Path) -> None:
             text=True,
             timeout=60,
         )
-        assert told.returncode == 0, told.stderr
+        assert said.returncode == 0, said.stderr
 
     run("prepare", "x.txt", "--out", "data", "--val-fraction", "0")
     assert np.fromfile(tmp_path / "data/train/shard_00000.bin", "<u2").tolist() == [
@@ -60,7 +60,7 @@ sys.addaudithook(refuse)
 import tokenmill
 print(tokenmill.prepare("x.txt", "data", val_fraction=0).manifest.splits["train"].tokens)
 """
-    told = subprocess.run(
+    said = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert (told.stdout, told.stderr) == ("3\n", "")
+    assert (said.stdout, said.stderr) == ("3\n", "")

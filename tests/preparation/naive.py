@@ -334,11 +334,11 @@ def check_dataset(
     }
     rejected = folder / "rejected.jsonl"
     lines = rejected.read_text().splitlines() if rejected.exists() else []
-    told = [json.loads(line) for line in lines]
+    listed = [json.loads(line) for line in lines]
     if "invalid UTF-8" not in expected.dropped:
         assert [
             (entry["source"], entry.get("line"), entry.get("offset", entry.get("row")))
-            for entry in told
+            for entry in listed
         ] == expected.rejected
     return manifest
 

@@ -1,22 +1,65 @@
-"""What the tests of `prepare` share: inputs, runs in this process, and comparing folders."""
+"""Shared by the tests of `prepare`: inputs, runs in this process, and comparing folders."""
 
 from __future__ import annotations
 
 import filecmp
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from in_process import in_process
+from tokenmill.preparation.engine import Engine, Progress, Task, Worker
+from tokenmill.preparation.memory import Workspace
+from tokenmill.preparation.plan import Limits, Plan, make_plan
+from tokenmill.preparation.prepare import Report, run_plan, start_engine
+from tokenmill.progress import Nobody
 
-import tokenmill
+
+class InProcessEngine:
+    """An engine without processes. It runs the last task first."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._worker = Worker(Workspace(plan.tokenizer, 1 << 40), lambda *amounts: None)
+
+    def __enter__(self) -> InProcessEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
+        for number, task in reversed(list(enumerate(tasks))):
+            result = self._worker.run(task)
+            progress(0)
+            yield number, result
+
+    def run_everywhere(self, task: Task) -> None:
+        self._worker.run(task)
 
 
-def make(source: Any, out: Path, **options: Any) -> Any:
-    with in_process():
-        return tokenmill.prepare(source, out, **{"tokenizer": "bytes", "workers": 1, **options})
+def small(*, part: int = 16 << 20, block: int = 4 << 20, keys: int | None = None) -> Limits:
+    """Limits for many parts, blocks and sorts in small inputs."""
+    rest = {"rows": 3, "records": 7, "copied_tokens": 11} if block < 1000 else {}
+    return Limits(part_bytes=part, block_bytes=block, sorted_keys=keys, **rest)
+
+
+def make(
+    source: Any,
+    out: Path,
+    *,
+    limits: Limits | None = None,
+    restart: bool = False,
+    start: Callable[[Plan], Engine] = InProcessEngine,
+    **options: Any,
+) -> Report:
+    """`prepare` with small limits, in this process unless `start` says otherwise."""
+    plan = make_plan(source, out, limits=limits, **{"tokenizer": "bytes", "workers": 1, **options})
+    return run_plan(plan, out, Nobody(), restart=restart, start=start)
+
+
+def make_in_workers(source: Any, out: Path, **options: Any) -> Report:
+    """`prepare` with small limits, in worker processes."""
+    return make(source, out, start=start_engine, **options)
 
 
 def write_documents(path: Path) -> Path:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.preparation import clean as module
 from tokenmill.preparation.clean import clean, clean_block
 
 
@@ -103,7 +102,7 @@ def test_cleaning_twice_changes_nothing(text: str) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(TEXTS, TEXTS)
-def test_pieces_make_the_whole(before: str, after: str) -> None:
+def test_cleaned_fragments_give_the_cleaned_whole(before: str, after: str) -> None:
     text = f"{before}a\n{after}b {after}"
     whole = reference(text)
     cuts = [
@@ -112,12 +111,12 @@ def test_pieces_make_the_whole(before: str, after: str) -> None:
         if text[i] in "\n " and unicodedata.category(text[i - 1]).startswith("L")
     ]
     for cut in cuts:
-        head = clean_block(text[:cut].encode(), goes_on=True)
+        head = clean_block(text[:cut].encode(), unfinished=True)
         tail = clean_block(text[cut:].encode(), continues=True)
         assert (head + tail).decode() == whole
     edges = [0, *cuts, len(text)]
     parts = [
-        clean_block(text[a:b].encode(), continues=a > 0, goes_on=b < len(text))
+        clean_block(text[a:b].encode(), continues=a > 0, unfinished=b < len(text))
         for a, b in itertools.pairwise(edges)
     ]
     assert b"".join(parts).decode() == whole
@@ -127,9 +126,8 @@ def test_pieces_make_the_whole(before: str, after: str) -> None:
 @given(DOCUMENTS, st.integers(1, 9))
 def test_cutting_inside_changes_nothing(documents: list[str], size: int) -> None:
     block = "\0".join(documents).encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PIECE", size)
-        assert clean_block(block).decode().split("\0") == [reference(d) for d in documents]
+    cleaned = clean_block(block, window=size).decode()
+    assert cleaned.split("\0") == [reference(d) for d in documents]
 
 
 def test_every_character_alone_and_after_others() -> None:
@@ -151,7 +149,7 @@ def test_long_runs_of_marks_are_put_in_order(marks: str) -> None:
 def test_flags_reach_only_the_first_and_last_document() -> None:
     block = b"\n\n\n  one \0 \n two \0  x"
     assert clean_block(block, continues=True) == b"\n\n  one\0 two\0  x"
-    assert clean_block(b"   a\0 b  c", continues=True, goes_on=True) == b" a\0 b c"
+    assert clean_block(b"   a\0 b  c", continues=True, unfinished=True) == b" a\0 b c"
 
 
 def test_the_standard_library_in_one_block() -> None:

@@ -1,4 +1,4 @@
-"""lines.py against a removal that sees the whole document at once."""
+"""lines.py against an implementation that sees the whole document at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from naive import remove_lines
 
 from tokenmill.preparation.clean import clean_block
 from tokenmill.preparation.lines import LineRemover, line_keys
-from tokenmill.sources import records
-from tokenmill.sources.records import Cutter, read_records
+from tokenmill.sources.records import Cutter, split_records
 
 LINES = [
     "", "a", "b c", "the same line", "another line", "a line of words", "12345", "1234567890",
@@ -22,10 +21,10 @@ DOCUMENTS = st.lists(
 )
 
 
-def handed_in_pieces(
+def cut_into_fragments(
     text: bytes, block: int, part_steps: list[int], min_line: int
 ) -> list[list[tuple[bytes, bool, bool, bool]]]:
-    """A document as parts and pieces hand it on: for each part the pieces with their flags."""
+    """A document as it arrives: for each part, the fragments with their flags."""
     border_cutter, parts, start, continues = Cutter(short_line=min_line), [], 0, False
     borders = []
     for step in part_steps:
@@ -37,21 +36,30 @@ def handed_in_pieces(
     for border in [*borders, len(text)]:
         part = text[start:border]
         blocks = [part[i : i + block] for i in range(0, len(part), block)]
-        goes_on = border < len(text)
-        chunks = read_records(
-            iter(blocks), start, None, Cutter(), continues=continues, to_be_continued=goes_on
+        unfinished = border < len(text)
+        chunks = split_records(
+            iter(blocks),
+            start,
+            None,
+            Cutter(),
+            continues=continues,
+            unfinished=unfinished,
+            block_bytes=block,
         )
         parts.append(
-            [(chunk.texts[0], chunk.continues, chunk.goes_on, chunk.mid_line) for chunk in chunks]
+            [
+                (chunk.texts[0], chunk.continues, chunk.unfinished, chunk.mid_line)
+                for chunk in chunks
+            ]
         )
-        start, continues = border, goes_on
+        start, continues = border, unfinished
     return parts
 
 
 def remove_everywhere(
     parts: list[list[tuple[bytes, bool, bool, bool]]], min_line: int, tidy: bool
 ) -> tuple[list[bytes], int]:
-    """The texts of all pieces without repeated lines, marked by a set of their keys."""
+    """The texts of all fragments without repeated lines, found with a set of keys."""
     seen: set[bytes] = set()
     results, removed = [], 0
     for part in parts:
@@ -64,9 +72,9 @@ def remove_everywhere(
             flags.append(keys[i : i + 16] in seen)
             seen.add(keys[i : i + 16])
         remover = LineRemover(np.array(flags, np.uint8), min_line, tidy=tidy)
-        for text, continues, goes_on, mid_line in part:
+        for text, continues, unfinished, mid_line in part:
             (result,) = remover.remove(
-                [text], continues=continues, goes_on=goes_on, mid_line=mid_line
+                [text], continues=continues, unfinished=unfinished, mid_line=mid_line
             )
             if not continues:
                 results.append([])
@@ -84,34 +92,29 @@ def remove_everywhere(
     tidy=st.booleans(),
     crlf=st.booleans(),
 )
-def test_documents_in_pieces_lose_the_lines_that_whole_ones_lose(
+def test_documents_in_fragments_lose_the_same_lines_as_whole_ones(
     documents, block, steps, min_line, tidy, crlf
 ):
-    before, records.BLOCK = records.BLOCK, block
     seen: set[str] = set()
     expected, expected_removed, parts = [], 0, []
-    try:
-        for document in documents:
-            raw = document.replace("\n", "\r\n") if crlf else document
-            pieces = handed_in_pieces(raw.encode(), block, steps, min_line)
-            halves = any(piece[3] for part in pieces for piece in part)
-            if halves:
-                continue  # a line longer than a block was cut, which is another test's
-            if tidy:
-                pieces = [
-                    [(clean_block(p[0], continues=p[1], goes_on=p[2]), *p[1:]) for p in part]
-                    for part in pieces
-                ]
-                raw = clean_block(raw.encode()).decode()
-            text, count = remove_lines(raw, seen, min_line, tidy=tidy)
-            expected.append(text.encode())
-            expected_removed += count
-            for i, part in enumerate(pieces):
-                if i or not parts:
-                    parts.append([])
-                parts[-1] += part
-    finally:
-        records.BLOCK = before
+    for document in documents:
+        raw = document.replace("\n", "\r\n") if crlf else document
+        fragments = cut_into_fragments(raw.encode(), block, steps, min_line)
+        if any(fragment[3] for part in fragments for fragment in part):
+            continue  # a line longer than a block was cut; see test_half_a_line_never_counts
+        if tidy:
+            fragments = [
+                [(clean_block(f[0], continues=f[1], unfinished=f[2]), *f[1:]) for f in part]
+                for part in fragments
+            ]
+            raw = clean_block(raw.encode()).decode()
+        text, count = remove_lines(raw, seen, min_line, tidy=tidy)
+        expected.append(text.encode())
+        expected_removed += count
+        for i, part in enumerate(fragments):
+            if i or not parts:
+                parts.append([])
+            parts[-1] += part
     results, removed = remove_everywhere(parts, min_line, tidy)
     assert [b"".join(result) for result in results] == expected
     assert removed == expected_removed
@@ -151,7 +154,7 @@ def test_the_first_of_equal_lines_stays():
     flags = mark(texts, 6)
     remover = LineRemover(np.array(flags, np.uint8), 6, tidy=True)
     left = remover.remove(
-        [text.encode() for text in texts], continues=False, goes_on=False, mid_line=False
+        [text.encode() for text in texts], continues=False, unfinished=False, mid_line=False
     )
     assert left == [b"one line here\nshort\nanother one", b"short\nthe third"]
     assert remover.removed == 2
@@ -168,7 +171,7 @@ def test_half_a_line_never_counts():
 def test_the_line_end_at_the_border_of_a_part_is_kept():
     remover = LineRemover(np.zeros(1, np.uint8), 3, tidy=True)
     text = b"\nnext line"
-    assert remover.remove([text], continues=True, goes_on=False, mid_line=False) == [text]
+    assert remover.remove([text], continues=True, unfinished=False, mid_line=False) == [text]
 
 
 @settings(max_examples=300, deadline=None)
@@ -188,6 +191,6 @@ def test_a_block_of_documents_loses_the_lines_that_they_lose_one_by_one(document
     at_once, one_by_one = (
         LineRemover(np.array(flags, np.uint8), min_line, tidy=tidy) for _ in range(2)
     )
-    expected = one_by_one.remove(texts, continues=False, goes_on=False, mid_line=False)
+    expected = one_by_one.remove(texts, continues=False, unfinished=False, mid_line=False)
     assert at_once.remove_from_block(block).split(b"\0") == expected
     assert at_once.removed == one_by_one.removed == sum(flags)

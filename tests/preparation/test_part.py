@@ -1,4 +1,4 @@
-"""part.py: many files of several kinds in one part, some of them bad."""
+"""part.py: many files in one part, some of them bad."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.preparation.part import PartReader
-from tokenmill.preparation.prepare import Mill
+from tokenmill.preparation.part import PartReader, PartTask
+from tokenmill.preparation.plan import make_plan
 
 
 def make_files(folder: Path, count: int) -> list[str]:
@@ -25,21 +25,20 @@ def make_files(folder: Path, count: int) -> list[str]:
     return good
 
 
-def test_bad_files_of_a_part_are_set_aside_in_one_reading(tmp_path: Path) -> None:
+def test_bad_files_of_a_part_are_skipped_in_one_pass(tmp_path: Path) -> None:
     good = make_files(tmp_path, 30)
-    mill = Mill(tmp_path, tmp_path / "out", tokenizer="bytes")
-    (part,) = mill.plan.parts
-    job = mill.job(part, tmp_path)
-    aside: dict = {}
-    reader = PartReader(job, aside)
-    texts = [text.decode() for batch in reader for text in batch.chunk.texts]
+    plan = make_plan(tmp_path, tmp_path / "out", tokenizer="bytes")
+    (part,) = plan.parts
+    skipped: dict[int, str] = {}
+    reader = PartReader(PartTask.of(plan, part, tmp_path), skipped)
+    texts = [text.decode() for part_chunk in reader for text in part_chunk.chunk.texts]
     assert texts == good
-    assert sorted(aside) == list(range(0, 30, 3))
-    assert all("cut short" in error.reason for error in aside.values())
+    assert sorted(skipped) == list(range(0, 30, 3))
+    assert all("cut short" in reason for reason in skipped.values())
     assert len(reader.lines) == 20
 
 
-def test_bad_files_among_small_ones_are_all_named_or_left_out(tmp_path: Path) -> None:
+def test_bad_files_among_small_ones_are_all_named_or_skipped(tmp_path: Path) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     good = make_files(folder, 12)

@@ -6,25 +6,19 @@ import gzip
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
-from tokenmill.preparation import plan as plan_module
-from tokenmill.preparation.plan import Plan, make_plan
-from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import find_files
+from tokenmill.preparation.plan import Limits, Plan, make_plan
 
 
-def plan_of(*paths: Path, fingerprint: str = "x", **settings: object) -> Plan:
-    sources, passed_over = find_files(paths)
-    return make_plan(sources, Settings(**settings), fingerprint, passed_over)  # type: ignore[arg-type]
+def plan_of(*paths: Path, tokenizer: str = "bytes", **options: Any) -> Plan:
+    return make_plan(paths, "out", tokenizer=tokenizer, **options)
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 100)
+SMALL_PARTS = Limits(part_bytes=100)
 
 
 def make_files(folder: Path) -> list[Path]:
@@ -43,17 +37,17 @@ def make_files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_parts_cover_every_file_once_and_in_order(tmp_path: Path, small_parts: None) -> None:
+def test_parts_cover_every_file_once_and_in_order(tmp_path: Path) -> None:
     paths = make_files(tmp_path)
-    plan = plan_of(*paths)
+    plan = plan_of(*paths, limits=SMALL_PARTS)
     assert plan.step == 100
     covered: dict[int, list[tuple[int, int]]] = {}
     with_text = []
     for part in plan.parts:
-        for piece in part.pieces:
-            covered.setdefault(piece.source, []).append((piece.start, piece.end))
-            if plan.sources[piece.source].size:
-                with_text.append((piece.source, piece.start))
+        for one in part.ranges:
+            covered.setdefault(one.source, []).append((one.start, one.end))
+            if plan.sources[one.source].size:
+                with_text.append((one.source, one.start))
     assert sorted(covered) == list(range(len(paths)))
     assert with_text == sorted(with_text)
     for number, ranges in covered.items():
@@ -72,30 +66,26 @@ def test_parts_cover_every_file_once_and_in_order(tmp_path: Path, small_parts: N
     assert plan.size == sum(path.stat().st_size for path in paths)
 
 
-def test_small_files_share_a_part_up_to_its_size(tmp_path: Path, small_parts: None) -> None:
+def test_small_files_share_a_part_up_to_its_size(tmp_path: Path) -> None:
     for number in range(25):
         (tmp_path / f"{number:02}.txt").write_bytes(b"x" * 30)
-    plan = plan_of(tmp_path)
-    assert [len(part.pieces) for part in plan.parts] == [3] * 8 + [1]
+    plan = plan_of(tmp_path, limits=SMALL_PARTS)
+    assert [len(part.ranges) for part in plan.parts] == [3] * 8 + [1]
     assert [part.size for part in plan.parts] == [90] * 8 + [30]
 
 
-def test_a_text_whose_separator_overlaps_itself_is_one_part(
-    tmp_path: Path, small_parts: None
-) -> None:
+def test_a_text_whose_separator_overlaps_itself_is_one_part(tmp_path: Path) -> None:
     for name in ("a.txt", "b.jsonl"):
         (tmp_path / name).write_bytes(b"x" * 1000)
-    assert len(plan_of(tmp_path / "a.txt").parts) == 10
-    assert len(plan_of(tmp_path / "a.txt", documents="----").parts) == 1
-    assert len(plan_of(tmp_path / "b.jsonl", documents="----").parts) == 10
+    options: dict[str, Any] = {"documents": "----", "limits": SMALL_PARTS}
+    assert len(plan_of(tmp_path / "a.txt", limits=SMALL_PARTS).parts) == 10
+    assert len(plan_of(tmp_path / "a.txt", **options).parts) == 1
+    assert len(plan_of(tmp_path / "b.jsonl", **options).parts) == 10
 
 
-def test_parts_grow_with_the_input_so_that_they_stay_countable(
-    tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_module, "MOST_PARTS", 10)
+def test_parts_grow_with_the_input_so_that_their_number_is_limited(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * 12_345)
-    plan = plan_of(tmp_path)
+    plan = plan_of(tmp_path, limits=Limits(part_bytes=100, parts=10))
     assert len(plan.parts) <= 10
     assert plan.step == 1300
 
@@ -108,7 +98,7 @@ def test_a_part_has_another_name_if_anything_that_decides_it_changes(tmp_path: P
     # These do not decide what a segment holds.
     assert plan_of(path, val_fraction=0.5, tokens_per_shard=7, skip_bad_files=True).name == name
     others = [
-        plan_of(path, fingerprint="y").name,
+        plan_of(path, tokenizer="gpt2").name,
         plan_of(path, normalize=False).name,
         plan_of(path, eot="none").name,
         plan_of(path, dedup="lines").name,
@@ -133,11 +123,11 @@ def test_small_compressed_and_parquet_files_share_parts_with_others(tmp_path: Pa
     for number in range(3):
         pq.write_table(table, tmp_path / f"{number:03}.parquet")
     (tmp_path / "999.txt.gz").write_bytes(b"x" * (5 << 20))  # over a part, out of its compression
-    assert [len(part.pieces) for part in plan_of(tmp_path).parts] == [603, 1]
+    assert [len(part.ranges) for part in plan_of(tmp_path).parts] == [603, 1]
 
 
-def test_a_part_has_only_so_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MOST_FILES", 10)
+def test_the_number_of_files_in_a_part_is_limited(tmp_path: Path) -> None:
     for number in range(25):
         (tmp_path / f"{number:02}.txt").write_text("text")
-    assert [len(part.pieces) for part in plan_of(tmp_path).parts] == [10, 10, 5]
+    plan = plan_of(tmp_path, limits=Limits(files_per_part=10))
+    assert [len(part.ranges) for part in plan.parts] == [10, 10, 5]

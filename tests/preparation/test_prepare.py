@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import zstandard
-from in_process import in_process
 from inputs import make_inputs
 from naive import (
     END,
@@ -20,12 +19,10 @@ from naive import (
     encode_gpt2,
     make_expected,
 )
-from preparing import assert_same_files, make, make_mixed, write_documents
+from preparing import assert_same_files, make, make_in_workers, make_mixed, small, write_documents
 
-import tokenmill
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import InputError, UsageError
-from tokenmill.preparation import lines, plan
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -49,22 +46,25 @@ SEPARATORS = {"auto": END, "file": None, "line": b"\n", "blank-line": b"", "##":
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_inputs_become_what_the_naive_way_makes_of_them(
-    tmp_path: Path, seed: int, gpt2: Tokenizer, no_flush: None, monkeypatch: pytest.MonkeyPatch
+def test_random_inputs_give_what_the_naive_implementation_gives(
+    tmp_path: Path, seed: int, gpt2: Tokenizer, no_flush: None
 ) -> None:
     chance = random.Random(seed)
-    paths = make_inputs(tmp_path, chance)
+    dedup = chance.choice(["documents", "lines", "none"])
+    # Half a line is never removed. Blocks are longer than any line here, so no line is cut.
+    paths = make_inputs(tmp_path, chance, short_lines=dedup == "lines")
+    block = chance.choice([300, 1000] if dedup == "lines" else [8, 16, 50, 300])
     documents = chance.choice(list(SEPARATORS))
     settings: dict[str, Any] = {
         "normalize": chance.random() < 0.7,
-        "dedup": chance.choice(["documents", "lines", "none"]),
+        "dedup": dedup,
         "val_fraction": chance.choice([0, 0.3, 0.9]),
         "eot": chance.choice(["after", "before", "none"]),
         "on_bad_text": chance.choice(["repair", "drop"]),
         "min_line": chance.choice([1, 3, 10, 20]),
     }
-    if settings["dedup"] == "lines":
-        # The lines of a dropped document in pieces count as seen, and there are many here.
+    if dedup == "lines":
+        # The lines of a dropped document in fragments count as seen, and there are many here.
         settings["on_bad_text"] = "repair"
     tokens_per_shard = chance.choice([7, 50, 200, 10**6])
     by_bytes = chance.random() < 0.6
@@ -75,55 +75,29 @@ def test_random_inputs_become_what_the_naive_way_makes_of_them(
         separator=SEPARATORS[documents],
         **settings,
     )
-    # Half a line is never removed, and in blocks of a few bytes many lines are cut in halves.
-    block = chance.choice([300, 1000] if settings["dedup"] == "lines" else [8, 16, 50, 300])
-    halves = watch_for_halves(monkeypatch)
-    with in_process(
-        part=chance.choice([16, 40, 100, 1000]), block=block, keys=chance.choice([3, 20, 1 << 16])
-    ):
-        try:
-            tokenmill.prepare(
-                paths,
-                tmp_path / "out",
-                tokenizer="bytes" if by_bytes else gpt2,
-                documents=documents,
-                tokens_per_shard=tokens_per_shard,
-                workers=1,
-                **settings,
-            )
-        except InputError as error:
-            assert "No document was kept" in str(error)  # noqa: PT017
-            assert not any(expected.documents.values())
-            return
-    if not halves:
-        check_dataset(tmp_path / "out", expected, paths, tokens_per_shard)
+    limits = small(
+        part=chance.choice([16, 40, 100, 1000]), block=block, keys=chance.choice([3, 20, None])
+    )
+    options = {"documents": documents, "tokens_per_shard": tokens_per_shard, **settings}
+    tokenizer = "bytes" if by_bytes else gpt2
+    if not any(expected.documents.values()):
+        with pytest.raises(InputError, match="No document was kept"):
+            make(paths, tmp_path / "out", limits=limits, tokenizer=tokenizer, **options)
+        return
+    make(paths, tmp_path / "out", limits=limits, tokenizer=tokenizer, **options)
+    check_dataset(tmp_path / "out", expected, paths, tokens_per_shard)
     assert verify(tmp_path / "out") == []
 
 
-def watch_for_halves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    found = []
-    find = lines._find_lines
-
-    def watch(text: bytes, min_line: int, **flags: bool) -> Any:
-        if flags.get("mid_line"):
-            found.append(True)
-        return find(text, min_line, **flags)
-
-    monkeypatch.setattr(lines, "_find_lines", watch)
-    return found
-
-
-def test_many_bad_documents_are_listed_alike_by_any_number_of_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "PART_BYTES", 2_000)
+def test_any_number_of_workers_lists_bad_documents_in_the_same_order(tmp_path: Path) -> None:
     for name in "abc":
         texts = (f"caf\xe9 {name}{n}\nand more" for n in range(400))
         text = "<|endoftext|>".join(texts)
         (tmp_path / f"{name}.txt").write_text(text, encoding="latin-1")
     for workers in (1, 3):
-        tokenmill.prepare(
-            tmp_path / "*.txt", tmp_path / f"out{workers}", tokenizer="bytes", workers=workers
+        limits = small(part=2_000)
+        make_in_workers(
+            tmp_path / "*.txt", tmp_path / f"out{workers}", workers=workers, limits=limits
         )
     assert_same_files(tmp_path / "out1", tmp_path / "out3")
     listed = (tmp_path / "out1" / "repaired.jsonl").read_text().splitlines()
@@ -143,16 +117,15 @@ def test_a_zstd_window_counts_against_the_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])
-def test_any_number_of_workers_writes_the_same_bytes(
-    tmp_path: Path, dedup: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, dedup: str) -> None:
     paths = make_mixed(tmp_path / "in")
-    monkeypatch.setattr(plan, "PART_BYTES", 20_000)
     settings: dict[str, Any] = {"dedup": dedup, "val_fraction": 0.2}
     for workers in (1, 2, 3):
-        report = tokenmill.prepare(
+        report = make_in_workers(
             tmp_path / "in",
             tmp_path / f"out{workers}",
+            tokenizer="gpt2",
+            limits=small(part=20_000),
             workers=workers,
             tokens_per_shard=30_000,
             **settings,
@@ -187,9 +160,9 @@ def test_nothing_kept_is_an_error_that_says_what_was_dropped(tmp_path: Path) -> 
     assert "text_field" not in str(caught.value)
 
 
-def test_wrong_calls_say_what_is_wrong_before_any_work(tmp_path: Path, text: Path) -> None:
+def test_invalid_arguments_are_named_before_any_work(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "out"
-    for options, told in [
+    for options, message in [
         ({"workers": 0}, "`workers` is 0"),
         ({"memory": 1000}, "`memory` is 1,000 bytes"),
         ({"tokens_per_shard": 1e6}, "`tokens_per_shard` is 1000000.0"),
@@ -205,7 +178,7 @@ def test_wrong_calls_say_what_is_wrong_before_any_work(tmp_path: Path, text: Pat
         ({"dedup": True}, "`dedup` is True"),
         ({"eot": "sometimes"}, "`eot` is 'sometimes'"),
     ]:
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             make(text, out, **options)
     with pytest.raises(InputError, match="No input"):
         make([], out)

@@ -1,4 +1,4 @@
-"""`prepare` on text that is no UTF-8: named by its place, and dropped or repaired as a whole."""
+"""`prepare` on text that is not UTF-8: positions are named, documents dropped or repaired whole."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from in_process import in_process
 from naive import (
     END,
     check_dataset,
     encode_bytes,
     make_expected,
 )
+from preparing import make, small
 
-import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.preparation.prepare import Mill
-from tokenmill.preparation.texts import prepare_chunk
+from tokenmill.preparation.part import PartTask
+from tokenmill.preparation.plan import make_plan
+from tokenmill.preparation.texts import clean_chunk
 
 
 @pytest.fixture
@@ -39,23 +39,18 @@ def test_rejected_texts_are_named_by_line_and_place_also_in_late_parts(tmp_path:
     data = END.join(documents)
     path = tmp_path / "a.txt"
     path.write_bytes(data)
-    with in_process(part=500, block=128):
-        report = tokenmill.prepare(
-            path,
-            tmp_path / "out",
-            tokenizer="bytes",
-            workers=1,
-            on_bad_text="drop",
-        )
+    report = make(path, tmp_path / "out", limits=small(part=500, block=128), on_bad_text="drop")
     assert report.parts > 10
     rejected = (tmp_path / "out" / "rejected.jsonl").read_text()
-    told = [json.loads(line) for line in rejected.splitlines()]
+    listed = [json.loads(line) for line in rejected.splitlines()]
     places = [at for at in range(len(data)) if data[at] == 0xFF]
-    assert [entry["line"] for entry in told] == [data.count(b"\n", 0, at) + 1 for at in places]
-    assert [entry["reason"].split(":")[0] for entry in told] == [
+    assert [entry["line"] for entry in listed] == [data.count(b"\n", 0, at) + 1 for at in places]
+    assert [entry["reason"].split(":")[0] for entry in listed] == [
         f"invalid UTF-8 at byte {at}" for at in places
     ]
-    assert [entry["offset"] for entry in told] == [data.rfind(b"line one", 0, at) for at in places]
+    assert [entry["offset"] for entry in listed] == [
+        data.rfind(b"line one", 0, at) for at in places
+    ]
     assert report.manifest.ledger["dropped"]["invalid UTF-8"]["documents"] == 5
 
 
@@ -67,16 +62,15 @@ def test_bad_text_in_a_record_is_named_by_its_byte(tmp_path: Path, on_bad_text: 
     path = tmp_path / "a.jsonl"
     path.write_bytes(data)
     place = f"invalid UTF-8 at byte {data.index(bytes([0xE9]))}"
-    with in_process(part=500, block=128):
-        options: dict[str, Any] = {"tokenizer": "bytes", "workers": 1, "on_bad_text": on_bad_text}
-        if on_bad_text == "refuse":
-            with pytest.raises(InputError, match=place):
-                tokenmill.prepare(path, tmp_path / "out", **options)
-            return
-        tokenmill.prepare(path, tmp_path / "out", **options)
-    (told,) = map(json.loads, (tmp_path / "out" / "rejected.jsonl").read_text().splitlines())
-    assert told["reason"].startswith(place)
-    assert (told["line"], told["offset"]) == (71, data.rfind(b"\n", 0, data.index(b"\xe9")) + 1)
+    options: dict[str, Any] = {"on_bad_text": on_bad_text, "limits": small(part=500, block=128)}
+    if on_bad_text == "refuse":
+        with pytest.raises(InputError, match=place):
+            make(path, tmp_path / "out", **options)
+        return
+    make(path, tmp_path / "out", **options)
+    (listed,) = map(json.loads, (tmp_path / "out" / "rejected.jsonl").read_text().splitlines())
+    assert listed["reason"].startswith(place)
+    assert (listed["line"], listed["offset"]) == (71, data.rfind(b"\n", 0, data.index(b"\xe9")) + 1)
 
 
 def test_a_giant_with_bad_text_is_dropped_or_repaired_as_a_whole(
@@ -88,22 +82,13 @@ def test_a_giant_with_bad_text_is_dropped_or_repaired_as_a_whole(
     path.write_bytes(b"<|endoftext|>".join([b"first", bad, b"second", giant]))
     for on_bad_text in ("drop", "repair"):
         out = tmp_path / on_bad_text
-        with in_process(part=700, block=128):
-            tokenmill.prepare(
-                path,
-                out,
-                tokenizer="bytes",
-                workers=1,
-                on_bad_text=on_bad_text,
-                tokens_per_shard=1000,
-            )
+        limits = small(part=700, block=128)
+        make(path, out, limits=limits, on_bad_text=on_bad_text, tokens_per_shard=1000)
         expected = make_expected([path], encode=encode_bytes, eot_id=256, on_bad_text=on_bad_text)
         manifest = check_dataset(out, expected, [path], 1000)
         assert manifest["ledger"]["repaired_documents"] == (on_bad_text == "repair")
-    with pytest.raises(InputError, match=r"invalid UTF-8 at byte 2019"), in_process(part=700):
-        tokenmill.prepare(
-            path, tmp_path / "refuse", tokenizer="bytes", workers=1, on_bad_text="refuse"
-        )
+    with pytest.raises(InputError, match=r"invalid UTF-8 at byte 2019"):
+        make(path, tmp_path / "refuse", limits=small(part=700), on_bad_text="refuse")
 
 
 def test_a_dropped_giant_does_not_make_a_duplicate_of_a_good_document(tmp_path: Path) -> None:
@@ -113,10 +98,8 @@ def test_a_dropped_giant_does_not_make_a_duplicate_of_a_good_document(tmp_path: 
     path.write_bytes(bad + b"<|endoftext|>" + good)
     for part in (1 << 20, 700):
         out = tmp_path / str(part)
-        with in_process(part=part, block=128):
-            report = tokenmill.prepare(
-                path, out, tokenizer="bytes", workers=1, on_bad_text="drop", val_fraction=0
-            )
+        limits = small(part=part, block=128)
+        report = make(path, out, limits=limits, on_bad_text="drop", val_fraction=0)
         assert report.manifest.splits["train"].documents == 1
         assert list(report.manifest.ledger["dropped"]) == ["invalid UTF-8"]
 
@@ -151,8 +134,7 @@ def test_repaired_documents_are_listed_with_their_places(
     starts = [sum(map(len, rows[:n])) + width * n for n in range(len(rows))]
     path = tmp_path / name
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    with in_process(part=part, block=block):
-        report = tokenmill.prepare(path, tmp_path / "out", tokenizer="bytes", workers=1)
+    report = make(path, tmp_path / "out", limits=small(part=part, block=block))
     expected = []
     for number in (0, 3, 30, 31, 77, 199):
         row, start = rows[number], starts[number]
@@ -174,14 +156,12 @@ def test_repaired_documents_are_listed_with_their_places(
     assert report.manifest.ledger["repaired_documents"] == len(found)
 
 
-def test_repaired_rows_are_listed_and_sound_input_has_no_list(tmp_path: Path) -> None:
+def test_repaired_rows_are_listed_and_valid_input_has_no_list(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     column = pa.array([b"good", b"caf\xe9", None, b"\xff"], pa.binary())
     pq.write_table(pa.table({"text": column}), path)
-    options: dict[str, Any] = {"tokenizer": "bytes", "workers": 1, "val_fraction": 0}
-    with in_process():
-        tokenmill.prepare(path, tmp_path / "out", **options)
-        tokenmill.prepare(path, tmp_path / "drop", on_bad_text="drop", **options)
+    make(path, tmp_path / "out", val_fraction=0)
+    make(path, tmp_path / "drop", on_bad_text="drop", val_fraction=0)
     assert list_repairs(tmp_path / "out") == [
         {"source": str(path), "row": 1, "replaced_bytes": 1},
         {"source": str(path), "row": 3, "replaced_bytes": 1},
@@ -193,7 +173,7 @@ GERMAN = "Die Straße führt über die Brücke, sagte der Müller. Größe und H
 JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
 
 
-def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: Path) -> None:
+def test_files_in_another_encoding_are_named_with_a_guess(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_bytes((GERMAN * 9).encode("latin-1"))
@@ -203,17 +183,16 @@ def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: 
     rows[50:] = [b'{"text": "%s"}' % (GERMAN * n).encode("cp1252") for n in range(40)]
     (texts / "d.jsonl").write_bytes(b"\n".join(rows))
     (texts / "e.txt").write_text(GERMAN)
-    with in_process():
-        report = tokenmill.prepare(texts, tmp_path / "out", tokenizer="bytes", workers=1)
+    report = make(texts, tmp_path / "out")
     ledger = report.manifest.ledger
-    told = ledger["other_encodings"]
-    assert told["files"] == 3
-    assert [(Path(entry["source"]).name, entry["encoding"]) for entry in told["examples"]] == [
+    listed = ledger["other_encodings"]
+    assert listed["files"] == 3
+    assert [(Path(entry["source"]).name, entry["encoding"]) for entry in listed["examples"]] == [
         ("a.txt", "WINDOWS-1252"),
         ("c.txt.gz", "SHIFT_JIS"),
         ("d.jsonl", "WINDOWS-1252"),
     ]
-    first = told["examples"][0]
+    first = listed["examples"][0]
     assert first["bytes"] == len((GERMAN * 9).encode("latin-1"))
     assert first["replaced_bytes"] == 9 * sum(character > "\x7f" for character in GERMAN)
     assert {Path(entry["source"]).name for entry in list_repairs(tmp_path / "out")} == {
@@ -221,13 +200,14 @@ def test_files_in_another_encoding_are_named_with_what_they_look_like(tmp_path: 
     }  # fmt: skip
 
 
-def test_many_bad_records_in_a_block_cost_no_more_than_their_number(tmp_path: Path) -> None:
+def test_many_bad_records_in_a_block_take_linear_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "caf\xe9"}\n' * 60_000)
     started = time.process_time()
     for on_bad_text in ("repair", "drop"):
-        mill = Mill(path, tmp_path / "out", tokenizer="bytes", workers=1, on_bad_text=on_bad_text)
-        part = mill.plan.parts[0]
-        for chunk in mill.job(part, tmp_path).read(part.pieces[0]):
-            prepare_chunk(chunk, mill.settings, mill.plan.sources[0])
+        out = tmp_path / "out"
+        plan = make_plan(path, out, tokenizer="bytes", workers=1, on_bad_text=on_bad_text)
+        part = plan.parts[0]
+        for chunk in PartTask.of(plan, part, tmp_path).read(part.ranges[0]):
+            clean_chunk(chunk, plan.settings, plan.sources[0])
     assert time.process_time() - started < 5

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import (
     encode_bytes,
     make_expected,
 )
-from preparing import assert_same_files, files_in, make, make_mixed, write_documents
+from preparing import assert_same_files, files_in, make, make_mixed, small, write_documents
 
-import tokenmill
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import FolderError, InputError
 
@@ -62,7 +60,7 @@ def test_a_finished_folder_is_not_touched(tmp_path: Path, text: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_dataset_is_refused_by_what_differs(
+def test_another_dataset_is_refused_with_the_differences(
     tmp_path: Path, text: Path, change: dict[str, Any], named: str, finished: bool
 ) -> None:
     out = tmp_path / "out"
@@ -93,7 +91,7 @@ def test_another_dataset_is_refused_by_what_differs(
         assert_same_files(out, tmp_path / "fresh")
 
 
-def test_a_restart_begins_again_and_spares_what_is_not_its_own(tmp_path: Path, text: Path) -> None:
+def test_a_restart_starts_over_and_keeps_files_of_the_user(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "out"
     make(text, out, tokens_per_shard=100)
     (out / "notes.txt").write_text("mine")
@@ -133,40 +131,29 @@ def test_a_second_run_is_refused_while_one_holds_the_folder(tmp_path: Path, text
 
 
 @pytest.mark.parametrize("dedup", ["documents", "lines"])
-def test_a_repaired_file_goes_on_and_ends_like_a_clean_run(tmp_path: Path, dedup: str) -> None:
+def test_a_run_resumed_after_repairing_a_file_equals_a_clean_run(
+    tmp_path: Path, dedup: str
+) -> None:
     paths = make_mixed(tmp_path / "in")
     sound = (tmp_path / "in" / "c.jsonl.gz").read_bytes()
-    options: dict[str, Any] = {"dedup": dedup, "tokens_per_shard": 50_000}
-    with in_process(part=30_000):
-        tokenmill.prepare(
-            tmp_path / "in", tmp_path / "clean", tokenizer="bytes", workers=1, **options
-        )
-        (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound[: len(sound) // 2])
-        with pytest.raises(InputError, match=r"1 file could not be read.*\n.*c\.jsonl\.gz.*short"):
-            tokenmill.prepare(
-                tmp_path / "in", tmp_path / "out", tokenizer="bytes", workers=1, **options
-            )
-        assert not (tmp_path / "out" / "dataset_metadata.json").exists()
-        shutil.copytree(tmp_path / "out", tmp_path / "skipped")
-        skipped = tokenmill.prepare(
-            tmp_path / "in",
-            tmp_path / "skipped",
-            tokenizer="bytes",
-            workers=1,
-            skip_bad_files=True,
-            **options,
-        )
-        (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound)
-        report = tokenmill.prepare(
-            tmp_path / "in", tmp_path / "out", tokenizer="bytes", workers=1, **options
-        )
+    limits = small(part=30_000)
+    options: dict[str, Any] = {"dedup": dedup, "tokens_per_shard": 50_000, "limits": limits}
+    make(tmp_path / "in", tmp_path / "clean", **options)
+    (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(InputError, match=r"1 file could not be read.*\n.*c\.jsonl\.gz.*short"):
+        make(tmp_path / "in", tmp_path / "out", **options)
+    assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+    shutil.copytree(tmp_path / "out", tmp_path / "skipped")
+    skipped = make(tmp_path / "in", tmp_path / "skipped", skip_bad_files=True, **options)
+    (tmp_path / "in" / "c.jsonl.gz").write_bytes(sound)
+    report = make(tmp_path / "in", tmp_path / "out", **options)
     assert_same_files(tmp_path / "clean", tmp_path / "out")
     if dedup == "documents":
         assert report.parts_done_before == report.parts - 1
         assert skipped.parts_done_before == skipped.parts - 1
-    told = skipped.manifest.ledger["set_aside"]
-    assert [entry["source"] for entry in told] == [str(tmp_path / "in" / "c.jsonl.gz")]
-    assert "cut short" in told[0]["reason"]
+    listed = skipped.manifest.ledger["set_aside"]
+    assert [entry["source"] for entry in listed] == [str(tmp_path / "in" / "c.jsonl.gz")]
+    assert "cut short" in listed[0]["reason"]
     left = [path for path in paths if path.name != "c.jsonl.gz"]
     expected = make_expected(left, encode=encode_bytes, eot_id=256, dedup=dedup)
     for split in ("train", "val"):

@@ -10,17 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import (
     check_dataset,
     encode_bytes,
     key_of,
     make_expected,
 )
-from preparing import assert_same_files, python_sources
+from preparing import assert_same_files, make, make_in_workers, python_sources, small
 
-import tokenmill
-from tokenmill.preparation import plan
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -59,19 +56,17 @@ def make_giants(folder: Path) -> dict[str, str]:
     return giants
 
 
-def test_giant_documents_have_the_ids_of_the_whole(
-    tmp_path: Path, gpt2: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_giant_documents_have_the_ids_of_the_whole(tmp_path: Path, gpt2: Tokenizer) -> None:
     giants = make_giants(tmp_path / "in")
     shutil.copy(tmp_path / "in" / "a-newlines.txt", tmp_path / "in" / "f-again.txt")
     row = json.dumps({"text": giants["b-spaces.txt"]})
     (tmp_path / "in" / "g-again.jsonl").write_text(f'{{"text": "small"}}\n{row}\n')
     giants["g-again.jsonl"] = "small"
-    monkeypatch.setattr(plan, "PART_BYTES", 3 << 20)
     for workers in (1, 3):
-        report = tokenmill.prepare(
+        report = make_in_workers(
             tmp_path / "in",
             tmp_path / f"out{workers}",
+            limits=small(part=3 << 20),
             tokenizer=gpt2,
             workers=workers,
             normalize=False,
@@ -94,9 +89,7 @@ def test_giant_documents_have_the_ids_of_the_whole(
         assert np.array_equal(tokens[start : start + length - 1], whole)
 
 
-def test_cleaned_giants_are_those_of_the_whole_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cleaned_giants_are_those_of_the_whole_too(tmp_path: Path) -> None:
     chance = random.Random(9)
     pieces = [
         "word",
@@ -115,10 +108,9 @@ def test_cleaned_giants_are_those_of_the_whole_too(
     text = "".join(chance.choices(pieces, k=1_000_000)) + " the end"
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(text.encode() * 2)
-    monkeypatch.setattr(plan, "PART_BYTES", 1 << 20)
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    report = tokenmill.prepare(
-        paths, tmp_path / "out", tokenizer="bytes", workers=2, val_fraction=0
+    report = make_in_workers(
+        paths, tmp_path / "out", limits=small(part=1 << 20), workers=2, val_fraction=0
     )
     assert report.parts > 8
     expected = make_expected(paths, encode=encode_bytes, eot_id=256, val_fraction=0)
@@ -135,8 +127,8 @@ def test_ids_across_cuts_where_a_pattern_takes_punctuation_and_newlines_together
     text = ("क\u0958\n" * 50 + "word\n" + "\u0958\r\n" * 30 + "ends\n") * 20
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
-    with in_process(part=500, block=64):
-        tokenmill.prepare(path, tmp_path / "out", tokenizer=tokenizer, val_fraction=0, workers=1)
+    limits = small(part=500, block=64)
+    make(path, tmp_path / "out", limits=limits, tokenizer=tokenizer, val_fraction=0)
     expected = make_expected(
         [path],
         encode=lambda data: tokenizer.encode_batch([data])[0].tolist(),

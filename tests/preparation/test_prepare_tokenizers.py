@@ -1,4 +1,4 @@
-"""`prepare` with tokenizers of every kind: one of the user's own, without end of text, SentencePiece."""
+"""`prepare` with tokenizers of every kind: user-defined, without end of text, SentencePiece."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import (
     check_dataset,
     make_expected,
 )
-from preparing import make, python_sources, write_documents
+from preparing import make, python_sources, small, write_documents
 
 import tokenmill
 from tokenmill.dataset.verify import verify
@@ -70,7 +69,7 @@ def test_a_tokenizer_of_the_user_works_in_worker_processes(tmp_path: Path, text:
     assert report.manifest.vocab_size == 1 << 20
 
 
-def test_a_tokenizer_without_end_of_text_needs_eot_none(tmp_path: Path, text: Path) -> None:
+def test_a_tokenizer_without_end_of_text_requires_eot_none(tmp_path: Path, text: Path) -> None:
     for eot in ("after", "before"):
         with pytest.raises(UsageError, match="`eot='none'`"):
             make(text, tmp_path / "out", tokenizer=WordTokenizer(None), eot=eot)
@@ -149,10 +148,8 @@ def test_a_sentencepiece_model_takes_documents_whole(tmp_path: Path) -> None:
     reference = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     path = tmp_path / "a.txt"
     path.write_text("<|endoftext|>".join(["one long document\n" * 300, "short", "words " * 500]))
-    with in_process(part=1000, block=100):
-        report = tokenmill.prepare(
-            path, tmp_path / "out", tokenizer=tokenizer, workers=1, val_fraction=0
-        )
+    limits = small(part=1000, block=100)
+    report = make(path, tmp_path / "out", limits=limits, tokenizer=tokenizer, val_fraction=0)
     assert report.parts > 5
     expected = make_expected(
         [path],

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import in_process
 from naive import END, encode_gpt2, split_text
 
 from tokenmill.errors import FolderError, InputError, UsageError
@@ -24,12 +22,6 @@ TEXT = (
     + "Grüße aus Köln \u0958\n".encode() * 30
     + b"trailing blanks  \n\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def small() -> Iterator[None]:
-    with in_process(part=100, block=32):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +51,7 @@ def run(path: Path, tokenizer: Any, **options: Any) -> Any:
         ("int64", "int64"),
     ],
 )
-def test_the_text_is_taken_as_it_is(tmp_path: Path, gpt2: Tokenizer, dtype: str, kind: str) -> None:
+def test_the_text_is_not_changed(tmp_path: Path, gpt2: Tokenizer, dtype: str, kind: str) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(TEXT)
     made = run(path, gpt2, dtype=dtype)
@@ -83,7 +75,7 @@ def test_compressed_files_and_records_work_too(tmp_path: Path, gpt2: Tokenizer) 
     assert np.load(run(path, gpt2).path).tolist() == expected
 
 
-def test_what_is_there_is_not_made_again(tmp_path: Path, gpt2: Tokenizer) -> None:
+def test_an_existing_file_is_not_made_again(tmp_path: Path, gpt2: Tokenizer) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(TEXT)
     run(path, gpt2)
@@ -96,7 +88,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, gpt2: Tokenizer) -> Non
     assert (tmp_path / "x.npy").stat().st_ino != before.st_ino
 
 
-def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Tokenizer) -> None:
+def test_an_existing_file_of_other_ids_is_refused(tmp_path: Path, gpt2: Tokenizer) -> None:
     path, target = tmp_path / "x.txt", tmp_path / "x.npy"
     path.write_bytes(TEXT)
     run(path, gpt2)
@@ -112,7 +104,7 @@ def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Token
         run(other, gpt2)
     for damaged in (b"", b"no array", sound[:100], sound[:-2]):
         target.write_bytes(damaged)
-        with pytest.raises(FolderError, match=r"no sound \.npy file"):
+        with pytest.raises(FolderError, match=r"not a valid \.npy file"):
             run(path, gpt2)
     np.save(target, np.zeros((3, 4), np.uint16))
     with pytest.raises(FolderError, match="does not hold the ids"):
@@ -126,7 +118,7 @@ def test_what_is_there_and_something_else_is_refused(tmp_path: Path, gpt2: Token
     assert target.read_bytes() == sound
 
 
-def test_wrong_calls_say_what_is_wrong(tmp_path: Path, gpt2: Tokenizer) -> None:
+def test_invalid_arguments_are_named(tmp_path: Path, gpt2: Tokenizer) -> None:
     with pytest.raises(InputError, match="There is no file"):
         run(tmp_path / "gone.txt", gpt2)
     path = tmp_path / "x.txt"
@@ -149,7 +141,7 @@ def test_the_ids_go_beside_the_text() -> None:
         assert npy_path(text) == Path(npy)
 
 
-def test_records_that_are_left_out_are_counted_and_listed(tmp_path: Path, gpt2: Tokenizer) -> None:
+def test_skipped_records_are_counted_and_listed(tmp_path: Path, gpt2: Tokenizer) -> None:
     text = tmp_path / "x.jsonl"
     text.write_bytes(b'{"text": "kept"}\nnonsense\n{"text": "\xff"}\n')
     made = pretokenize(text, tokenizer=gpt2, workers=1)

@@ -1,4 +1,4 @@
-"""repeats.py against a set, in memory and spilled."""
+"""repeats.py against a set, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def in_tables(keys: np.ndarray, size: int) -> list[np.ndarray]:
     return [keys[i : i + size] for i in range(0, len(keys), size)]
 
 
-def run(keys: np.ndarray, folder: Path, *, table: int = 1000, memory: int = 1 << 30) -> list[int]:
+def run(keys: np.ndarray, folder: Path, *, table: int = 1000, limit: int = 1 << 20) -> list[int]:
     marks = folder / "marks"
-    count = mark_repeats(in_tables(keys, table), len(keys), marks, folder / "spill", memory)
+    count = mark_repeats(in_tables(keys, table), len(keys), marks, folder / "spill", limit)
     found = np.fromfile(marks, np.uint8).tolist()
     assert count == sum(found)
     assert not list((folder / "spill").glob("*"))
@@ -37,8 +37,7 @@ def run(keys: np.ndarray, folder: Path, *, table: int = 1000, memory: int = 1 <<
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory for 100 keys, so that a few thousand spill to many files and rounds."""
-    monkeypatch.setattr(repeats, "_LEAST_KEYS", 100)
+    """Small tables and windows, so that a few thousand keys take many of them."""
     monkeypatch.setattr(repeats, "_TABLE", 97)
     monkeypatch.setattr(repeats, "_PAGES", 13)
 
@@ -63,25 +62,25 @@ def test_spilled_repeats_are_those_of_a_set(tmp_path, small_limits, total, diffe
     pool[::3, 0] = pool[0, 0]  # equal high halves, different low ones
     pool[1::5, 1] = pool[0, 1]
     keys = pool[chance.integers(0, different, total)]
-    assert run(keys, tmp_path, table=211, memory=0) == naive_marks(keys)
+    assert run(keys, tmp_path, table=211, limit=100) == naive_marks(keys)
 
 
 def test_keys_that_lead_with_the_same_bits_take_several_rounds(tmp_path, small_limits):
     chance = np.random.default_rng(1)
     keys = chance.integers(0, 300, (2_000, 2), np.uint64)
-    assert run(keys, tmp_path, memory=0) == naive_marks(keys)
+    assert run(keys, tmp_path, limit=100) == naive_marks(keys)
 
 
 def test_no_keys_give_an_empty_file(tmp_path):
     assert run(np.zeros((0, 2), np.uint64), tmp_path) == []
 
 
-def test_what_an_earlier_run_spilled_does_no_harm(tmp_path, small_limits):
+def test_spilled_files_of_an_earlier_run_are_removed(tmp_path, small_limits):
     (tmp_path / "spill").mkdir()
     for name in ("000", "255", "other"):
         (tmp_path / "spill" / name).write_bytes(bytes(range(240)))
     keys = np.random.default_rng(2).integers(0, 50, (500, 2), np.uint64)
-    assert run(keys, tmp_path, memory=0) == naive_marks(keys)
+    assert run(keys, tmp_path, limit=100) == naive_marks(keys)
 
 
 def test_a_key_that_fills_the_list_is_not_held_in_memory_as_often_as_it_occurs(
@@ -98,20 +97,11 @@ def test_a_key_that_fills_the_list_is_not_held_in_memory_as_often_as_it_occurs(
         return mark(keys, places, marks)
 
     monkeypatch.setattr(repeats, "_mark", watch)
-    assert run(keys, tmp_path, table=211, memory=0) == naive_marks(keys)
+    assert run(keys, tmp_path, table=211, limit=100) == naive_marks(keys)
     assert most < 1_000
 
 
-def test_keys_are_read_out_of_records_and_by_themselves(tmp_path, monkeypatch):
-    monkeypatch.setattr(repeats, "_TABLE", 7)
-    dtype = np.dtype([("length", "<u8"), ("key", "<u8", (2,))])
-    records = np.zeros(20, dtype)
-    records["key"] = np.arange(40).reshape(20, 2)
-    records["length"] = 99
-    records.tofile(tmp_path / "records")
-    assert np.concatenate(list(read_keys(tmp_path / "records", dtype, "key"))).tolist() == [
-        [2 * i, 2 * i + 1] for i in range(20)
-    ]
+def test_keys_are_read_in_tables(tmp_path):
     np.arange(40, dtype="<u8").tofile(tmp_path / "keys")
-    found = np.concatenate(list(read_keys(tmp_path / "keys", np.dtype("V16"), None)))
+    found = np.concatenate(list(read_keys(tmp_path / "keys", table=7)))
     assert found.tolist() == [[2 * i, 2 * i + 1] for i in range(20)]

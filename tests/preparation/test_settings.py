@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.preparation.settings import Settings
+from tokenmill.preparation.settings import PrepareSettings
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from tokenmill.preparation.settings import Settings
     ],
 )
 def test_documents_name_a_separator(documents: str, separator: bytes | None) -> None:
-    assert Settings(documents=documents).separator == separator
+    assert PrepareSettings(documents=documents).separator == separator
 
 
 def test_settings_are_the_same_again_out_of_json() -> None:
-    settings = Settings(val_fraction=0.1 + 0.2, documents="§", min_line=3, eot="none")
-    assert Settings(**json.loads(json.dumps(settings.to_json()))) == settings
+    settings = PrepareSettings(val_fraction=0.1 + 0.2, documents="§", min_line=3, eot="none")
+    assert PrepareSettings(**json.loads(json.dumps(settings.to_json()))) == settings
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_settings_are_the_same_again_out_of_json() -> None:
         {"on_bad_text": None},
     ],
 )
-def test_what_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> None:
+def test_invalid_settings_are_refused_by_name(wrong: dict[str, object]) -> None:
     (name,) = wrong
     with pytest.raises(UsageError, match=name):
-        Settings(**wrong)  # type: ignore[arg-type]
+        PrepareSettings(**wrong)  # type: ignore[arg-type]

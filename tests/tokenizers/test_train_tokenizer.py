@@ -17,9 +17,8 @@ from vocabularies import TRICKY, make_reference, unflatten
 import tokenizers
 from tokenmill.cli import main
 from tokenmill.errors import InputError, UsageError
-from tokenmill.preparation.train_tokenizer import train_tokenizer
-from tokenmill.sources import read as sources
-from tokenmill.sources import records
+from tokenmill.preparation.train_tokenizer import END_OF_TEXT, extract_text, train_tokenizer
+from tokenmill.sources.find import find_files
 from tokenmill.tokenizers import from_state, load_tokenizer
 
 
@@ -108,12 +107,15 @@ def write_compressed(path: Path, text: str) -> None:
     path.write_bytes(compress(text.encode()))
 
 
-def test_a_long_compressed_text_is_trained_on_as_one(
-    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_fragments_of_a_long_compressed_text_are_joined(
+    texts: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(records, "BLOCK", 1000)
-    monkeypatch.setattr(sources, "BLOCK", 1000)
     text = "".join(texts)[:300_000]
+    write_compressed(tmp_path / "long.txt.gz", text)
+    ((source,), _) = find_files([tmp_path / "long.txt.gz"])
+    with (tmp_path / "extracted").open("wb") as file:
+        extract_text(source, "text", file, block=1000)
+    assert (tmp_path / "extracted").read_bytes() == (END_OF_TEXT + text).encode()
     for name in ("plain.txt", "packed.txt.gz"):
         write_compressed(tmp_path / name, text)
         train_tokenizer(tmp_path / name, vocab_size=1000, out=tmp_path / f"{name}.json")

@@ -21,10 +21,11 @@ from tokenmill.cli.console import (
 from tokenmill.cli.flags import name_flags
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
-from tokenmill.preparation.prepare import Mill, Report
+from tokenmill.preparation.plan import Plan, make_plan
+from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
-from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import tell_passed_over
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.find import describe_passed_over
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
 from tokenmill.wording import count, counted, duration, size
@@ -39,7 +40,7 @@ def prepare(
     out: Annotated[Path | None, Parameter(group=_WORK)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
-    settings: Annotated[Settings | None, Parameter(name="*", group=_CONTENT)] = None,
+    settings: Annotated[PrepareSettings | None, Parameter(name="*", group=_CONTENT)] = None,
     workers: Annotated[int | None, Parameter(group=_WORK)] = None,
     memory: Annotated[str | None, Parameter(group=_WORK)] = None,
     restart: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
@@ -73,12 +74,12 @@ def prepare(
     if out is None and not dry_run:
         raise UsageError("Name the folder for the dataset: --out DIR.")
     folder = out or Path("dataset")
-    chosen = (settings or Settings()).to_json()
+    chosen = (settings or PrepareSettings()).to_json()
     limit = parse_size(memory) if memory else None
     loaded = load_tokenizer(tokenizer, scheme=scheme)
     if dry_run:
-        mill = Mill(inputs, folder, tokenizer=loaded, workers=workers, memory=limit, **chosen)
-        _show_estimate(mill)
+        plan = make_plan(inputs, folder, tokenizer=loaded, workers=workers, memory=limit, **chosen)
+        _show_estimate(plan)
         return 0
     return prepare_and_show(
         inputs,
@@ -179,33 +180,33 @@ def _disk(report: Report) -> int:
     return sum(path.stat().st_size for path in report.path.rglob("*") if path.is_file())
 
 
-def _show_estimate(mill: Mill) -> None:
+def _show_estimate(plan: Plan) -> None:
     from tokenmill.preparation.estimate import estimate
 
-    plan = estimate(mill)
+    found = estimate(plan)
     rows = {
-        "files": count(plan.files)
+        "files": count(found.files)
         + (
-            f" ({tell_passed_over(plan.passed_over, examples=False)} passed over)"
-            if plan.passed_over
+            f" ({describe_passed_over(found.passed_over, examples=False)} passed over)"
+            if found.passed_over
             else ""
         ),
-        "input": size(plan.bytes),
-        "parts": count(plan.parts),
-        "tokens": f"about {count(plan.tokens)}",
-        "documents": f"about {count(plan.documents)}, before deduplication",
-        "disk": f"about {size(plan.disk)}, and {size(plan.disk_while_working)} more while working",
-        "memory": f"at most {size(plan.memory)}",
-        "time": f"about {duration(plan.seconds)} with {counted(plan.workers, 'worker')}",
+        "input": size(found.bytes),
+        "parts": count(found.parts),
+        "tokens": f"about {count(found.tokens)}",
+        "documents": f"about {count(found.documents)}, before deduplication",
+        "disk": f"about {size(found.disk)}, and {size(found.disk_while_working)} more while working",
+        "memory": f"at most {size(found.memory)}",
+        "time": f"about {duration(found.seconds)} with {counted(found.workers, 'worker')}",
     }
     for name, text in rows.items():
         show(f"{name:<10} {text}")
-    if plan.passed_over:
-        show(f"passed over: {tell_passed_over(plan.passed_over)}")
-    for fault in plan.faults[:_FAULTS]:
+    if found.passed_over:
+        show(f"passed over: {describe_passed_over(found.passed_over)}")
+    for fault in found.faults[:_FAULTS]:
         show(f"cannot be used: {name_flags(fault)}")
-    if len(plan.faults) > _FAULTS:
-        show(f"… and {count(len(plan.faults) - _FAULTS)} more that cannot be used")
-    if plan.looked_at < plan.files:
-        show(f"Checked the first bytes of {count(plan.looked_at)} of {count(plan.files)} files.")
-    show(f"\nMeasured on {size(plan.sampled)} of text. Omit --dry-run to start.")
+    if len(found.faults) > _FAULTS:
+        show(f"… and {count(len(found.faults) - _FAULTS)} more that cannot be used")
+    if found.checked < found.files:
+        show(f"Checked the first bytes of {count(found.checked)} of {count(found.files)} files.")
+    show(f"\nMeasured on {size(found.sampled)} of text. Omit --dry-run to start.")

@@ -22,7 +22,7 @@ from tokenmill.formats.npy import Npy
 from tokenmill.formats.olmo import Olmo
 from tokenmill.formats.prepared import Prepared
 from tokenmill.formats.raw import Raw
-from tokenmill.sources.looks import find_text
+from tokenmill.sources.detect_text import explain_text
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_cure
 
@@ -78,7 +78,7 @@ def recognize(request: OpenRequest) -> tuple[str, Contents]:
 def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
     """The error for a path in no known format."""
     path = request.path / request.chosen[0] if request.chosen else request.path
-    if text := find_text(path):
+    if text := explain_text(path):
         return DatasetError(text)
     if inside := _find_datasets(path):
         return DatasetError(

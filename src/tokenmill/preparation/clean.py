@@ -1,15 +1,15 @@
-"""Cleans text by the rules of docs/cleaning.md, many documents at once.
+"""Clean text by the rules of docs/cleaning.md, many documents at once.
 
-Guaranteed: a document comes out the same whatever its neighbours and wherever it was cut into
-pieces; cleaning a second time changes nothing; as many separators come out as went in.
+The result for a document does not depend on its neighbours or on where it was cut into fragments;
+cleaning a second time changes nothing; the number of separators stays the same.
 
-The method: pieces that fit the cache are compared with each byte of interest, the answers packed
-to a bit a byte (17 µs for 256 KiB), and the rules are a few shifts and ANDs of such bits. What
-must go is overwritten with a byte that UTF-8 never has, and `bytes.replace` deletes it.
+The method: windows that fit the cache are compared with each byte of interest, the results packed to
+one bit per byte (17 µs for 256 KiB), and the rules are a few shifts and ANDs of these bits. Bytes to
+remove are overwritten with a byte that UTF-8 never has, and `bytes.replace` deletes it.
 
-The price on one core: 800 MB/s for prose with nothing to change, 440 for Python source, 240 for the
-same with a blank at the end of every line, 250 for Chinese, 40 to 100 where much must be composed,
-13 for the worst text known. docs/cleaning.md has the table.
+Costs on one core: 800 MB/s for prose with nothing to change, 440 for Python source, 240 for the same
+with a blank at the end of every line, 250 for Chinese, 40 to 100 if much must be composed, 13 for
+the worst text known. docs/cleaning.md has the table.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Bits = npt.NDArray[np.uint64]
 
-_PIECE = 1 << 18
+_WINDOW = 1 << 18
 _REACH = 1 << 12
-# Before a blank that follows a character which stays: ASCII, or U+00C0 to U+EFFF.
+# Before a blank that follows a character that is kept: ASCII, or U+00C0 to U+EFFF.
 _CUT = re.compile(
     rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
     re.DOTALL,
@@ -47,30 +47,32 @@ def clean(text: str) -> str:
     return clean_block(text.replace("\0", "").encode()).decode()
 
 
-def clean_block(block: bytes, *, continues: bool = False, goes_on: bool = False) -> bytes:
+def clean_block(
+    block: bytes, *, continues: bool = False, unfinished: bool = False, window: int = _WINDOW
+) -> bytes:
     """Documents as UTF-8 joined by NUL bytes, each cleaned, still joined by NUL bytes.
 
-    `continues`: the block begins in the middle of a document. `goes_on`: it ends in the middle of
-    one. Both may be only at places where `Cutter` cuts.
+    `continues`: the block begins in the middle of a document. `unfinished`: it ends in the middle of
+    one. Both only at places where `Cutter` cuts. `window` is how many bytes to clean at once.
     """
     view = memoryview(block)
-    pieces = []
+    cleaned = []
     start = 0
     while start < len(block):
-        stop = _cut(block, start)
-        # Two bytes on each side say what lies beyond: the border of a document, or something
-        # visible, for which the full stop stands because no mark composes with it.
+        stop = _cut(block, start, window)
+        # Two bytes on each side represent what is beyond: the border of a document, or a visible
+        # character. The full stop is used because no mark composes with it.
         before = b".." if continues or start else b".\0"
-        after = b".." if goes_on or stop < len(block) else b"\0."
+        after = b".." if unfinished or stop < len(block) else b"\0."
         padded = _clean_padded(b"".join((before, view[start:stop], after)))
-        pieces.append(memoryview(padded)[2:-2])
+        cleaned.append(memoryview(padded)[2:-2])
         start = stop
-    return b"".join(pieces)
+    return b"".join(cleaned)
 
 
-def _cut(block: bytes, start: int) -> int:
-    """A place to cut, some `_PIECE` after `start`. Not every byte is tried: that would be slow."""
-    for target in range(start + _PIECE, len(block), _PIECE):
+def _cut(block: bytes, start: int, window: int) -> int:
+    """A place to cut, about a window after `start`. Trying every byte would be slow."""
+    for target in range(start + window, len(block), window):
         if found := _CUT.search(block, target, target + _REACH):
             return found.start()
     return len(block)
@@ -125,7 +127,7 @@ def _without_blanks(text: bytes) -> bytes:
     end = newline | nul
     white = end | blank
     if (_bits(array <= _SPACE) ^ white).any() or b"\x7f" in text:
-        # Removing a control may join a letter and its accent, so all begins again without them.
+        # Removing a control may join a letter and its accent, so start again without them.
         return _clean_padded(text.translate(None, _CONTROLS))
 
     doubled = space & _later(space, 1) & ~_later(white, 2)
@@ -144,7 +146,7 @@ def _without_blanks(text: bytes) -> bytes:
 
 
 def _bits(mask: Mask) -> Bits:
-    """A bit for each byte of the text, in as few words as hold them."""
+    """One bit for each byte of the text, in 64-bit words."""
     packed = np.zeros(-(-len(mask) // 64) * 8, np.uint8)
     packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
     return packed.view("<u8")

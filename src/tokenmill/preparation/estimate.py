@@ -1,25 +1,43 @@
-"""Estimate what a run would take, from a sample of its input.
+"""Estimate what a run would take, from a sample of its input. Nothing is written.
 
-Text from all over the input is read, cleaned and tokenized (see `sample`), and the head of every
-file is checked, to find files that a run would refuse. Both have a time limit, so this takes seconds
-for any input. Nothing is written.
+Sampling: files of the same kind, compression, extension and size class form a stratum. Each stratum
+is estimated separately, so that a few large books do not stand for a thousand small scripts. Places
+to read are spread evenly over the bytes of a stratum; the next place goes to the stratum with the
+most bytes per place so far. Sampling ends after `_SECONDS` if each stratum has two places by then,
+and after `_MOST_SECONDS` in any case. The head of every file is checked too, to find files that a run
+would refuse, with a time limit of its own.
+
+Documents are counted as one per file, which is exact, plus an estimate of those that begin further
+in. The rows of Parquet files are in their footers.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
-from tokenmill.preparation.prepare import Mill
-from tokenmill.preparation.sample import take_sample
-from tokenmill.sources.faults import find_fault
+from tokenmill.preparation.part import PartTask
+from tokenmill.preparation.plan import Part, Plan, SourceRange
+from tokenmill.preparation.texts import clean_chunk
+from tokenmill.sources.files import BadFileError, SourceFile
 from tokenmill.sources.find import PassedOver
+from tokenmill.sources.parquet import measure_text
+from tokenmill.sources.recognize import find_fault
+from tokenmill.sources.records import Chunk
 
-_LOOKING = 4.0  # seconds for the heads of files
-_MAIN_PROCESS = 150 << 20
+_HEAD_SECONDS = 4.0  # for the heads of files
+_MAIN_PROCESS = 150 << 20  # bytes of memory
+_SECONDS, _MOST_SECONDS = 4.0, 15.0
+_LEAST_PLACES = 2  # per stratum
+_TEXT = 256 << 10  # bytes of text to tokenize at one place
+_COMPRESSED = 1 << 20  # bytes to read of a compressed file, unless they expand to much more text
+_DECOMPRESSED = 16 << 20
+_AHEAD = 32 << 10  # how far a decompressor's input is ahead of its output, on average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,45 +56,268 @@ class Estimate:
     seconds: float
     workers: int
     sampled: int  # bytes of text
-    looked_at: int  # files whose first bytes were read
+    checked: int  # files whose first bytes were read
     faults: tuple[str, ...]  # files that cannot be read or used, and why
 
 
-def estimate(mill: Mill) -> Estimate:
-    """Measure a sample of what a mill would read."""
-    parts, size = mill.plan.parts, mill.plan.size
-    sample = take_sample(mill)
-    faults, looked_at = _find_faults(mill)
-    passes = 2 if mill.settings.dedup == "lines" else 1
+def estimate(plan: Plan) -> Estimate:
+    """Measure a sample of what a plan would read."""
+    parts, size = plan.parts, plan.size
+    sample = _take_sample(plan)
+    faults, checked = _find_faults(plan)
+    passes = 2 if plan.settings.dedup == "lines" else 1
     tokens, documents = sample.tokens, sample.documents
-    stored = tokens * np.dtype(mill.dtype).itemsize + 48 * documents
+    stored = tokens * np.dtype(plan.dtype).itemsize + 48 * documents
     return Estimate(
-        files=len(mill.plan.sources),
-        passed_over=mill.plan.passed_over,
+        files=len(plan.sources),
+        passed_over=plan.passed_over,
         parts=len(parts),
         bytes=size,
         tokens=tokens,
         documents=documents,
         disk=stored,
         disk_while_working=stored + 24 * documents + (size // 2 if passes == 2 else 0),
-        memory=mill.memory + _MAIN_PROCESS,
-        seconds=passes * sample.seconds / min(mill.workers, max(1, len(parts))),
-        workers=mill.workers,
+        memory=plan.memory + _MAIN_PROCESS,
+        seconds=passes * sample.seconds / min(plan.workers, max(1, len(parts))),
+        workers=plan.workers,
         sampled=sample.sampled,
-        looked_at=looked_at,
+        checked=checked,
         faults=tuple(f"{path}: {why}" for path, why in {**faults, **sample.faults}.items()),
     )
 
 
-def _find_faults(mill: Mill) -> tuple[dict[str, str], int]:
+def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
     """The files that a run would refuse, and how many were checked before time ran out."""
-    sources, started = mill.plan.sources, time.perf_counter()
-    faults, looked_at = {}, 0
+    sources, started = plan.sources, time.perf_counter()
+    faults, checked = {}, 0
     # Every 97th file first, so that the files checked before time runs out are from everywhere.
     for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
-        if fault := find_fault(sources[number], mill.settings.text_field):
+        if fault := find_fault(sources[number], plan.settings.text_field):
             faults[number] = fault
-        looked_at += 1
-        if time.perf_counter() - started > _LOOKING:
+        checked += 1
+        if time.perf_counter() - started > _HEAD_SECONDS:
             break
-    return {sources[number].path: faults[number] for number in sorted(faults)}, looked_at
+    return {sources[number].path: faults[number] for number in sorted(faults)}, checked
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """Estimated totals for the whole input, and what was read for them."""
+
+    tokens: int
+    documents: int
+    seconds: float  # for one worker
+    sampled: int  # bytes
+    faults: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Item:
+    """A file, or a row group of a Parquet file; `size` is what its text is proportional to."""
+
+    source: int
+    size: int
+    group: int = 0
+    rows: int = 0
+
+
+@dataclass
+class _Measured:
+    size: float
+    tokens: float
+    documents: float  # without those at the beginning of the file
+    seconds: float
+
+
+@dataclass
+class _Stratum:
+    items: list[_Item] = field(default_factory=list)
+    ends: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    measured: list[_Measured] = field(default_factory=list)
+    seen: set[tuple[int, int]] = field(default_factory=set)
+    draws: int = 0
+    complete: bool = False
+
+    @property
+    def size(self) -> int:
+        return int(self.ends[-1])
+
+    def draw(self) -> tuple[int, int] | None:
+        """The next place: an item and an offset in it; None if it was read before."""
+        place = int(_halton(self.draws) * self.size)
+        self.draws += 1
+        index = int(np.searchsorted(self.ends, place, side="right"))
+        start = int(self.ends[index - 1]) if index else 0
+        key = index, (place - start) // _TEXT
+        if key in self.seen:
+            # Few places are left; searching for them would take too long.
+            self.complete = self.draws > 4 * len(self.seen) + 4
+            return None
+        self.seen.add(key)
+        return index, place - start
+
+    def rate(self, what: str) -> float:
+        """Tokens, documents or seconds per byte of size. Places are chosen in proportion to size, so
+        the mean rate of the places is the rate of the stratum."""
+        return float(np.mean([getattr(one, what) / one.size for one in self.measured]))
+
+
+def _take_sample(plan: Plan) -> _Sample:
+    """Read a sample of the input."""
+    sources = plan.sources
+    strata = _divide(sources, plan.settings.text_field)
+    faults: dict[str, str] = {}
+    read = 0
+    plan.tokenizer.encode_terminated([b"x"])  # loads the tokenizer before timing starts
+    started = time.perf_counter()
+    while (spent := time.perf_counter() - started) < _MOST_SECONDS:
+        least = _LEAST_PLACES if spent >= _SECONDS else None
+        choice = [
+            stratum
+            for stratum in strata.values()
+            if not stratum.complete and (least is None or stratum.draws < least)
+        ]
+        if not choice:
+            break
+        stratum = max(choice, key=lambda one: one.size / (one.draws + 1) ** 2)
+        if (place := stratum.draw()) is None:
+            continue
+        item = stratum.items[place[0]]
+        try:
+            measured, size = _measure(plan, item, place[1])
+        except BadFileError as error:
+            faults.setdefault(error.source, error.reason)
+            continue
+        read += size
+        if measured.size > 0:
+            stratum.measured.append(measured)
+    totals = {what: _total(strata, what) for what in ("tokens", "documents", "seconds")}
+    first = sum(
+        1
+        for source in sources
+        if source.size and source.kind in ("text", "jsonl") and source.path not in faults
+    )
+    rows = sum(item.rows for stratum in strata.values() for item in stratum.items)
+    return _Sample(
+        tokens=round(totals["tokens"]),
+        documents=round(totals["documents"]) + first + rows,
+        seconds=totals["seconds"],
+        sampled=read,
+        faults=faults,
+    )
+
+
+def _divide(sources: Sequence[SourceFile], text_field: str) -> dict[tuple[object, ...], _Stratum]:
+    strata: dict[tuple[object, ...], _Stratum] = {}
+    for number, source in enumerate(sources):
+        extension = source.path[source.path.rfind(".", source.path.rfind("/")) :]
+        kind = source.kind, source.compression, extension
+        if source.kind == "parquet":
+            for group, (size, rows) in enumerate(measure_text(source.path, text_field)):
+                item = _Item(source=number, size=size, group=group, rows=rows)
+                strata.setdefault(kind, _Stratum()).items.append(item)
+        elif source.size and source.kind != "array":
+            key = *kind, source.size.bit_length() // 2
+            item = _Item(source=number, size=source.size)
+            strata.setdefault(key, _Stratum()).items.append(item)
+    for stratum in strata.values():
+        stratum.ends = np.cumsum([item.size for item in stratum.items], dtype=np.int64)
+    return {key: stratum for key, stratum in strata.items() if stratum.size}
+
+
+def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
+    """The sum over all strata; an unsampled one takes the rates of those most like it."""
+    rates = {key: one.rate(what) for key, one in strata.items() if one.measured}
+    total = 0.0
+    for key, stratum in strata.items():
+        for width in range(len(key), -1, -1):
+            alike = [rate for other, rate in rates.items() if other[:width] == key[:width]]
+            if alike:
+                total += stratum.size * float(np.mean(alike))
+                break
+    return total
+
+
+def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
+    """Read a place; returns what was found there, and the bytes of text."""
+    started = time.perf_counter()
+    source = plan.sources[item.source]
+    if source.kind == "parquet":
+        which = SourceRange(item.source, item.group, item.group + 1)
+    elif source.compression or item.size <= 2 * _TEXT:
+        which = SourceRange(item.source, 0, item.size)
+    else:
+        start = min(place // _TEXT * _TEXT, item.size - _TEXT)
+        which = SourceRange(item.source, start, start + _TEXT)
+    task = PartTask.of(plan, Part(name="", ranges=(which,), size=0), Path())
+    size, found = 0.0, _Found()
+    for chunk in task.read(which):
+        found.add(chunk, plan, source)
+        size += len(chunk.offsets) + len(chunk.rejections) if item.rows else chunk.read
+        if source.compression and (size >= _COMPRESSED or found.text >= _DECOMPRESSED):
+            size -= min(_AHEAD, size / 2)
+            break
+        if item.rows and found.text >= _TEXT:
+            break
+    else:
+        if source.compression:
+            size = item.size
+    if item.rows:
+        size *= item.size / item.rows
+    # Text that was read but not tokenized counts at the same rate as the rest.
+    tokens = found.tokens * found.text / found.tokenized if found.tokenized else 0.0
+    spent = time.perf_counter() - started
+    seconds = spent * found.text / found.tokenized if found.tokenized else spent
+    documents = 0 if item.rows else found.documents
+    return _Measured(size, tokens, documents, seconds), found.text
+
+
+@dataclass
+class _Found:
+    text: int = 0
+    tokenized: int = 0
+    tokens: int = 0
+    documents: int = 0
+
+    def add(self, chunk: Chunk, plan: Plan, source: SourceFile) -> None:
+        """Count the documents of a chunk, and tokenize some of them."""
+        self.text += sum(map(len, chunk.texts))
+        begins = bool(chunk.offsets) and chunk.offsets[0] == 0 and not chunk.continues
+        empty = sum(not text.strip() for text in chunk.texts)
+        self.documents += len(chunk.texts) - chunk.continues - begins - empty
+        some = _some_of(chunk)
+        if not some.texts:
+            return
+        self.tokenized += sum(map(len, some.texts))
+        texts = [text for text in clean_chunk(some, plan.settings, source).texts if text]
+        if texts:
+            ids, _ = plan.tokenizer.encode_terminated(texts)
+            ended = len(texts) if plan.settings.eot == "none" else some.unfinished
+            self.tokens += len(ids) - ended
+
+
+def _some_of(chunk: Chunk) -> Chunk:
+    """The first documents of a chunk, up to about `_TEXT` bytes."""
+    held, count = 0, 0
+    for text in chunk.texts:
+        held, count = held + len(text), count + 1
+        if held >= _TEXT:
+            break
+    if count == len(chunk.texts):
+        return chunk
+    some = Chunk(chunk.texts[:count], chunk.offsets[:count], bad_bytes=chunk.bad_bytes)
+    some.continues = chunk.continues
+    return some
+
+
+def _halton(number: int) -> float:
+    """Numbers spread evenly over [0, 1), however many are taken.
+
+    >>> [_halton(n) for n in range(4)]
+    [0.5, 0.25, 0.75, 0.125]
+    """
+    number, result, digit = number + 1, 0.0, 0.5
+    while number:
+        result += digit * (number & 1)
+        number, digit = number >> 1, digit / 2
+    return result

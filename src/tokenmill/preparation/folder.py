@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 
 from tokenmill.errors import FolderError
-from tokenmill.preparation.plan import Plan, plan_record
-from tokenmill.preparation.settings import Settings
+from tokenmill.preparation.plan import Plan
 from tokenmill.preparation.sift import SPLITS
 from tokenmill.storage.files import remove, remove_temporaries
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, WORK_NAME
@@ -25,8 +24,8 @@ _LOCK_NAME = "lock"
 REJECTED_NAME = "rejected.jsonl"
 REPAIRED_NAME = "repaired.jsonl"
 REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
-# The manifest first: without the rest, a folder with a manifest would pass for a dataset.
-_OURS = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
+# The manifest first: a folder with a manifest counts as a complete dataset.
+_WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (
     "Change it back, choose another `out`, or add `restart=True` to discard what is done and start "
     "over."
@@ -51,8 +50,8 @@ class PreparationFolder(OutputFolder):
             raise
 
     def _discard(self) -> None:
-        """Remove everything that tokenmill makes, and nothing else; the lock stays."""
-        for name in _OURS:
+        """Remove everything that `prepare` writes, and nothing else; the lock stays."""
+        for name in _WRITTEN:
             if name in SPLITS:
                 for shard in (self.path / name).glob("shard_*"):
                     remove(shard)
@@ -72,14 +71,14 @@ class PreparationFolder(OutputFolder):
         super().remove_temporaries()
         remove_temporaries(*(path for path in (self.segments, self.shards) if path.is_dir()))
 
-    def finished(self, plan: Plan, settings: Settings, fingerprint: str) -> Manifest | None:
-        """The manifest, if this very dataset is finished; an error if another one is."""
+    def finished(self, plan: Plan) -> Manifest | None:
+        """The manifest if this dataset is finished; an error if the folder holds another one."""
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)
         differences = _differences(
             {**manifest.settings, "tokenizer": manifest.tokenizer_fingerprint},
-            {**settings.to_json(), "tokenizer": fingerprint},
+            {**plan.settings.to_json(), "tokenizer": plan.tokenizer.fingerprint},
         )
         was = [(source.path, source.bytes) for source in manifest.sources]
         now = [(source.path, source.size) for source in plan.sources]
@@ -104,20 +103,20 @@ class PreparationFolder(OutputFolder):
                     )
         return manifest
 
-    def remember_plan(self, plan: Plan, settings: Settings, fingerprint: str) -> None:
+    def remember_plan(self, plan: Plan) -> None:
         """Record the settings of this run; refuse to resume with others.
 
         A file that failed before may have been fixed since.
         """
         path = self.work / "plan.json"
-        record = plan_record(plan, settings, fingerprint)
+        record = plan.record()
         if path.exists():
             before = _load(path)
             if not isinstance(before, dict) or before.keys() != record.keys():
                 raise FolderError(f"{path} is damaged. Add `restart=True` to start over.")
             differences = _differences(
                 {**before["settings"], "tokenizer": before["tokenizer"]},
-                {**record["settings"], "tokenizer": fingerprint},
+                {**record["settings"], "tokenizer": record["tokenizer"]},
             )
             differences += self._changed_sources(before["sources"], record["sources"])
             if differences:
@@ -175,7 +174,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    # Whether to set bad files aside may be decided after seeing one.
+    # Whether to skip bad files may be decided after seeing one.
     return describe_changes({**before, "skip_bad_files": None}, {**now, "skip_bad_files": None})
 
 

@@ -1,10 +1,9 @@
-"""Duplicate lines: their keys, and a document without them.
+"""Repeated lines: compute their keys, and remove them from documents.
 
-A line counts if it has at least `min_line` characters and is not blank. Scanning and removing
-walk over the same lines in the same order, so the n-th key that a scan of a part gives belongs
-to the n-th line that removal asks about: a bit a line is all that passes between them. Lines are
-found with NumPy, in many documents at once: a block of documents joined by NUL bytes is one text
-with two kinds of line ends.
+A line counts if it has at least `min_line` characters and is not blank. Scanning and removing visit
+the same lines in the same order: the n-th key of a scan belongs to the n-th line that removal visits,
+so one mark per line is enough to connect them. Lines are found with NumPy, in many documents at once:
+a block of documents joined by NUL bytes is one text with two kinds of line ends.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Lines:
 
     starts: Places
     ends: Places
-    bare: Places  # ends without a carriage return, before which a text may have been cut
+    bare: Places  # ends without a carriage return; a text may be cut before it
     counting: Places
 
     def spans(self) -> list[tuple[int, int]]:
@@ -45,7 +44,7 @@ def _find_lines(
 ) -> _Lines:
     """The lines of a text, or of a block of texts, in which a line ends at a NUL byte too.
 
-    Half a line never counts: only one of more than a block is ever cut.
+    Half a line never counts: only a line longer than a block is ever cut.
     """
     array = np.frombuffer(text, np.uint8)
     is_end = array == _NEWLINE
@@ -58,14 +57,14 @@ def _find_lines(
         bare = ends - ((ends > starts) & (array[ends - 1] == _RETURN))
     sizes = bare - starts
     if not text.isascii():
-        # Characters are bytes but those that only continue one.
+        # Each character is counted at its first byte.
         continuing = np.flatnonzero(array.view(np.int8) < -64)
         sizes -= np.bincount(np.searchsorted(ends, continuing), minlength=len(ends))
     enough = sizes >= min_line
     enough[0] &= not continues
     enough[-1] &= not mid_line
     counting = np.flatnonzero(enough)
-    # A blank line begins and ends with white space, which hardly any other line does.
+    # A blank line begins and ends with white space, which few other lines do.
     white = np.flatnonzero(_WHITE[array[starts[counting]]])
     white = white[_WHITE[array[bare[counting[white]] - 1]]]
     for i in counting[white].tolist():
@@ -89,16 +88,16 @@ def line_keys(
     chosen[lines.counting] = 1
     if block:
         text = text.replace(b"\0", b"\n")
-    # Iterating over bytes is quick: their numbers exist already.
+    # Iterating over bytes is quick: small integers are preallocated.
     return b"".join(map(xxhash.xxh3_128_digest, compress(text.split(b"\n"), chosen.tobytes())))
 
 
 class LineRemover:
     """Removes repeated lines from the documents of one part, in order.
 
-    `repeated` holds a flag for each line of the part that counts. A document that arrives in pieces
-    leaves in pieces that again end with a visible character: if the line before a cut was removed,
-    the end of the piece is held back and leaves with the next one.
+    `repeated` holds a flag for each line of the part that counts. Fragments of a document are
+    returned as fragments that again end with a visible character: if the line before a cut was
+    removed, the end of the fragment is held and returned with the next one.
     """
 
     def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:
@@ -107,9 +106,9 @@ class LineRemover:
         self._tidy = tidy
         self._next = 0
         self._held = b""
-        self._end_gone = False  # whether the line that the last piece ends with was removed
-        # Whether anything of the document at hand is kept so far. One that goes on from another
-        # part has a line there that is too short to be removed.
+        self._end_gone = False  # whether the last line of the last fragment was removed
+        # Whether anything of the current document is kept so far. A document that continues from
+        # another part has a line there that is too short to be removed.
         self._started = True
         self.removed = 0
 
@@ -121,7 +120,7 @@ class LineRemover:
             return block
         kept = np.ones(len(lines.starts), np.bool_)
         kept[gone] = False
-        # Which document each line is in: that of the line before, or the next behind a NUL byte.
+        # The document of each line: that of the line before, or the next one after a NUL byte.
         last = np.append(np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0, True)
         documents = np.cumsum(last) - last
         if self._tidy:
@@ -136,21 +135,21 @@ class LineRemover:
         return flags
 
     def remove(
-        self, texts: list[bytes], *, continues: bool, goes_on: bool, mid_line: bool
+        self, texts: list[bytes], *, continues: bool, unfinished: bool, mid_line: bool
     ) -> list[bytes]:
-        """The texts, one or two of which may be pieces, without their repeated lines."""
+        """The texts, the first and last of which may be fragments, without their repeated lines."""
         last = len(texts) - 1
         return [
             self._one(
                 text,
                 continues=continues and i == 0,
-                goes_on=goes_on and i == last,
+                unfinished=unfinished and i == last,
                 mid_line=mid_line and i == last,
             )
             for i, text in enumerate(texts)
         ]
 
-    def _one(self, text: bytes, *, continues: bool, goes_on: bool, mid_line: bool) -> bytes:
+    def _one(self, text: bytes, *, continues: bool, unfinished: bool, mid_line: bool) -> bytes:
         lines = _find_lines(
             text, self._min_line, block=False, continues=continues, mid_line=mid_line
         )
@@ -169,9 +168,9 @@ class LineRemover:
         result = self._held + _join_kept(text, lines, kept)
         self._held = b""
         if self._tidy:
-            result = _tidied(result, begins=not started, ends=not goes_on)
+            result = _tidied(result, begins=not started, ends=not unfinished)
         self._started = started or (bool(result) if self._tidy else bool(kept.any()))
-        self._end_gone = goes_on and not kept[-1]
+        self._end_gone = unfinished and not kept[-1]
         if self._end_gone:
             cut = max(0, _ANYWHERE.last(result, 0, len(result)))
             result, self._held = result[:cut], result[cut:]
@@ -182,21 +181,21 @@ Mask = npt.NDArray[np.bool_]
 
 
 def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
-    """The blank lines that cleaning would remove if only the kept lines were there: those at a
-    document's ends, and of several in a row all but one."""
+    """The blank lines that cleaning would remove if only the kept lines were there: those at both
+    ends of a document, and of several in a row all but one."""
     surplus = np.zeros(len(blank), np.bool_)
     lines = np.flatnonzero(kept)
     here = blank[lines]
     filled = np.flatnonzero(~here)
-    # A blank line stays behind a filled one that has another behind it.
-    before = filled[_goes_on(documents[lines[filled]])]
+    # A blank line between two filled ones stays.
+    before = filled[_same_document_follows(documents[lines[filled]])]
     here[before + 1] = False
     surplus[lines[here]] = True
     return surplus
 
 
-def _goes_on(documents: Places) -> Mask:
-    """Whether the next entry is the same document's."""
+def _same_document_follows(documents: Places) -> Mask:
+    """Whether the next entry is of the same document."""
     same = np.zeros(len(documents), np.bool_)
     same[:-1] = documents[1:] == documents[:-1]
     return same
@@ -206,13 +205,13 @@ def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: 
     """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
     all NUL bytes stay."""
     chosen = np.flatnonzero(kept)
-    inner = chosen[_goes_on(documents[chosen])]
-    # Line and line end by turns: whether each stays, and where it begins.
+    inner = chosen[_same_document_follows(documents[chosen])]
+    # Line and line end alternate: whether each stays, and where it begins.
     stays = np.zeros(2 * len(kept), np.bool_)
     stays[::2] = kept
     stays[1::2] = last
     stays[2 * inner + 1] = True
-    stays[-1] = False  # nothing stands behind the last line
+    stays[-1] = False  # nothing follows the last line
     places = np.stack([lines.starts, lines.ends], 1).ravel()
     edges = np.flatnonzero(np.diff(stays, prepend=False))
     spans = places[edges].tolist()
@@ -229,7 +228,7 @@ def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes
 
 
 def _tidied(text: bytes, *, begins: bool, ends: bool) -> bytes:
-    """What cleaning does about blank lines, once lines are gone."""
+    """Apply the cleaning rules for blank lines after lines were removed."""
     while b"\n\n\n" in text:
         text = text.replace(b"\n\n\n", b"\n\n")
     if begins:

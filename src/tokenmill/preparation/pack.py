@@ -1,14 +1,14 @@
 """Segments to shards: copy the kept documents, in input order, into files of equal length.
 
-A shard is a range of the split's tokens, so each can be made alone, anywhere, from the segments
-that it overlaps. Neighbouring documents of one fate are copied as one range, straight from the
-mapped segment. Memory holds a block of records and a block of tokens.
+A shard is a range of the split's tokens, so each can be made independently from the segments that it
+overlaps. Neighbouring documents with the same fate are copied as one range. Memory holds a block of
+records and a block of tokens.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.preparation.grind import CONTINUES, GOES_ON
-from tokenmill.preparation.sift import SPLITS, Sifted, Stitched, read_records
+from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.plan import Limits
+from tokenmill.preparation.segment import CONTINUES, UNFINISHED, read_document_records
+from tokenmill.preparation.sift import SPLITS, Sifted, Stitched
 from tokenmill.storage.files import AtomicFile, NpyFile
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 
-_COPY = 1 << 20  # tokens copied at once
-
 
 @dataclass(frozen=True, kw_only=True)
-class Slice:
-    """A segment that a shard overlaps; `before` tokens of the split come before it."""
+class SegmentSlice:
+    """A segment that a shard overlaps; `before` tokens of the split precede it."""
 
     segment: Path
     first_record: int
@@ -35,18 +35,19 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardJob:
-    """One shard: the tokens `start` to `end` of a split, and where to find them."""
+class PackShard:
+    """A task: write one shard, the tokens from `start` to `end` of a split."""
 
     split: str
     number: int
     start: int
     end: int
-    slices: tuple[Slice, ...]
+    slices: tuple[SegmentSlice, ...]
     fates: Path
     stitched: dict[int, Stitched]
     dtype: str
     folder: Path
+    limits: Limits
 
     @property
     def path(self) -> str:
@@ -56,11 +57,47 @@ class ShardJob:
     def documents_path(self) -> str:
         return f"{self.split}/shard_{self.number:05}.docs.npy"
 
+    def run(self, worker: Worker) -> dict[str, Any]:
+        """Write the shard and its document table; returns their entry in the manifest."""
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        documents = 0
+        with (
+            AtomicFile(self.folder / self.path) as tokens_file,
+            NpyFile(self.folder / self.documents_path, DOCUMENT_DTYPE) as documents_file,
+        ):
+            for part in self.slices:
+                with part.segment.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+                    for ranges, table in _choose(part, self):
+                        for low, high in ranges:
+                            tokens.seek(low * dtype.itemsize)
+                            for at in range(low, high, self.limits.copied_tokens):
+                                count = min(self.limits.copied_tokens, high - at)
+                                tokens_file.write(tokens.read(count * dtype.itemsize))
+                                worker.report(count)
+                        documents_file.write(table.tobytes())
+                        documents += len(table)
+            written = tokens_file.size // dtype.itemsize
+            if written != self.end - self.start:
+                raise AssertionError(f"{self.path}: {written} tokens, not {self.end - self.start}")
+            return {
+                "path": self.path,
+                "tokens": written,
+                "documents": documents,
+                "xxh3_128": tokens_file.finish(),
+                "documents_path": self.documents_path,
+                "documents_xxh3_128": documents_file.finish(),
+            }
+
 
 def plan_shards(
-    sifted: Sifted, segments: list[Path], tokens_per_shard: int, dtype: str, folder: Path
-) -> Iterator[ShardJob]:
-    """The shards of all splits."""
+    sifted: Sifted,
+    segments: list[Path],
+    tokens_per_shard: int,
+    dtype: str,
+    folder: Path,
+    limits: Limits,
+) -> Iterator[PackShard]:
+    """The tasks for the shards of all splits."""
     numbers = list(sifted.stitched)
     for split in SPLITS:
         before = [0, *accumulate(sifted.tokens[split])]
@@ -69,13 +106,13 @@ def plan_shards(
             first, last = bisect_right(before, start) - 1, bisect_left(before, end)
             records = sifted.first_record[first], [*sifted.first_record, 1 << 62][last]
             spanning = numbers[bisect_left(numbers, records[0]) : bisect_left(numbers, records[1])]
-            yield ShardJob(
+            yield PackShard(
                 split=split,
                 number=number,
                 start=start,
                 end=end,
                 slices=tuple(
-                    Slice(
+                    SegmentSlice(
                         segment=segments[i],
                         first_record=sifted.first_record[i],
                         before=before[i],
@@ -87,51 +124,20 @@ def plan_shards(
                 stitched={number: sifted.stitched[number] for number in spanning},
                 dtype=dtype,
                 folder=folder,
+                limits=limits,
             )
 
 
-def pack_shard(job: ShardJob, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Write one shard and its document table; returns what the manifest says of them."""
-    dtype = np.dtype(job.dtype).newbyteorder("<")
-    documents = 0
-    with (
-        AtomicFile(job.folder / job.path) as tokens_file,
-        NpyFile(job.folder / job.documents_path, DOCUMENT_DTYPE) as documents_file,
-    ):
-        for part in job.slices:
-            with part.segment.with_suffix(".tokens").open("rb", buffering=0) as tokens:
-                for ranges, table in _chosen(part, job):
-                    for low, high in ranges:
-                        tokens.seek(low * dtype.itemsize)
-                        for at in range(low, high, _COPY):
-                            count = min(_COPY, high - at)
-                            tokens_file.write(tokens.read(count * dtype.itemsize))
-                            progress(count)
-                    documents_file.write(table.tobytes())
-                    documents += len(table)
-        written = tokens_file.size // dtype.itemsize
-        if written != job.end - job.start:
-            raise AssertionError(f"{job.path}: {written} tokens, not {job.end - job.start}")
-        return {
-            "path": job.path,
-            "tokens": written,
-            "documents": documents,
-            "xxh3_128": tokens_file.finish(),
-            "documents_path": job.documents_path,
-            "documents_xxh3_128": documents_file.finish(),
-        }
-
-
-def _chosen(
-    part: Slice, job: ShardJob
+def _choose(
+    part: SegmentSlice, task: PackShard
 ) -> Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.void]]]:
-    """What a shard takes from a segment, some records at a time: the ranges of the segment's
-    tokens to copy, and the table of the documents that start in the shard."""
-    fate = 1 + SPLITS.index(job.split)
+    """What a shard takes from a segment, some records at a time: the ranges of the segment's tokens
+    to copy, and the table of the documents that start in the shard."""
+    fate = 1 + SPLITS.index(task.split)
     in_segment, in_split = 0, part.before
-    for start, records in read_records(part.segment):
+    for start, records in read_document_records(part.segment, task.limits.records):
         number = part.first_record + start
-        fates = np.fromfile(job.fates, np.uint8, count=len(records), offset=number)
+        fates = np.fromfile(task.fates, np.uint8, count=len(records), offset=number)
         lengths = records["length"].astype(np.int64)
         firsts = in_segment + np.cumsum(lengths) - lengths
         in_segment += int(lengths.sum())
@@ -139,34 +145,34 @@ def _chosen(
         lengths, firsts = lengths[kept], firsts[kept]
         places = in_split + np.cumsum(lengths) - lengths  # in the split
         in_split += int(lengths.sum())
-        if in_split <= job.start:
+        if in_split <= task.start:
             continue
 
-        low = np.maximum(places, job.start)
-        high = np.minimum(places + lengths, job.end)
+        low = np.maximum(places, task.start)
+        high = np.minimum(places + lengths, task.end)
         some = low < high
         shift = (firsts - places)[some]
-        ranges = _joined(low[some] + shift, high[some] + shift)
+        ranges = _merge(low[some] + shift, high[some] + shift)
 
-        begins = (places >= job.start) & (places < job.end)
+        begins = (places >= task.start) & (places < task.end)
         begins &= (records["flags"][kept] & np.uint64(CONTINUES)) == 0
         chosen = kept[begins]
         table = np.empty(len(chosen), DOCUMENT_DTYPE)
         for name in ("key", "length", "source", "offset"):
             table[name] = records[name][chosen]
-        table["first"] = places[begins] - job.start
-        for index in np.flatnonzero(records["flags"][chosen] & np.uint64(GOES_ON)):
-            whole = job.stitched[number + int(chosen[index])]
+        table["first"] = places[begins] - task.start
+        for index in np.flatnonzero(records["flags"][chosen] & np.uint64(UNFINISHED)):
+            whole = task.stitched[number + int(chosen[index])]
             table["key"][index], table["length"][index] = whole.key, whole.length
         yield ranges, table
-        if in_split >= job.end:
+        if in_split >= task.end:
             return
 
 
-def _joined(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ranges, with those that touch made one.
+def _merge(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ranges, with adjacent ones merged.
 
-    >>> _joined(np.array([0, 5, 9]), np.array([5, 7, 12]))
+    >>> _merge(np.array([0, 5, 9]), np.array([5, 7, 12]))
     [(0, 7), (9, 12)]
     """
     apart = np.flatnonzero(starts[1:] != ends[:-1])

@@ -1,7 +1,7 @@
-"""A part as a worker meets it: what to read, and its documents in batches of a good size.
+"""Read a part: its documents, in chunks of a good size.
 
-Many small files make one batch, because every step of the work has a price for each batch and
-does not care how many documents are in it.
+Many small files are read into one chunk, because each step has a cost per chunk that hardly depends
+on how many documents it has.
 """
 
 from __future__ import annotations
@@ -11,165 +11,173 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from tokenmill.errors import TooLongError
-from tokenmill.preparation.plan import Piece
-from tokenmill.preparation.settings import Settings
-from tokenmill.sources.memory import needed_budget
-from tokenmill.sources.read import BadFileError, is_utf8, local_path, read_piece
-from tokenmill.sources.recognize import SourceFile
-from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places
+from tokenmill.preparation.memory import share_to_hold
+from tokenmill.preparation.plan import Limits, Part, Plan, SourceRange
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.compression import USUAL_WINDOW
+from tokenmill.sources.files import BadFileError, SourceFile, local_path
+from tokenmill.sources.read import LEAST_MEMORY, Reading, read_range
+from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places, is_utf8
+from tokenmill.wording import counted
 
-_SMALL = 256 << 10  # a chunk below that is put together with its neighbours
-_ENOUGH = 1 << 20  # until they are that large
+_SMALL = 256 << 10  # smaller chunks are joined with their neighbours
+_ENOUGH = 1 << 20  # until they are this large
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One part and all that is needed to grind it, wherever that happens."""
+class PartTask:
+    """One part, and everything that a worker needs to read it."""
 
-    name: str
-    pieces: tuple[Piece, ...]
+    name: str  # of the bundle to make
+    ranges: tuple[SourceRange, ...]
     sources: dict[int, SourceFile]
-    settings: Settings
-    step: int
+    settings: PrepareSettings
     dtype: str
     folder: Path
-    cuttable: bool
-    most: int  # how many bytes of a document may be held at once
+    reading: Reading
     workers: int
-    window: int  # how many bytes the window of a zstd stream may take
     repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
-    aside: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
+    skipped: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
-    @property
-    def border_cutter(self) -> Cutter | None:
-        if not self.cuttable:
-            return None
-        return Cutter(short_line=self.settings.min_line if self.settings.dedup == "lines" else 0)
+    @classmethod
+    def of(cls, plan: Plan, part: Part, folder: Path, **more: Any) -> Self:
+        """The task for a part of a plan."""
+        return cls(
+            **{"name": part.name, **more},
+            ranges=part.ranges,
+            sources={one.source: plan.sources[one.source] for one in part.ranges},
+            settings=plan.settings,
+            dtype=plan.dtype,
+            folder=folder,
+            reading=_how_to_read(plan, plan.limits),
+            workers=plan.workers,
+        )
 
-    def read(self, piece: Piece) -> Iterator[Chunk]:
-        """The documents of one of the pieces."""
-        source = self.sources[piece.source]
+    def read(self, which: SourceRange) -> Iterator[Chunk]:
+        """The documents of one of the ranges."""
+        source = self.sources[which.source]
         if source.fault:
             raise BadFileError(source.path, source.fault)
         _refuse_changed(source)
-        chunks = read_piece(
-            source,
-            piece.start,
-            piece.end,
-            self.step,
-            separator=self.settings.separator,
-            text_field=self.settings.text_field,
-            cutter=Cutter(anywhere=True),
-            border_cutter=self.border_cutter,
-            most=self.most,
-            window=self.window,
-        )
         try:
-            yield from chunks
+            yield from read_range(source, which.start, which.end, self.reading)
         except TooLongError as error:
-            raise too_large(source.path, error, self) from None
+            raise self.too_large(source.path, error) from None
         _refuse_changed(source)
 
+    def too_large(self, path: str, error: TooLongError) -> TooLargeError:
+        """The error for a document that does not fit, with the memory that would be enough."""
+        need = -(-share_to_hold(error.size) * self.workers // 10**8) * 10**8
+        return TooLargeError(
+            path,
+            f"{error}; {counted(self.workers, 'worker')} would need {need / 1e9:.1f} GB to hold "
+            f"that. Give `memory={need}` or more, or use fewer `workers`",
+        )
 
-class TooLargeError(BadFileError):
-    """A document that cannot be cut and does not fit into memory. It is never skipped."""
 
-    def __reduce__(self) -> tuple[type[TooLargeError], tuple[str, str]]:
-        return TooLargeError, (self.source, self.reason)
-
-
-def too_large(path: str, error: TooLongError, job: Job) -> TooLargeError:
-    """Adds how much memory to give."""
-    need = -(-needed_budget(error.size) * job.workers // 10**8) * 10**8
-    workers = "1 worker" if job.workers == 1 else f"{job.workers} workers"
-    return TooLargeError(
-        path,
-        f"{error}; {workers} would need {need / 1e9:.1f} GB to hold that. Give `memory={need}` or "
-        "more, or use fewer `workers`",
+def _how_to_read(plan: Plan, limits: Limits) -> Reading:
+    settings = plan.settings
+    short_line = settings.min_line if settings.dedup == "lines" else 0
+    return Reading(
+        separator=settings.separator,
+        text_field=settings.text_field,
+        step=plan.step,
+        cutter=Cutter(anywhere=True),
+        border_cutter=Cutter(short_line=short_line) if plan.tokenizer.cuttable else None,
+        hold_limit=plan.hold_limit,
+        window=max(USUAL_WINDOW, plan.share - LEAST_MEMORY),
+        block=limits.block_bytes,
+        rows=limits.rows,
     )
 
 
+class TooLargeError(BadFileError):
+    """A document that cannot be cut and does not fit into memory.
+
+    It is never skipped, because the dataset must not depend on `memory`.
+    """
+
+
 def _refuse_changed(source: SourceFile) -> None:
-    """A file that changes while it is read would give half of this and half of that."""
+    """Refuse a file that changed since the plan was made: its parts would not fit together."""
     try:
         stat = os.stat(local_path(source.path))  # noqa: PTH116  a Path takes ten times as long
     except OSError:
-        return  # reading says more about that
+        return  # opening it raises a better error
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
         raise BadFileError(source.path, "the file changed since the run began")
 
 
 @dataclass(slots=True)
-class Batch:
-    """A chunk, or several small ones put together."""
+class PartChunk:
+    """A chunk of a part; or several small ones, of several sources, joined."""
 
     chunk: Chunk
-    number: int  # of the source; of the first one, where there are several
+    number: int  # of the source; of the first one if there are several
     source: SourceFile
     sources: Places  # the number of each document's source
-    lines_before: int  # in the piece
+    lines_before: int  # in the range
 
 
 class PartReader:
-    """Reads the documents of a part. `lines` has the line ends of each piece that was read.
+    """Reads the documents of a part. `lines` has the line ends of each range that was read.
 
-    If a file fails before any of its documents was returned, it is added to `aside`, and reading
+    If a file fails before any of its documents was returned, it is added to `skipped`, and reading
     continues with the next file. If it fails later, BadFileError is raised: the part must be read
     again without it.
     """
 
-    def __init__(self, job: Job, aside: dict[int, BadFileError]) -> None:
-        self._job = job
-        self._aside = aside
+    def __init__(self, task: PartTask, skipped: dict[int, str]) -> None:
+        self._task = task
+        self._skipped = skipped
         self._small: list[tuple[int, Chunk]] = []
         self._held = self._records = 0  # bytes and documents in them
         self.lines: list[int] = []
 
-    def __iter__(self) -> Iterator[Batch]:
-        for piece in self._job.pieces:
-            if piece.source in self._aside:
+    def __iter__(self) -> Iterator[PartChunk]:
+        for which in self._task.ranges:
+            if which.source in self._skipped:
                 continue
-            before, handed_out = len(self._small), False
+            before, returned = len(self._small), False
             self.lines.append(0)
             try:
-                for chunk in self._job.read(piece):
-                    if len(self._job.pieces) > 1 and _is_small(chunk):
-                        self._small.append((piece.source, chunk))
+                for chunk in self._task.read(which):
+                    if len(self._task.ranges) > 1 and _is_small(chunk):
+                        self._small.append((which.source, chunk))
                         self._held += sum(map(len, chunk.texts))
                         self.lines[-1] += chunk.lines
                         self._records += len(chunk.offsets)
                         if self._held >= _ENOUGH or self._records >= MOST_RECORDS:
-                            handed_out = True
-                            yield self._together()
+                            returned = True
+                            yield self._join_small()
                         continue
-                    handed_out = True
+                    returned = True
                     if self._small:
-                        yield self._together()
-                    yield self._alone(piece.source, chunk, self.lines[-1])
+                        yield self._join_small()
+                    yield self._one(which.source, chunk, self.lines[-1])
                     self.lines[-1] += chunk.lines
             except BadFileError as error:
-                # If its lines were scanned, a file must be read, or the marks would apply to other lines.
-                is_needed = isinstance(error, TooLargeError) or self._job.repeated_lines is not None
-                if handed_out or is_needed:
+                if returned or not may_skip(self._task, error):
                     raise
-                self._aside[piece.source] = error
+                self._skipped[which.source] = error.reason
                 self.lines.pop()
                 del self._small[before:]
                 self._held = sum(len(text) for _, chunk in self._small for text in chunk.texts)
                 self._records = sum(len(chunk.offsets) for _, chunk in self._small)
         if self._small:
-            yield self._together()
+            yield self._join_small()
 
-    def _alone(self, number: int, chunk: Chunk, lines_before: int) -> Batch:
+    def _one(self, number: int, chunk: Chunk, lines_before: int) -> PartChunk:
         sources = np.full(len(chunk.offsets), number, np.int64)
-        return Batch(chunk, number, self._job.sources[number], sources, lines_before)
+        return PartChunk(chunk, number, self._task.sources[number], sources, lines_before)
 
-    def _together(self) -> Batch:
-        """The small chunks held so far, as one batch."""
+    def _join_small(self) -> PartChunk:
+        """The small chunks held so far, as one."""
         numbers = [number for number, _ in self._small]
         chunks = [chunk for _, chunk in self._small]
         self._small, self._held, self._records = [], 0, 0
@@ -179,13 +187,21 @@ class PartReader:
         )
         whole.read = sum(chunk.read for chunk in chunks)
         sources = np.repeat(np.array(numbers, np.int64), [len(chunk.offsets) for chunk in chunks])
-        return Batch(whole, numbers[0], self._job.sources[numbers[0]], sources, 0)
+        return PartChunk(whole, numbers[0], self._task.sources[numbers[0]], sources, 0)
+
+
+def may_skip(task: PartTask, error: BadFileError) -> bool:
+    """Whether a part can be made without a bad file.
+
+    A file whose lines were scanned must be read, or the marks would apply to other lines.
+    """
+    return task.repeated_lines is None and not isinstance(error, TooLargeError)
 
 
 def _is_small(chunk: Chunk) -> bool:
-    """Whether a chunk can go together with others: nothing in it concerns one file alone."""
+    """Whether a chunk can be joined with others: nothing in it concerns one file alone."""
     return (
         sum(map(len, chunk.texts)) < _SMALL
-        and not (chunk.continues or chunk.goes_on or chunk.rejections)
+        and not (chunk.continues or chunk.unfinished or chunk.rejections)
         and all(text.isascii() or is_utf8(text) for text in chunk.texts)
     )

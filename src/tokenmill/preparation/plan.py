@@ -1,4 +1,4 @@
-"""Divide the input files into parts, in order.
+"""Plan a run: check the settings, find the input, and divide it into parts.
 
 A part is a slice of the input that is processed independently. Its borders depend only on the input,
 never on workers or memory. Planning uses file sizes and Parquet footers and reads no text. It takes
@@ -7,28 +7,51 @@ about 5 µs per file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 import xxhash
 
-from tokenmill.preparation.settings import Settings
-from tokenmill.sources.find import PassedOver
-from tokenmill.sources.read import count_row_groups
-from tokenmill.sources.recognize import SourceFile
-from tokenmill.sources.records import overlaps_itself
+from tokenmill.errors import InputError, UsageError
+from tokenmill.preparation.engine import available_cores
+from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.files import SourceFile
+from tokenmill.sources.find import PassedOver, find_files
+from tokenmill.sources.parquet import measure_row_groups
+from tokenmill.sources.records import BLOCK, overlaps_itself
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
+from tokenmill.tokenizers.registry import check_picklable
+from tokenmill.wording import counted
 
-PART_BYTES = 16 << 20
-MOST_PARTS = 16_384  # of one input; beyond that parts grow, so that their files stay countable
-MOST_FILES = 4096  # in one part; opening them takes as long as tokenizing some megabytes
-EXPANSION = 4  # assumed bytes of text per compressed byte
+_EXPANSION = 4  # assumed bytes of text per compressed byte
+_LISTED_FAULTS = 20
+_SEGMENT_FORMAT = 2  # a resumed run makes segments in another format again
+
+Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-class Piece(NamedTuple):
-    """A slice of one source: bytes, or row groups of a Parquet file."""
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much is processed at once. No value changes the dataset; tests use small ones."""
+
+    part_bytes: int = 16 << 20
+    parts: int = 16_384  # above this number, parts grow instead
+    files_per_part: int = 4096  # opening them takes as long as tokenizing some megabytes
+    block_bytes: int = BLOCK  # read at once
+    rows: int = 256  # of a Parquet file, decoded at once
+    records: int = (4 << 20) // 64  # of a segment, read at once
+    copied_tokens: int = 1 << 20
+    sorted_keys: int | None = None  # None: as many as the memory allows
+
+
+class SourceRange(NamedTuple):
+    """A range of one source: bytes, or row groups of a Parquet file."""
 
     source: int
     start: int
@@ -37,55 +60,162 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Consecutive pieces that one worker processes alone. `name` follows from all that decides
-    what the part becomes, so a segment of that name is that part's."""
+    """Consecutive ranges that one task processes.
+
+    `name` is a hash of everything that decides the content of the part's segment.
+    """
 
     name: str
-    pieces: tuple[Piece, ...]
+    ranges: tuple[SourceRange, ...]
     size: int
+
+    @property
+    def scan_name(self) -> str:
+        """The name of the bundle of the part's line keys."""
+        return hash_names("lines", self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All parts of an input, in input order."""
+    """What to read, what to make of it, and with what resources."""
 
+    settings: PrepareSettings
+    tokenizer: Tokenizer
+    dtype: str
     sources: tuple[SourceFile, ...]
-    parts: tuple[Part, ...]
-    step: int
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[PassedOver, ...]
+    parts: tuple[Part, ...]  # in input order
+    step: int  # bytes between the nominal borders of parts in a file
+    workers: int
+    memory: int  # bytes for all workers together
+    hold_limit: int  # bytes of one document that a worker may hold
+    limits: Limits = field(default_factory=Limits)
 
     @cached_property
     def size(self) -> int:
+        """The bytes of all sources on disk."""
         return sum(source.size for source in self.sources)
 
     @cached_property
     def name(self) -> str:
-        """Equal for two plans exactly if they make the same dataset."""
-        return xxhash.xxh3_128_hexdigest("\n".join(part.name for part in self.parts).encode())
+        """A hash of the content of all segments."""
+        return hash_names(*(part.name for part in self.parts))
+
+    @property
+    def share(self) -> int:
+        """The memory of one worker, in bytes."""
+        return self.memory // self.workers
+
+    def record(self) -> dict[str, Any]:
+        """What a resumed run compares with its own plan."""
+        return {
+            "settings": self.settings.to_json(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "sources": [vars(source) for source in self.sources],
+        }
+
+
+def hash_names(*names: str) -> str:
+    """A name that follows from other names."""
+    return xxhash.xxh3_128_hexdigest("\n".join(names).encode())
 
 
 def make_plan(
-    sources: Sequence[SourceFile],
-    settings: Settings,
-    fingerprint: str,
-    passed_over: Sequence[PassedOver] = (),
+    inputs: Inputs,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    workers: int | None = None,
+    memory: int | None = None,
+    limits: Limits | None = None,
+    **settings: Any,
 ) -> Plan:
-    """Cut the sources into parts.
+    """Check all arguments and plan a run. `settings` are those of `PrepareSettings`."""
+    limits = limits or Limits()
+    checked = PrepareSettings(**settings)
+    if workers is not None and workers < 1:
+        raise UsageError(f"`workers` is {workers}; it must be at least 1.")
+    workers = workers or available_cores()
+    total = memory or workers * DEFAULT_SHARE
+    if total < workers * LEAST_SHARE:
+        need = "1 worker needs" if workers == 1 else f"{workers} workers need"
+        raise UsageError(
+            f"`memory` is {total:,} bytes; {need} at least {workers * LEAST_SHARE:,}. "
+            "Give more, or use fewer `workers`."
+        )
+    if isinstance(inputs, (str, os.PathLike)):
+        inputs = [inputs]
+    tokenizer = load_tokenizer(tokenizer)
+    check_picklable(tokenizer)
+    dtype = _choose_dtype(checked, tokenizer)
+    if checked.eot != "none" and tokenizer.eot_id is None:
+        raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
+    sources, passed_over = find_files(inputs, leave_out=Path(out))
+    if not checked.skip_bad_files:
+        _refuse_faults(sources)
+    parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits)
+    return Plan(
+        settings=checked,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        sources=tuple(sources),
+        passed_over=tuple(passed_over),
+        parts=parts,
+        step=step,
+        workers=workers,
+        memory=total,
+        # Without a limit, a document that must be held whole may take half of the machine's memory.
+        hold_limit=holdable_bytes((memory or max(total, machine_memory() // 2)) // workers),
+        limits=limits,
+    )
+
+
+def _choose_dtype(settings: PrepareSettings, tokenizer: Tokenizer) -> str:
+    fits = tokenizer.vocab_size <= 1 << 16
+    if settings.dtype == "uint16" and not fits:
+        raise UsageError(
+            f"ids of tokenizer {tokenizer.name} go up to {tokenizer.vocab_size - 1}, beyond uint16. "
+            "Use `dtype='uint32'`, or omit it."
+        )
+    if settings.dtype == "auto":
+        return "uint16" if fits else "uint32"
+    return settings.dtype
+
+
+def _refuse_faults(sources: Sequence[SourceFile]) -> None:
+    """Refuse files that are known to be bad, before any work is done."""
+    faults = [f"  {source.path}: {source.fault}" for source in sources if source.fault]
+    if faults:
+        hidden = len(faults) - _LISTED_FAULTS
+        lines = [
+            f"{counted(len(faults), 'file')} cannot be read; nothing has been done yet:",
+            *faults[:_LISTED_FAULTS],
+            *([f"  … and {hidden:,} more"] if hidden > 0 else []),
+            "Repair or remove them and run again, or pass `skip_bad_files=True` to skip them.",
+        ]
+        raise InputError("\n".join(lines))
+
+
+def cut_into_parts(
+    sources: Sequence[SourceFile], settings: PrepareSettings, fingerprint: str, limits: Limits
+) -> tuple[tuple[Part, ...], int]:
+    """The parts of some sources, and the distance between their borders in a file.
 
     A plain file is cut into ranges of bytes, a Parquet file into runs of row groups; a compressed
     file is not cut. Small files share a part, whatever their kinds.
     """
     total = sum(source.size for source in sources)
-    step = PART_BYTES * max(1, -(-total // (PART_BYTES * MOST_PARTS)))
-    most_files = max(MOST_FILES, -(-len(sources) // MOST_PARTS))
+    step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))
+    most_files = max(limits.files_per_part, -(-len(sources) // limits.parts))
     separator = settings.separator
     text_can_be_cut = not (separator and overlaps_itself(separator))
     parts: list[Part] = []
-    group: list[Piece] = []
-    held = held_size = 0  # approximate bytes of text; bytes on disk
-    # What decides a segment's bytes beside its pieces; the split is decided later, and a segment
-    # says itself which files it was made without.
+    group: list[SourceRange] = []
+    text_bytes = disk_bytes = 0  # of the group; the first is an estimate
+    # What decides the content of a segment besides its ranges. The split is decided later, and a
+    # segment's receipt lists the bad files that were skipped.
     context = {
+        "format": _SEGMENT_FORMAT,
         "tokenizer": fingerprint,
         "settings": {
             name: value
@@ -94,64 +224,53 @@ def make_plan(
         },
     }
 
-    def add(pieces: Iterable[Piece], size: int) -> None:
-        pieces = tuple(pieces)
-        facts = [vars(sources[piece.source]) | piece._asdict() for piece in pieces]
-        told = orjson.dumps([context, step, facts], option=orjson.OPT_SORT_KEYS)
-        parts.append(Part(name=xxhash.xxh3_128_hexdigest(told), pieces=pieces, size=size))
+    def add(ranges: Iterable[SourceRange], size: int) -> None:
+        ranges = tuple(ranges)
+        facts = [vars(sources[one.source]) | one._asdict() for one in ranges]
+        content = orjson.dumps([context, step, facts], option=orjson.OPT_SORT_KEYS)
+        parts.append(Part(name=xxhash.xxh3_128_hexdigest(content), ranges=ranges, size=size))
 
     def flush() -> None:
-        nonlocal held, held_size
+        nonlocal text_bytes, disk_bytes
         if group:
-            add(group, held_size)
+            add(group, disk_bytes)
             group.clear()
-            held = held_size = 0
+            text_bytes = disk_bytes = 0
 
     for number, source in enumerate(sources):
-        pieces, weight = [Piece(number, 0, source.size)], source.size
+        ranges, weight = [SourceRange(number, 0, source.size)], source.size
         if source.kind == "parquet":
-            pieces, weight = _row_group_pieces(number, source, step)
+            ranges, weight = _row_group_ranges(number, source, step)
         elif source.compression:
-            weight *= EXPANSION
+            weight *= _EXPANSION
         elif source.size > step and (source.kind != "text" or text_can_be_cut):
             starts = range(0, source.size, step)
-            pieces = [Piece(number, start, min(start + step, source.size)) for start in starts]
-        if group and (held + weight > step or len(group) >= most_files):
+            ranges = [SourceRange(number, at, min(at + step, source.size)) for at in starts]
+        if group and (text_bytes + weight > step or len(group) >= most_files):
             flush()
-        if weight <= step and len(pieces) == 1:
-            group += pieces
-            held += weight
-            held_size += source.size
+        if weight <= step and len(ranges) == 1:
+            group += ranges
+            text_bytes += weight
+            disk_bytes += source.size
             continue
-        for index, piece in enumerate(pieces):
-            share = source.size * (index + 1) // len(pieces) - source.size * index // len(pieces)
+        for index, one in enumerate(ranges):
+            share = source.size * (index + 1) // len(ranges) - source.size * index // len(ranges)
             plain = source.kind != "parquet" and not source.compression
-            add([piece], piece.end - piece.start if plain else share)
+            add([one], one.end - one.start if plain else share)
     flush()
-    return Plan(
-        sources=tuple(sources), parts=tuple(parts), step=step, passed_over=tuple(passed_over)
-    )
+    return tuple(parts), step
 
 
-def _row_group_pieces(number: int, source: SourceFile, step: int) -> tuple[list[Piece], int]:
+def _row_group_ranges(number: int, source: SourceFile, step: int) -> tuple[list[SourceRange], int]:
     """Runs of row groups of about a part's size, and the bytes of all."""
-    pieces: list[Piece] = []
+    ranges: list[SourceRange] = []
     start = held = 0
-    sizes = count_row_groups(source.path)
+    sizes = measure_row_groups(source.path)
     if not sizes:
-        return [Piece(number, 0, source.size)], source.size
+        return [SourceRange(number, 0, source.size)], source.size
     for index, size in enumerate(sizes):
         if held and held + size > step:
-            pieces.append(Piece(number, start, index))
+            ranges.append(SourceRange(number, start, index))
             start, held = index, 0
         held += size
-    return [*pieces, Piece(number, start, len(sizes))], sum(sizes)
-
-
-def plan_record(plan: Plan, settings: Settings, fingerprint: str) -> dict[str, Any]:
-    """What a run remembers of its plan, to notice changes when it goes on."""
-    return {
-        "settings": settings.to_json(),
-        "tokenizer": fingerprint,
-        "sources": [vars(source) for source in plan.sources],
-    }
+    return [*ranges, SourceRange(number, start, len(sizes))], sum(sizes)

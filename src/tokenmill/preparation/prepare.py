@@ -1,43 +1,53 @@
-"""`prepare`: turn text into a dataset, in four stages that can each be interrupted.
+"""`prepare`: turn text into a dataset, in stages that can each be interrupted.
 
-    plan    inputs to parts
-    grind   part to segment, in worker processes
-    sift    which documents stay, and in which split
-    pack    segments to shards, in worker processes
+    plan      inputs to parts
+    scan      part to line keys, on the engine, if repeated lines are to be removed
+    grind     part to segment, on the engine
+    sift      which documents stay, and in which split
+    pack      segments to shards, on the engine
+    manifest  written last: a folder with a manifest is a complete dataset
 
 The bytes of the dataset depend only on the input and the settings, not on workers, memory or
-interruptions. Finished work is found by its file names, so the same command resumes where the last
-one stopped. The manifest is written last.
+interruptions. Finished work is found by its file names and checked, and whatever is missing is made.
+Everything that can be done is done before a bad file ends the run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenmill.errors import InputError, UsageError
-from tokenmill.preparation.engines import LocalEngine, available_cores
-from tokenmill.preparation.folder import PreparationFolder
-from tokenmill.preparation.part import Job
-from tokenmill.preparation.plan import Part, make_plan
-from tokenmill.preparation.settings import Settings
-from tokenmill.preparation.stages import Stages
-from tokenmill.progress import Watcher, watching
-from tokenmill.sources.compression import USUAL_WINDOW
-from tokenmill.sources.find import find_files, tell_passed_over
-from tokenmill.sources.memory import machine_memory, most_held
-from tokenmill.sources.read import LEAST_MEMORY
-from tokenmill.sources.recognize import SourceFile
-from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.store.manifest import Manifest
-from tokenmill.tokenizers import Tokenizer, load_tokenizer
-from tokenmill.tokenizers.registry import check_picklable
+import numpy as np
+import orjson
 
-MEMORY_A_WORKER = 288 << 20
-_FAULTS = 20  # at most this many are listed
+from tokenmill.errors import InputError
+from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
+from tokenmill.preparation.engine import Engine, LocalEngine
+from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
+from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
+from tokenmill.preparation.memory import ReleaseMemory, Workspace
+from tokenmill.preparation.pack import plan_shards
+from tokenmill.preparation.plan import Plan, hash_names, make_plan
+from tokenmill.preparation.repeats import keys_in_memory, mark_repeats, read_keys
+from tokenmill.preparation.reports import (
+    describe_files,
+    list_rejections,
+    list_repairs,
+    write_json_lines,
+)
+from tokenmill.preparation.sift import SPLITS, Sifted, sift
+from tokenmill.progress import Watcher, watching
+from tokenmill.sources.find import describe_passed_over
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import write_file
+from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.store.manifest import Manifest, Split
+from tokenmill.store.tables import Shard, ShardTable, Source, SourceTable
+from tokenmill.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +92,8 @@ def prepare(
 
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
     run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
-    `tokenmill.preparation.settings.Settings`. `memory` is the limit in bytes for all workers together.
+    `tokenmill.preparation.settings.PrepareSettings`. `memory` is the limit in bytes for all workers
+    together.
 
     Progress is shown in terminals and notebooks. `progress=False` turns it off, and `progress=True`
     prints it elsewhere too. A `watcher` receives it instead.
@@ -94,7 +105,7 @@ def prepare(
     >>> report.manifest.splits["train"].documents, report.manifest.splits["train"].tokens
     (2, 43)
     """
-    mill = Mill(
+    plan = make_plan(
         inputs,
         out,
         tokenizer=tokenizer,
@@ -112,129 +123,211 @@ def prepare(
         on_bad_text=on_bad_text,
         skip_bad_files=skip_bad_files,
     )
-    with (
-        explain_disk_errors(),
-        PreparationFolder(Path(out), restart=restart) as folder,
-        watching(watcher, progress) as shown,
-    ):
-        return mill.run(folder, shown)
+    with watching(watcher, progress) as shown:
+        return run_plan(plan, Path(out), shown, restart=restart)
 
 
-class Mill:
-    """A run that is planned: what to read, what to make of it, and with what."""
+def start_engine(plan: Plan) -> Engine:
+    """Worker processes, each with its share of the memory."""
+    workspace = Workspace(plan.tokenizer, plan.share)
+    return LocalEngine(min(plan.workers, len(plan.parts)), workspace)
 
-    def __init__(
-        self,
-        inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        out: str | os.PathLike[str],
-        *,
-        tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
-        workers: int | None = None,
-        memory: int | None = None,
-        **settings: Any,
-    ) -> None:
-        self.settings = Settings(**settings)
-        if workers is not None and workers < 1:
-            raise UsageError(f"`workers` is {workers}; it must be at least 1.")
-        self.workers = workers or available_cores()
-        self.memory = memory or self.workers * MEMORY_A_WORKER
-        # Without a limit, a document that must be held whole may take half of the machine's memory.
-        self.most = most_held((memory or max(self.memory, machine_memory() // 2)) // self.workers)
-        if self.memory < self.workers * (128 << 20):
-            need = "1 worker needs" if self.workers == 1 else f"{self.workers} workers need"
-            raise UsageError(
-                f"`memory` is {self.memory:,} bytes; {need} at least {self.workers * (128 << 20):,}. "
-                "Give more, or use fewer `workers`."
-            )
-        if isinstance(inputs, (str, os.PathLike)):
-            inputs = [inputs]
-        self.tokenizer = load_tokenizer(tokenizer)
-        check_picklable(self.tokenizer)
-        self.dtype = _dtype(self.settings, self.tokenizer)
-        if self.settings.eot != "none" and self.tokenizer.eot_id is None:
-            raise UsageError(
-                f"tokenizer {self.tokenizer.name} has no end-of-text token; use `eot='none'`."
-            )
-        sources, passed_over = find_files(inputs, leave_out=Path(out))
-        if not self.settings.skip_bad_files:
-            _refuse_faults(sources)
-        self.plan = make_plan(sources, self.settings, self.tokenizer.fingerprint, passed_over)
 
-    def run(self, folder: PreparationFolder, watcher: Watcher) -> Report:
-        """Do what is left to do."""
-        fingerprint = self.tokenizer.fingerprint
-        manifest = folder.finished(self.plan, self.settings, fingerprint)
-        done_before, read = len(self.plan.parts), 0
+def run_plan(
+    plan: Plan,
+    out: Path,
+    watcher: Watcher,
+    *,
+    restart: bool = False,
+    start: Callable[[Plan], Engine] = start_engine,
+) -> Report:
+    """Do what is left to do of a plan. `start` chooses the engine."""
+    with explain_disk_errors(), PreparationFolder(out, restart=restart) as folder:
+        manifest = folder.finished(plan)
+        was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
         if manifest is None:
-            if self.plan.passed_over:
-                watcher.note(f"Passed over: {tell_passed_over(self.plan.passed_over)}.")
-            folder.remember_plan(self.plan, self.settings, fingerprint)
-            stages = Stages(self, folder, watcher)
-            manifest, done_before = stages.finish()
-            read = stages.bytes_read
-            was_finished = False
-        else:
-            was_finished = True
+            if plan.passed_over:
+                watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
+            folder.remember_plan(plan)
+            with start(plan) as engine:
+                run = Run(plan, folder, engine, watcher)
+                marks, skipped = scan(run) if plan.settings.dedup == "lines" else (None, {})
+                segments = grind(run, marks, skipped)
+                sifted = sift_segments(run, segments)
+                shards = pack(run, segments, sifted)
+            manifest = write_manifest(run, segments, sifted, shards)
+            done_before, bytes_read = segments.done_before, segments.bytes_read
         folder.clean_up()
         return Report(
             path=folder.path,
             manifest=manifest,
             was_finished=was_finished,
-            parts=len(self.plan.parts),
+            parts=len(plan.parts),
             parts_done_before=done_before,
-            bytes_read=read,
-        )
-
-    def engine(self) -> LocalEngine:
-        """The workers, each with its share of the memory."""
-        engine = LocalEngine(min(self.workers, len(self.plan.parts)))
-        engine.set_up(self.tokenizer, self.memory // self.workers)
-        return engine
-
-    def job(self, part: Part, folder: Path, **more: Any) -> Job:
-        """What a worker needs to grind a part."""
-        numbers = {piece.source for piece in part.pieces}
-        return Job(
-            **{"name": part.name, **more},
-            pieces=part.pieces,
-            sources={number: self.plan.sources[number] for number in numbers},
-            settings=self.settings,
-            step=self.plan.step,
-            dtype=self.dtype,
-            folder=folder,
-            cuttable=self.tokenizer.cuttable,
-            most=self.most,
-            workers=self.workers,
-            window=max(USUAL_WINDOW, self.memory // self.workers - LEAST_MEMORY),
+            bytes_read=bytes_read,
         )
 
 
-def _refuse_faults(sources: Sequence[SourceFile]) -> None:
-    """Refuse files that are known to be bad, before any work is done."""
-    faults = [f"  {source.path}: {source.fault}" for source in sources if source.fault]
-    if faults:
-        files = "1 file" if len(faults) == 1 else f"{len(faults):,} files"
-        more = [f"  … and {len(faults) - _FAULTS:,} more"] if len(faults) > _FAULTS else []
-        raise InputError(
-            "\n".join(
-                [
-                    f"{files} cannot be read; nothing has been done yet:",
-                    *faults[:_FAULTS],
-                    *more,
-                    "Repair or remove them and run again, or pass `skip_bad_files=True` to leave "
-                    "them out.",
-                ]
-            )
-        )
+@dataclass(frozen=True)
+class LineMarks:
+    """The repeated lines of the whole input: a file with one byte per line, and each part's range."""
+
+    path: Path
+    ranges: list[tuple[int, int]]
 
 
-def _dtype(settings: Settings, tokenizer: Tokenizer) -> str:
-    fits = tokenizer.vocab_size <= 1 << 16
-    if settings.dtype == "uint16" and not fits:
-        raise UsageError(
-            f"ids of tokenizer {tokenizer.name} go up to {tokenizer.vocab_size - 1}, beyond uint16. "
-            "Use `dtype='uint32'`, or omit it."
+def scan(run: Run) -> tuple[LineMarks, Skipped]:
+    """Find the repeated lines of the whole input. Also returns the bad files."""
+    plan, folder = run.plan, run.folder.segments
+    names = [part.scan_name for part in plan.parts]
+    scans = make_bundles(
+        run,
+        "reading lines",
+        names,
+        lambda i, **more: ScanLines.of(plan, plan.parts[i], folder, **more),
+        {},
+    )
+    counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
+    run.watcher.begin("finding repeated lines", 0)
+    marks = run.folder.work / "repeated_lines"
+    keys = chain.from_iterable(read_keys(folder / f"{name}.lines") for name in names)
+    mark_repeats(keys, sum(counts), marks, run.folder.work / "spill", _sorted_keys(plan))
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
+    ranges = [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    return LineMarks(marks, ranges), skipped_in(scans.receipts)
+
+
+def _sorted_keys(plan: Plan) -> int:
+    return plan.limits.sorted_keys or keys_in_memory(plan.memory * 5 // 8)
+
+
+def grind(run: Run, marks: LineMarks | None, skipped: Skipped) -> Bundles:
+    """The segments of all parts."""
+    plan = run.plan
+    names = [part.name for part in plan.parts]
+    if marks is not None:
+        # The content of a segment depends on the lines of all parts.
+        names = [hash_names(plan.name, str(sorted(skipped)), name) for name in names]
+
+    def make_task(i: int, **more: Any) -> GrindPart:
+        lines = None if marks is None else (marks.path, *marks.ranges[i])
+        return GrindPart.of(plan, plan.parts[i], run.folder.segments, repeated_lines=lines, **more)
+
+    segments = make_bundles(run, "tokenizing", names, make_task, skipped)
+    run.engine.run_everywhere(ReleaseMemory())  # sifting needs memory in this process
+    return segments
+
+
+def sift_segments(run: Run, segments: Bundles) -> Sifted:
+    """Decide the fate of every document, and complete the ledger."""
+    plan = run.plan
+    run.watcher.begin("choosing documents", 0)
+    sifted = sift(
+        segments.paths(run.folder.segments),
+        segments.receipts,
+        plan.settings,
+        run.folder.work,
+        sorted_keys=_sorted_keys(plan),
+        count=plan.limits.records,
+    )
+    if not sifted.ledger["documents_kept"]:
+        raise InputError(_explain_nothing_kept(run, segments, sifted))
+    sifted.ledger["set_aside"] = [
+        {"source": plan.sources[number].path, "reason": reason}
+        for number, reason in sorted(skipped_in(segments.receipts).items())
+    ]
+    sifted.ledger["other_encodings"] = describe_files(sifted.repaired_files, plan.sources)
+    return sifted
+
+
+def _explain_nothing_kept(run: Run, segments: Bundles, sifted: Sifted) -> str:
+    plan, dropped = run.plan, sifted.ledger["dropped"]
+    lines = [f"No document was kept out of {sifted.ledger['documents_in']:,}:"]
+    lines += [f"  {reason}: {entry['documents']:,}" for reason, entry in dropped.items()]
+    first = next(list_rejections(plan, segments.receipts, run.folder.segments), None)
+    if first is not None:
+        place = f"line {first['line']}" if first.get("line") else f"row {first.get('row')}"
+        lines.append(f"The first: {first['source']}, {place}: {first['reason']}")
+    if any(source.kind in ("jsonl", "parquet") for source in plan.sources):
+        lines.append(
+            f"If the text is in another field than {plan.settings.text_field!r}, name it with "
+            "`text_field=NAME` and add `restart=True`."
         )
-    if settings.dtype == "auto":
-        return "uint16" if fits else "uint32"
-    return settings.dtype
+    return "\n".join(lines)
+
+
+def pack(run: Run, segments: Bundles, sifted: Sifted) -> dict[str, list[Shard]]:
+    """The shards of each split, made now or before."""
+    plan, root = run.plan, run.folder.path
+    for split in SPLITS:
+        (root / split).mkdir(exist_ok=True)
+    paths = segments.paths(run.folder.segments)
+    per_shard = plan.settings.tokens_per_shard
+    tasks = list(plan_shards(sifted, paths, per_shard, plan.dtype, root, plan.limits))
+    context = hash_names(plan.name, str(sifted.ledger["tokens"]))
+    receipts = {
+        task.path: run.folder.shards / f"{context}-{task.split}-{task.number:05}.json"
+        for task in tasks
+    }
+    done = {path: entry for path in receipts if (entry := _find_shard(root, receipts[path], plan))}
+    _remove_strays(root, done.values())
+    missing = [task for task in tasks if task.path not in done]
+    total, left = sifted.ledger["tokens"], sum(task.end - task.start for task in missing)
+    run.watcher.begin("writing shards", total, total - left, "tokens")
+    for number, entry in run.engine.run(missing, run.watcher.advance):
+        path = missing[number].path
+        write_file(receipts[path], orjson.dumps(entry))
+        done[path] = entry
+    shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+    for task in tasks:
+        shards[task.split].append(Shard(**done[task.path]))
+    return shards
+
+
+def _find_shard(root: Path, receipt: Path, plan: Plan) -> dict[str, Any] | None:
+    """The entry of a shard that is already there; its files were flushed before the receipt."""
+    try:
+        entry: dict[str, Any] = orjson.loads(receipt.read_bytes())
+        size = (root / entry["path"]).stat().st_size
+        complete = size == entry["tokens"] * np.dtype(plan.dtype).itemsize
+        return entry if complete and (root / entry["documents_path"]).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remove_strays(root: Path, entries: Iterable[dict[str, Any]]) -> None:
+    """Remove unfinished shards of an interrupted run."""
+    wanted = {entry[name] for entry in entries for name in ("path", "documents_path")}
+    for split in SPLITS:
+        for path in (root / split).glob("shard_*"):
+            if f"{split}/{path.name}" not in wanted:
+                path.unlink()
+
+
+def write_manifest(
+    run: Run, segments: Bundles, sifted: Sifted, shards: dict[str, list[Shard]]
+) -> Manifest:
+    """Write the reports and the tokenizer, and the manifest last."""
+    plan, folder = run.plan, run.folder
+    rejections = list_rejections(plan, segments.receipts, folder.segments)
+    write_json_lines(folder.path / REJECTED_NAME, rejections)
+    repairs = list_repairs(plan, segments.receipts, sifted.repairs)
+    write_json_lines(folder.path / REPAIRED_NAME, repairs)
+    state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
+    folder.write(TOKENIZER_NAME, state + b"\n")
+    manifest = Manifest(
+        dtype=plan.dtype,
+        vocab_size=plan.tokenizer.vocab_size,
+        tokenizer=plan.tokenizer.name,
+        tokenizer_fingerprint=plan.tokenizer.fingerprint,
+        eot=plan.settings.eot,
+        eot_id=plan.tokenizer.eot_id,
+        splits={split: Split(shards=ShardTable.of(shards[split])) for split in SPLITS},
+        sources=SourceTable.of(
+            Source(path=source.path, bytes=source.size, unit=source.unit) for source in plan.sources
+        ),
+        settings=plan.settings.to_json(),
+        ledger=sifted.ledger,
+    )
+    manifest.write(folder)
+    return manifest

@@ -1,8 +1,8 @@
-"""`pretokenize`: one text file to one genuine `.npy` file of its ids, beside it.
+"""`pretokenize`: the ids of one text file as one `.npy` file beside it.
 
-It is `prepare` without cleaning, deduplication and split, into a folder of its own beside the
-text, so it has the same speed, bounded memory and resume; the ids then go into one file, which is
-there whole or not at all.
+This is `prepare` without cleaning, deduplication and split, in a folder of its own beside the text, so
+it has the same speed and memory limit and can be resumed. The ids are then copied into one file, which
+is complete or not there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy as np
 
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
-from tokenmill.preparation.prepare import Mill, prepare
-from tokenmill.preparation.texts import prepare_chunk
+from tokenmill.preparation.part import PartTask
+from tokenmill.preparation.plan import make_plan
+from tokenmill.preparation.prepare import prepare
+from tokenmill.preparation.texts import clean_chunk
 from tokenmill.progress import Watcher
 from tokenmill.storage.disk import disk_error
 from tokenmill.storage.files import NpyFile, sync_folder
@@ -27,7 +29,7 @@ from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Ids, Tokenizer, load_tokenizer
 
 DTYPES = ("auto", "uint16", "uint32", "int32", "int64")
-_AS_IT_IS: dict[str, Any] = {
+_UNCHANGED: dict[str, Any] = {
     "normalize": False,
     "dedup": "none",
     "val_fraction": 0.0,
@@ -77,8 +79,8 @@ def pretokenize(
 ) -> Pretokenized:
     """Write the ids of a text file to a `.npy` file beside it.
 
-    The text is taken as it is. Documents are split at `<|endoftext|>` where the file has it, and
-    the end-of-text id stands after each.
+    The text is not cleaned. Documents are split at `<|endoftext|>` if the file has it, and the
+    end-of-text id follows each.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "x.txt"
@@ -95,8 +97,8 @@ def pretokenize(
     kind = _kind(dtype, tokenizer)
     folder = target.with_name(f".{target.name}.work")
     if target.exists() and not restart:
-        found = _found(source, target, kind, tokenizer)
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed at its very end
+        found = _check_existing(source, target, kind, tokenizer)
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed at its very end
         return found
     report = prepare(
         source,
@@ -107,7 +109,7 @@ def pretokenize(
         restart=restart,
         progress=progress,
         watcher=watcher,
-        **_AS_IT_IS,
+        **_UNCHANGED,
     )
     try:
         _copy(report.manifest, folder, folder / target.name, kind)
@@ -150,8 +152,10 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
     return kind
 
 
-def _found(source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer) -> Pretokenized:
-    """What is there already, unless it cannot be what was asked for."""
+def _check_existing(
+    source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
+) -> Pretokenized:
+    """The existing file, if it can be the one that was asked for."""
     again = "Add `restart=True` to make it again."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
         raise FolderError(f"{target} is older than {source}. {again}")
@@ -159,11 +163,11 @@ def _found(source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
         array = np.load(target, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise FolderError(
-            f"{target} is there, but no sound .npy file ({error}). {again}"
+            f"{target} exists but is not a valid .npy file ({error}). {again}"
         ) from error
     if array.dtype != kind:
         raise FolderError(f"{target} holds {array.dtype}, not {kind}. {again}")
-    # It may be of another text of that name, such as x.jsonl beside x.txt, or tokenizer.
+    # It may be of another text of the same name, such as x.jsonl beside x.txt, or another tokenizer.
     begin = _first_ids(source, target, tokenizer)
     if array.ndim != 1 or not np.array_equal(array[: len(begin)], begin):
         raise FolderError(
@@ -180,15 +184,15 @@ def _found(source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
 
 
 def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
-    """The ids that the file of a text begins with, at most those of a few MB."""
-    mill = Mill(source, target.with_suffix(".work"), tokenizer=tokenizer, workers=1, **_AS_IT_IS)
-    part = mill.plan.parts[0]
-    job = mill.job(part, Path())
-    for chunk in job.read(part.pieces[0]):
-        prepared = prepare_chunk(chunk, mill.settings, mill.plan.sources[0])
-        if texts := [text for text in prepared.texts if text]:
+    """The first ids of a text, at most those of a few MB."""
+    out = target.with_suffix(".work")
+    plan = make_plan(source, out, tokenizer=tokenizer, workers=1, **_UNCHANGED)
+    part = plan.parts[0]
+    for chunk in PartTask.of(plan, part, Path()).read(part.ranges[0]):
+        cleaned = clean_chunk(chunk, plan.settings, plan.sources[0])
+        if texts := [text for text in cleaned.texts if text]:
             ids, _ = tokenizer.encode_terminated(texts)
-            return ids[:-1]  # the last text may go on
+            return ids[:-1]  # the last text may be unfinished
     return np.zeros(0, np.uint32)
 
 

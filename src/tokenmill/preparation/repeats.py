@@ -1,11 +1,11 @@
-"""Which keys of a long list occurred before: exact, and in bounded memory.
+"""Find the keys of a long list that occurred before: exact, and in bounded memory.
 
-The list is all document keys, or all line keys, of an input, in input order. The answer is a file
-with one byte a key: 1 if an equal key stands earlier in the list. What does not fit in memory is
-first dealt out to files by the keys' leading bits, and each file is sorted by itself.
+The list is all document keys, or all line keys, of an input, in input order. The result is a file
+with one byte per key: 1 if an equal key is earlier in the list. Keys that do not fit in memory are
+first distributed to files by their leading bits, and each file is sorted separately.
 
-Cost: one sort of 64-bit numbers, about 10 million keys a second, and 24 bytes of disk a key where
-it spills.
+Costs one sort of 64-bit numbers, about 10 million keys a second, and 24 bytes of disk per key if they
+do not fit in memory.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ import numpy.typing as npt
 
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
-_TABLE = 1 << 20  # keys taken from a table at once
-_PAGES = 1 << 15  # writes into the map before its pages are given back
+_TABLE = 1 << 20  # keys read from a table at once
+_PAGES = 1 << 15  # writes into the map before its pages are released
 _ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
 
 Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
 
 
-def read_keys(path: Path, dtype: np.dtype[np.void], field: str | None) -> Iterator[Keys]:
-    """The keys in a file of records, some at a time. A key without a field is the record."""
-    width = dtype.itemsize
+def keys_in_memory(memory: int) -> int:
+    """How many keys can be sorted in so many bytes of memory."""
+    return max(_LEAST_KEYS, memory // _SORT_BYTES)
+
+
+def read_keys(path: Path, table: int = _TABLE) -> Iterator[Keys]:
+    """The keys in a file of keys, `table` at a time."""
     with path.open("rb") as file:
-        while data := file.read(_TABLE * width):
-            records = np.frombuffer(data, dtype)
-            keys = records[field] if field else records.view("<u8").reshape(-1, 2)
-            yield np.ascontiguousarray(keys)
+        while data := file.read(table * 16):
+            yield np.frombuffer(data, "<u8").reshape(-1, 2)
 
 
-def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, memory: int) -> int:
+def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
     """Write the marks of `total` keys to the file `marks`; returns how many are repeats.
 
-    `spill` is a folder for what does not fit in `memory` bytes; what an earlier run left in it
-    is removed.
+    At most `limit` keys are sorted at once. The others are kept in the folder `spill`; files that an
+    earlier run left there are removed.
     """
-    limit = max(_LEAST_KEYS, memory // _SORT_BYTES)
     with marks.open("wb") as empty:
         _reserve(empty, total)
     if total == 0:
@@ -56,12 +57,12 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
             keys[filled : filled + len(table)] = table
             filled += len(table)
         return _mark(keys, None, marks)
-    # Entries carry their places, and files do not fill evenly: twice as many as it would take.
+    # Entries are larger than keys, and files differ in size, hence the factor 2.
     bits = min(8, int(np.ceil(np.log2(2 * total / limit))))
     spill.mkdir(exist_ok=True)
     for stale in spill.iterdir():
         stale.unlink()
-    _deal(tables, bits, spill)
+    _distribute(tables, bits, spill)
     repeats = 0
     for file in sorted(spill.iterdir()):
         repeats += _mark_file(file, bits, limit, marks)
@@ -70,21 +71,23 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, m
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Fill a new file with zeros that have their place on the disk. In a file with holes, a full
-    disk would end the process at the first write into a map of it, without a word."""
+    """Fill a new file with zeros that are allocated on the disk.
+
+    If the file had holes, a full disk would kill the process at a write into its memory map.
+    """
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, size)
             return
-        except OSError as error:  # not every file system can
+        except OSError as error:  # not supported by every file system
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
     for start in range(0, size, _TABLE):
         file.write(bytes(min(_TABLE, size - start)))
 
 
-def _deal(tables: Iterable[Keys], bits: int, spill: Path) -> None:
-    """Deal all keys out to files by their leading bits."""
+def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
+    """Distribute all keys to files by their leading bits."""
     files = [(spill / f"{i:03}").open("wb") for i in range(1 << bits)]
     place = 0
     try:
@@ -118,7 +121,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
                 entries = np.frombuffer(data, _ENTRY)
                 share = (entries["key"][:, 0] << np.uint64(bits)) % np.uint64(rounds)
                 entries = entries[share == number]
-                # One key may be most of the file: only its first in a table matters on.
+                # One key may be most of the file: keep only its first occurrence in a table.
                 again = _find(entries["key"])
                 repeats += _write(entries["place"][again], marks)
                 chosen.append(np.delete(entries, again))
@@ -135,10 +138,10 @@ def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
-    """Where in a list the keys stand that stand there before.
+    """The places of the keys that are in the list before.
 
-    What is sorted is one number a key: its leading bits, and behind them its place. NumPy sorts
-    plain numbers ten times as fast as it finds an order, and equals come out in their order.
+    Sorts one number per key: its leading bits, followed by its place. NumPy sorts plain numbers ten
+    times as fast as it computes an order, and equal keys stay in order.
     """
     mask = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
     packed = keys[:, 0] & ~mask
@@ -152,7 +155,7 @@ def _find(keys: Keys) -> npt.NDArray[np.int64]:
     order = packed.view(np.int64)
     pairs = np.flatnonzero(alike)
     del alike
-    # Both halves of a key are fetched at once: most of the time goes into waiting for memory.
+    # Both halves of a key are fetched at once: most of the time is spent waiting for memory.
     wide = np.ascontiguousarray(keys).view("V16").ravel()
     equal = np.empty(len(pairs), np.bool_)
     for start in range(0, len(pairs), _TABLE):
@@ -161,7 +164,7 @@ def _find(keys: Keys) -> npt.NDArray[np.int64]:
         equal[start : start + _TABLE] = (one[:, 0] == two[:, 0]) & (one[:, 1] == two[:, 1])
     if equal.all():
         return order[pairs + 1]
-    # Some keys share their leading bits alone. Look at all that share them with those.
+    # Some keys share only their leading bits. Compare all keys of such groups.
     group = np.cumsum(np.diff(pairs, prepend=pairs[0]) != 1)
     is_unsure = np.zeros(group[-1] + 1, np.bool_)
     is_unsure[group[~equal]] = True

@@ -1,7 +1,6 @@
-"""What a user can ask of `prepare`, checked.
+"""The settings that decide the bytes of a dataset, checked. The manifest stores all of them.
 
-`Settings` holds what decides the bytes of a dataset, and all of it is stored in the manifest.
-How the work is done (workers, memory) never changes a byte and is not in here.
+Settings that never change a byte (workers, memory) are not among them.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any, Literal, get_args, get_type_hints
 from tokenmill.errors import UsageError
 
 EOT_TEXT = "<|endoftext|>"
-_CALLED = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
+_TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PrepareSettings:
     """The settings that decide what a dataset contains.
 
-    >>> Settings(val_fraction=2)
+    >>> PrepareSettings(val_fraction=2)
     Traceback (most recent call last):
     ...
     tokenmill.errors.UsageError: `val_fraction` is 2; it must be at least 0 and below 1.
@@ -48,7 +47,7 @@ class Settings:
     on_bad_text
         What to do with invalid UTF-8: repair it with U+FFFD, drop the document, or refuse.
     skip_bad_files
-        Leave out files that cannot be read, instead of stopping with an error.
+        Skip files that cannot be read, instead of stopping with an error.
     """
 
     documents: str = "auto"
@@ -76,7 +75,7 @@ class Settings:
                 or (kind is not bool and isinstance(getattr(self, name), bool))
             ):
                 raise UsageError(
-                    f"`{name}` is {getattr(self, name)!r}; it must be {_CALLED[kind]}."
+                    f"`{name}` is {getattr(self, name)!r}; it must be {_TYPE_NAMES[kind]}."
                 )
         if not 0 <= self.val_fraction < 1:
             raise UsageError(
@@ -112,5 +111,5 @@ class Settings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as they stand in the manifest."""
+        """The settings as the manifest stores them."""
         return asdict(self)

@@ -1,12 +1,11 @@
 """Segments to fates: which documents stay, and in which split each belongs.
 
-Equal documents: the first in input order stays. The split follows from a salted hash of the
+Of equal documents, the first in input order stays. The split follows from a salted hash of the
 document's key, so equal texts never land on both sides, and adding to a corpus moves no document
-that was there. Everything is counted by fate on the way, and must add up before anything is
-written.
+that was there. Everything is counted, and must add up before anything is written.
 
-Memory holds one segment's records at a time and what sorting the keys may take; a byte a document
-goes to disk.
+Memory holds one segment's records at a time and what sorting the keys takes. Fates take one byte per
+document on disk.
 """
 
 from __future__ import annotations
@@ -21,23 +20,29 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.preparation.grind import CONTINUES, GOES_ON, RECORD
-from tokenmill.preparation.repairs import REPAIR, FileRepairs, RepairLog
 from tokenmill.preparation.repeats import mark_repeats
-from tokenmill.preparation.settings import Settings
-from tokenmill.preparation.texts import BAD_TEXT, REPAIRED
+from tokenmill.preparation.reports import REPAIR, FileRepairs, RepairLog
+from tokenmill.preparation.segment import (
+    BAD_TEXT,
+    CONTINUES,
+    REPAIRED,
+    UNFINISHED,
+    Receipt,
+    Records,
+    read_document_records,
+    read_end_records,
+    read_fragment,
+)
+from tokenmill.preparation.settings import PrepareSettings
 
 SPLITS = ("train", "val")
 DROPPED = 0  # otherwise the fate of a record is 1 + the number of its split
 _SALT = np.uint64(0x746F6B656E6D696C)  # "tokenmil"
-_READ = 4 << 20
-
-Records = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True)
 class Stitched:
-    """A document that spans parts: what its first record says of the whole."""
+    """The key and length of a document that spans parts."""
 
     key: tuple[int, int]
     length: int
@@ -45,7 +50,7 @@ class Stitched:
 
 @dataclass
 class Sifted:
-    """The outcome: fates on disk, and for each split how many tokens each segment gives it."""
+    """The fates, on disk, and for each split how many tokens it takes from each segment."""
 
     fates: Path
     first_record: list[int]  # of each segment, in the numbering of all records
@@ -75,17 +80,25 @@ def belongs_to_val(keys: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray
 
 
 def sift(
-    segments: Sequence[Path], receipts: Sequence[dict[str, Any]], settings: Settings,
-    folder: Path, memory: int,
-) -> Sifted:  # fmt: skip
-    """Decide the fate of every document of the segments, given in input order."""
+    segments: Sequence[Path],
+    receipts: Sequence[Receipt],
+    settings: PrepareSettings,
+    folder: Path,
+    *,
+    sorted_keys: int,
+    count: int,
+) -> Sifted:
+    """Decide the fate of every document of the segments, given in input order.
+
+    `sorted_keys` is how many keys to sort in memory, `count` how many records to read at once.
+    """
     counts = [receipt["facts"]["records"] for receipt in receipts]
     first_record = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
     spanning = _stitch(segments, receipts, first_record)
     marks = folder / "repeats"
     if settings.dedup == "documents":
-        keys = _all_keys(segments, first_record, spanning)
-        mark_repeats(keys, first_record[-1], marks, folder / "spill", memory)
+        keys = _all_keys(segments, first_record, spanning, count)
+        mark_repeats(keys, first_record[-1], marks, folder / "spill", sorted_keys)
     else:
         with marks.open("wb") as file:
             file.truncate(first_record[-1])
@@ -94,17 +107,17 @@ def sift(
         first_record=first_record[:-1],
         tokens={split: [] for split in SPLITS},
         documents=dict.fromkeys(SPLITS, 0),
-        stitched={number: whole.said for number, whole in spanning.wholes.items()},
+        stitched={number: whole.stitched for number, whole in spanning.wholes.items()},
         repairs=folder / "repairs",
     )
-    totals = _decide(result, segments, settings, marks, spanning)
+    totals = _decide(result, segments, settings, marks, spanning, count)
     result.ledger = _ledger(totals, receipts, sum(map(sum, result.tokens.values())))
     return result
 
 
 @dataclass
 class _Whole:
-    """A document that spans parts, put together from its records."""
+    """A document that spans parts, joined from its records."""
 
     raw: int = 0
     text: int = 0
@@ -112,7 +125,7 @@ class _Whole:
     flags: int = 0
     replaced: int = 0
     line: tuple[int, int] = (0, 0)  # of the first replaced byte: the segment, and the line in it
-    said: Stitched = Stitched((0, 0), 0)
+    stitched: Stitched = Stitched((0, 0), 0)
 
 
 class _Spanning:
@@ -143,7 +156,7 @@ class _Spanning:
 
 
 def _stitch(
-    segments: Sequence[Path], receipts: Sequence[dict[str, Any]], first_record: list[int]
+    segments: Sequence[Path], receipts: Sequence[Receipt], first_record: list[int]
 ) -> _Spanning:
     """Find the documents that span parts, and compute their keys from their texts."""
     spanning = _Spanning()
@@ -154,22 +167,22 @@ def _stitch(
     for i, segment in enumerate(segments):
         if "text" not in receipts[i]["files"] or not first_record[i + 1] - first_record[i]:
             continue
-        ends = _end_records(segment)
-        texts = _fragment_texts(segment, ends)
-        for (index, record), text in zip(ends, texts, strict=True):
+        for index, record in read_end_records(segment):
             number = first_record[i] + index
-            if not record["flags"] & (CONTINUES | GOES_ON):
+            if not record["flags"] & (CONTINUES | UNFINISHED):
                 continue
             if record["flags"] & CONTINUES:
-                assert current is not None, "a part goes on from one that does not go on"
+                assert current is not None, (
+                    "a part continues a document that no part left unfinished"
+                )
                 followers[number] = current
             else:
                 current, length = number, 0
                 state = xxhash.xxh3_128()
                 wholes[current] = _Whole()
             whole = wholes[current]
-            for piece in text:
-                state.update(piece)
+            for block in read_fragment(segment, record):
+                state.update(block)
             length += int(record["length"])
             whole.raw += int(record["raw"])
             whole.text += int(record["text"])
@@ -178,72 +191,31 @@ def _stitch(
             whole.replaced += int(record["replaced"])
             if not whole.line[1]:
                 whole.line = i, int(record["line"])
-            if not record["flags"] & GOES_ON:
+            if not record["flags"] & UNFINISHED:
                 digest = state.intdigest()
-                whole.said = Stitched((digest >> 64, digest & (2**64 - 1)), length)
+                whole.stitched = Stitched((digest >> 64, digest & (2**64 - 1)), length)
                 current = None
     return spanning.freeze()
 
 
-def _end_records(segment: Path) -> list[tuple[int, Any]]:
-    """The first and the last record of a segment, with their numbers; one if they are the same."""
-    path = segment.with_suffix(".docs")
-    count = path.stat().st_size // RECORD.itemsize
-    with path.open("rb") as file:
-        first = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
-        file.seek(-RECORD.itemsize, 2)
-        last = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
-    return [(0, first)] if count == 1 else [(0, first), (count - 1, last)]
-
-
-def _fragment_texts(segment: Path, ends: list[tuple[int, Any]]) -> list[Iterator[bytes]]:
-    """The texts of the records at the ends: one stands at the start of the file, one at its end."""
-    path = segment.with_suffix(".text")
-    size = path.stat().st_size
-    texts = []
-    for _, record in ends:
-        length = int(record["text"])
-        texts.append(_read(path, 0 if record["flags"] & CONTINUES else size - length, length))
-    return texts
-
-
-def _read(path: Path, start: int, length: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(start)
-        while length > 0:
-            block = file.read(min(_READ, length))
-            length -= len(block)
-            yield block
-
-
 def _all_keys(
-    segments: Sequence[Path], first_record: list[int], spanning: _Spanning
+    segments: Sequence[Path], first_record: list[int], spanning: _Spanning, count: int
 ) -> Iterator[npt.NDArray[np.uint64]]:
     for i, segment in enumerate(segments):
-        for start, records in read_records(segment):
+        for start, records in read_document_records(segment, count):
             keys = np.array(records["key"], np.uint64)
             first = first_record[i] + start
             bad = (records["flags"] & np.uint64(BAD_TEXT)) != 0
             for number in spanning.firsts(first, len(keys)):
                 whole = spanning.wholes[number]
-                keys[number - first] = whole.said.key
+                keys[number - first] = whole.stitched.key
                 bad[number - first] = whole.flags & BAD_TEXT != 0
-            # What is no document, or no good one, gets a key of its own: it equals no other.
+            # Bad documents get unique keys, so that they are not duplicates of any other.
             alone = np.flatnonzero(bad)
             keys[alone, 0], keys[alone, 1] = 0, first + alone
             for number in spanning.later(first, len(keys)):
                 keys[number - first] = (0, number)
             yield keys
-
-
-def read_records(segment: Path) -> Iterator[tuple[int, Records]]:
-    """The records of a segment, some at a time, each time with the number of the first."""
-    start = 0
-    with segment.with_suffix(".docs").open("rb") as file:
-        while data := file.read((_READ // RECORD.itemsize) * RECORD.itemsize):
-            records = np.frombuffer(data, RECORD)
-            yield start, records
-            start += len(records)
 
 
 @dataclass
@@ -264,8 +236,8 @@ class _Totals:
             entry[1] += size
 
 
-def _ledger(totals: _Totals, receipts: Sequence[dict[str, Any]], tokens: int) -> dict[str, Any]:
-    """The ledger, checked: what went in is what was kept and what was dropped."""
+def _ledger(totals: _Totals, receipts: Sequence[Receipt], tokens: int) -> dict[str, Any]:
+    """The ledger. Checks that documents and bytes in = kept + dropped."""
     facts = [receipt["facts"] for receipt in receipts]
     for fact in facts:
         for reason, (documents, size) in fact["dropped"].items():
@@ -296,7 +268,12 @@ def _ledger(totals: _Totals, receipts: Sequence[dict[str, Any]], tokens: int) ->
 
 
 def _decide(
-    result: Sifted, segments: Sequence[Path], settings: Settings, marks: Path, spanning: _Spanning
+    result: Sifted,
+    segments: Sequence[Path],
+    settings: PrepareSettings,
+    marks: Path,
+    spanning: _Spanning,
+    count: int,
 ) -> _Totals:
     """Write the fate of every record, and count."""
     totals = _Totals()
@@ -309,8 +286,8 @@ def _decide(
         log = RepairLog(file)
         result.repaired_files = log.files
         for i, segment in enumerate(segments):
-            given = dict.fromkeys(SPLITS, 0)
-            for start, records in read_records(segment):
+            tokens = dict.fromkeys(SPLITS, 0)
+            for start, records in read_document_records(segment, count):
                 first = result.first_record[i] + start
                 repeated = np.frombuffer(repeats.read(len(records)), np.bool_)
                 fate = _fates(records, repeated, first, settings, spanning, totals)
@@ -324,10 +301,10 @@ def _decide(
                 starts = (records["flags"] & np.uint64(CONTINUES)) == 0
                 for number, split in enumerate(SPLITS, 1):
                     chosen = fate == number
-                    given[split] += int(records["length"][chosen].sum())
+                    tokens[split] += int(records["length"][chosen].sum())
                     result.documents[split] += int(np.count_nonzero(chosen & starts))
             for split in SPLITS:
-                result.tokens[split].append(given[split])
+                result.tokens[split].append(tokens[split])
     return totals
 
 
@@ -353,23 +330,23 @@ def _fates(
     records: Records,
     repeated: npt.NDArray[np.bool_],
     first: int,
-    settings: Settings,
+    settings: PrepareSettings,
     spanning: _Spanning,
     totals: _Totals,
 ) -> npt.NDArray[np.uint8]:
-    """The fates of some records; those that only go on from another part are filled in later."""
+    """The fates of some records; those that continue from another part are filled in later."""
     records = records.copy()
     for number in spanning.firsts(first, len(records)):
         whole, record = spanning.wholes[number], records[number - first]
-        record["key"], record["flags"] = whole.said.key, whole.flags & ~CONTINUES
+        record["key"], record["flags"] = whole.stitched.key, whole.flags & ~CONTINUES
         record["raw"], record["text"] = whole.raw, whole.text
-        record["characters"], record["length"] = whole.characters, whole.said.length
+        record["characters"], record["length"] = whole.characters, whole.stitched.length
     starts = np.ones(len(records), np.bool_)
     for number in spanning.later(first, len(records)):
         starts[number - first] = False
     bad = starts & ((records["flags"] & np.uint64(BAD_TEXT)) != 0)
     empty = starts & ~bad & (records["text"] == 0)
-    # Some tokenizers remove characters, and may leave nothing of a text.
+    # Some tokenizers remove characters, possibly all of a text.
     mute = starts & ~bad & ~empty & (records["length"] == 0)
     twice = starts & ~bad & ~empty & ~mute & repeated
     kept = starts & ~bad & ~empty & ~mute & ~twice

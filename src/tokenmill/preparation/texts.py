@@ -1,7 +1,10 @@
-"""The texts of a chunk made fit to be tokenized: valid, and clean if asked for.
+"""The texts of a chunk: check, repair, clean and encode them.
 
-Many documents are checked and cleaned at once, joined by NUL bytes. Only a chunk with invalid
-UTF-8 in it is looked at text by text.
+Many documents are checked, cleaned and encoded at once, joined by NUL bytes; only a chunk with
+invalid UTF-8 is examined text by text. Encoding proceeds slice by slice and checks the memory after
+each, so that memory does not grow with the chunk. A document that arrives in fragments is encoded as
+one text: the end of a fragment whose ids are not final yet is held until the next fragment, so
+fragments need not be cut where tokens end.
 """
 
 from __future__ import annotations
@@ -15,12 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.preparation.clean import clean_block
-from tokenmill.preparation.settings import Settings
-from tokenmill.sources.read import BadFileError, is_utf8
-from tokenmill.sources.recognize import SourceFile
-from tokenmill.sources.records import Chunk, Places, Rejection, count_byte, count_characters
+from tokenmill.preparation.memory import Workspace
+from tokenmill.preparation.segment import BAD_TEXT, REPAIRED
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.files import BadFileError, SourceFile
+from tokenmill.sources.records import (
+    Chunk,
+    Places,
+    Rejection,
+    count_byte,
+    count_characters,
+    is_utf8,
+)
+from tokenmill.tokenizers import Ids, Offsets
+from tokenmill.tokenizers.id_arrays import join_batches, terminate_texts
+from tokenmill.tokenizers.long_text import WINDOW, LongText
 
-BAD_TEXT, REPAIRED = 4, 8  # flags of a text
 MARK = np.dtype(
     [
         ("flags", "<u4"),
@@ -28,17 +41,16 @@ MARK = np.dtype(
         ("line", "<u4"),  # line of the first of them within the chunk, from 1; 0: unknown
     ]
 )
-_MOST = 2**32 - 1
+_MOST_REPLACED = 2**32 - 1
+_LONG = 2 * WINDOW  # a longer text is encoded in windows
 
 Marks = npt.NDArray[np.void]
+EncodedTexts = tuple[Ids, Offsets]  # as from `encode_terminated`
 
 
 @dataclass
-class Prepared:
-    """The documents of a chunk that are fit to be tokenized, cleaned.
-
-    As in a chunk, they are a list, or a block of texts joined by NUL bytes.
-    """
+class Texts:
+    """The valid, cleaned texts of a chunk: a list, or a block of texts joined by NUL bytes."""
 
     listed: list[bytes] | None
     block: bytes | None
@@ -54,8 +66,8 @@ class Prepared:
         sizes: Places,
         marks: Marks | None,
         joined: bytes | None = None,
-    ) -> Prepared:
-        """Texts one by one, as a block if no NUL byte in them forbids it."""
+    ) -> Texts:
+        """Listed texts, also as a block unless one of them contains a NUL byte."""
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
         return cls(texts, block if whole else None, offsets, sizes, marks)
@@ -74,7 +86,7 @@ class Prepared:
         return np.concatenate(([0], nuls + 1)), np.append(nuls, len(self.block or b""))
 
     def cut_block(self, first: int, stop: int) -> bytes:
-        """The block with some of its texts only."""
+        """The part of the block with the texts from `first` to `stop`."""
         assert self.block is not None
         starts, ends = self._borders
         if first == 0 and stop == len(ends):
@@ -105,50 +117,53 @@ class Prepared:
             return np.array([len(text.decode()) for text in self.texts], np.int64)
         return count_characters(self.block, *self._borders)
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Prepared:
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Texts:
         """Some of the documents."""
         kept, sizes = chosen.tolist(), self.sizes[chosen]
         offsets = list(compress(self.offsets, kept))
         marks = None if self.marks is None else self.marks[chosen]
         if self.block is None or not chosen.any():
-            return Prepared.of(list(compress(self.texts, kept)), offsets, sizes, marks)
+            return Texts.of(list(compress(self.texts, kept)), offsets, sizes, marks)
         edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
         starts, ends = self._borders[0][edges[::2]], self._borders[1][edges[1::2] - 1]
         runs = zip(starts.tolist(), ends.tolist(), strict=True)
         block = b"\0".join([self.block[start:end] for start, end in runs])
-        return Prepared(None, block, offsets, sizes, marks)
+        return Texts(None, block, offsets, sizes, marks)
 
 
-def prepare_chunk(chunk: Chunk, settings: Settings, source: SourceFile) -> Prepared:
-    """Decode and clean a chunk. Documents with bad text leave it if they are to be dropped;
-    of a document in pieces, the piece stays and is flagged."""
+def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> Texts:
+    """Check and clean the texts of a chunk.
+
+    Documents with bad text are removed if they are to be dropped. A fragment of a document stays and
+    is flagged, because the rest of the document may be in another chunk.
+    """
     listed, offsets = chunk.texts, chunk.offsets
     sizes = np.fromiter(map(len, listed), np.int64, len(listed))
     marks: Marks | None = None
     block = b"\0".join(listed)
-    # Few documents have other characters than ASCII, and to look for those is quick.
+    # Most documents are ASCII, which is quick to check.
     if not all(text.isascii() or is_utf8(text) for text in listed):
-        listed, marks = _judge_bad_text(chunk, settings, source)
+        listed, marks = _repair(chunk, settings, source)
         last = len(listed) - 1
         keep = [
             i
             for i, flag in enumerate(marks["flags"].tolist())
-            if flag != BAD_TEXT or (i == 0 and chunk.continues) or (i == last and chunk.goes_on)
+            if flag != BAD_TEXT or (i == 0 and chunk.continues) or (i == last and chunk.unfinished)
         ]
         listed = [listed[i] for i in keep]
         marks = marks[keep]
         offsets, sizes = [offsets[i] for i in keep], sizes[keep]
         block = b"\0".join(listed)
     if not settings.normalize or not listed:
-        return Prepared.of(listed, offsets, sizes, marks, block)
+        return Texts.of(listed, offsets, sizes, marks, block)
     if count_byte(block, 0) != len(listed) - 1:
         block = b"\0".join([text.replace(b"\0", b"") for text in listed])
-    block = clean_block(block, continues=chunk.continues, goes_on=chunk.goes_on)
-    return Prepared(None, block, offsets, sizes, marks)
+    block = clean_block(block, continues=chunk.continues, unfinished=chunk.unfinished)
+    return Texts(None, block, offsets, sizes, marks)
 
 
-def _judge_bad_text(
-    chunk: Chunk, settings: Settings, source: SourceFile
+def _repair(
+    chunk: Chunk, settings: PrepareSettings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
     """The texts of a chunk; those that are not UTF-8 are repaired, and marked as repaired or bad."""
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
@@ -169,7 +184,11 @@ def _judge_bad_text(
             line = chunk.line_of(place)
             if settings.on_bad_text == "repair":
                 replaced = _count_replaced(text, repaired)
-                marks[i] = (REPAIRED, min(replaced, _MOST), 0 if line is None else line + 1)
+                marks[i] = (
+                    REPAIRED,
+                    min(replaced, _MOST_REPLACED),
+                    0 if line is None else line + 1,
+                )
             else:
                 marks[i] = (BAD_TEXT, 0, 0)
                 reason = f"invalid UTF-8 at {source.unit} {place}: {error.reason}"
@@ -181,3 +200,80 @@ def _count_replaced(text: bytes, repaired: bytes) -> int:
     """How many bytes of a text were replaced to repair it."""
     mark = "\ufffd".encode()
     return len(text) - len(repaired) + len(mark) * (repaired.count(mark) - text.count(mark))
+
+
+class Encoder:
+    """Encodes the chunks of a part, in order."""
+
+    def __init__(self, workspace: Workspace, hold_limit: int) -> None:
+        self._workspace = workspace
+        self._tokenizer = workspace.tokenizer
+        self._hold_limit = hold_limit
+        self._open: LongText | None = None
+
+    def encode(self, texts: Texts, chunk: Chunk) -> EncodedTexts:
+        """The ids of all texts, each followed by a terminator; see `encode_terminated`."""
+        sizes = texts.text_sizes
+        first, last = int(chunk.continues), len(sizes) - int(chunk.unfinished)
+        runs = []
+        if first:
+            ends_here = not (chunk.unfinished and len(sizes) == 1)
+            runs.append(self._continue(texts.texts[0], ends_here=ends_here))
+        ends = np.cumsum(sizes)
+        long = np.append(np.flatnonzero(sizes > _LONG), len(sizes))
+        while first < last:
+            room = (ends[first - 1] if first else 0) + self._workspace.slice_bytes
+            stop = min(last, int(np.searchsorted(ends, room, side="right")))
+            stop = max(first + 1, min(stop, int(long[np.searchsorted(long, first)])))
+            runs.append(self._encode_some(texts, first, stop))
+            first = stop
+        if chunk.unfinished and first < len(sizes):
+            self._open = None
+            runs.append(self._continue(texts.texts[-1], ends_here=False))
+        return runs[0] if len(runs) == 1 else join_batches(runs)
+
+    def finish(self) -> Ids:
+        """The remaining ids of a document that continues in the next part."""
+        ids = [] if self._open is None else self._open.finish()
+        self._open = None
+        return np.concatenate([np.zeros(0, np.uint32), *ids])
+
+    def _encode_some(self, texts: Texts, first: int, stop: int) -> EncodedTexts:
+        """Encode whole texts: one long one, or several short ones."""
+        if texts.text_sizes[first] > _LONG:
+            text = texts.texts[first]
+            long = LongText(self._tokenizer, max(self._hold_limit, len(text)))
+            ids = [*self._feed(long, text), *long.finish()]
+            encoded = terminate_texts(
+                [np.concatenate([np.zeros(0, np.uint32), *ids])], self._tokenizer.eot_id
+            )
+        elif texts.block is None:
+            encoded = self._tokenizer.encode_terminated(texts.texts[first:stop])
+        else:
+            encoded = self._tokenizer.encode_block(texts.cut_block(first, stop))
+        self._workspace.check_memory(within_chunk=True)
+        return encoded
+
+    def _continue(self, text: bytes, *, ends_here: bool) -> EncodedTexts:
+        """Encode a fragment of a document."""
+        if self._open is None:
+            self._open = LongText(self._tokenizer, self._hold_limit)
+        ids = self._feed(self._open, text)
+        if ends_here:
+            ids += self._open.finish()
+            self._open = None
+        joined = np.concatenate([np.zeros(0, np.uint32), *ids])
+        return terminate_texts([joined], self._tokenizer.eot_id)
+
+    def _feed(self, long: LongText, text: bytes) -> list[Ids]:
+        """The ids of a long text that are final."""
+        found: list[Ids] = []
+        start = 0
+        while start < len(text):
+            stop = min(start + self._workspace.slice_bytes, len(text))
+            while stop < len(text) and text[stop] & 0xC0 == 0x80:  # within a character
+                stop += 1
+            found += long.feed(text[start:stop])
+            self._workspace.check_memory(within_chunk=True)
+            start = stop
+        return found

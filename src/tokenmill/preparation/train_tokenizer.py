@@ -1,16 +1,15 @@
-"""Training a byte-level BPE tokenizer on text of one's own.
+"""Train a byte-level BPE tokenizer on your own text.
 
-Guarantees: the same files give the same bytes of tokenizer.json, whatever their order; the merges
-are those that the `tokenizers` library learns from the same texts, and the ids are the same here
-and there. `<|endoftext|>` is id 256, behind the 256 bytes; where a text has it, a document ends,
-and nothing is learned of its spelling. Text is split as GPT-2 splits it. The file is complete or
-not there.
+The same files give the same bytes of tokenizer.json, in any order. The merges are those that the
+`tokenizers` library learns from the same texts, and both libraries give the same ids.
+`<|endoftext|>` is id 256, after the 256 bytes; it ends a document, and its spelling is not learned.
+Text is split as GPT-2 splits it. The file is complete or not there.
 
-Cost: 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with
-the number of *different* words, about 60 bytes each, and nothing spills to disk; so train on a
-sample of a few GB, for more text changes a vocabulary very little. It runs in a process of its
-own, whose end gives all of its memory back, and whose death is an error here and no more. The text
-of JSON lines, Parquet and compressed files takes its place in the folder for temporary files.
+Costs 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with the
+number of *different* words, about 60 bytes each, and nothing spills to disk, so train on a sample of
+a few GB; more text hardly changes a vocabulary. Training runs in a process of its own (`main`), so
+that its memory is returned at the end and a crash is an ordinary error. The text of JSON lines,
+Parquet and compressed files is extracted to the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from typing import Any, BinaryIO
 import orjson
 
 from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
-from tokenmill.sources.faults import find_fault
+from tokenmill.sources.files import BadFileError, SourceFile, local_path
 from tokenmill.sources.find import find_files
-from tokenmill.sources.read import BadFileError, local_path, read_piece
-from tokenmill.sources.recognize import SourceFile
-from tokenmill.sources.records import Cutter
+from tokenmill.sources.read import Reading, read_range
+from tokenmill.sources.recognize import find_fault
+from tokenmill.sources.records import BLOCK, Cutter
+from tokenmill.storage.files import write_file
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -48,7 +48,7 @@ def train_tokenizer(
     """Train a tokenizer on text, write its tokenizer.json, and load it.
 
     Inputs are files, folders and globs of all that `prepare` reads; `text_field` is the field, or
-    column, that holds the text. Records without one are left out. Text with few different words
+    column, that holds the text. Records without one are skipped. Text with few different words
     gives fewer ids than `vocab_size`.
 
     >>> folder = Path(tempfile.mkdtemp())
@@ -78,12 +78,13 @@ def train_tokenizer(
             named = ", ".join(map(str, given))
             raise InputError(f"There is no text to train a tokenizer on in {named}.")
         merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
-    _write_atomically(target, _to_tokenizer_json(merges))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_file(target, _to_tokenizer_json(merges))
     return load_tokenizer(target)
 
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
-    """Files of plain text, sorted; what is not in one is written to `rest`."""
+    """Files of plain text, sorted. The text of all other files is written to `rest`."""
     plain = {
         source: Path(source.path).resolve()
         for source in sources
@@ -96,27 +97,19 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
         with rest.open("wb") as file:
             for source in sources:
                 if source not in plain:
-                    _extract(source, text_field, file)
+                    extract_text(source, text_field, file)
     except OSError as error:
         raise WorkError(
-            f"The text of the inputs cannot be kept in {rest.parent}: {error.strerror}. Name a "
-            "folder with more room in the environment variable TMPDIR."
+            f"The text of the inputs cannot be written to {rest.parent}: {error.strerror}. Set the "
+            "environment variable TMPDIR to a folder with more space."
         ) from error
     return sorted([*plain.values(), rest])
 
 
-def _extract(source: SourceFile, text_field: str, file: BinaryIO) -> None:
-    chunks = read_piece(
-        source,
-        0,
-        source.size,
-        max(1, source.size),
-        separator=None,
-        text_field=text_field,
-        cutter=Cutter(),
-        border_cutter=None,
-    )
-    for chunk in chunks:
+def extract_text(source: SourceFile, text_field: str, file: BinaryIO, block: int = BLOCK) -> None:
+    """Append the texts of a source to a file, each document after END_OF_TEXT."""
+    how = Reading(text_field=text_field, cutter=Cutter(), block=block)
+    for chunk in read_range(source, 0, source.size, how):
         for number, text in enumerate(chunk.texts):
             if number or not chunk.continues:
                 file.write(END_OF_TEXT.encode())
@@ -129,7 +122,7 @@ def _learn_merges(
     job = {"paths": [str(path) for path in paths], "vocab_size": vocab_size}
     # gigatoken prints its progress on both standard streams of the process.
     done = subprocess.run(
-        [sys.executable, "-m", "tokenmill.preparation.train_tokenizer_process", str(result)],
+        [sys.executable, "-m", "tokenmill.preparation.train_tokenizer", str(result)],
         input=orjson.dumps(job),
         capture_output=True,
         check=False,
@@ -139,7 +132,7 @@ def _learn_merges(
         return [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in pairs]
     if done.returncode < 0:
         raise TokenizerError(
-            f"training was ended by signal {-done.returncode}, as happens where memory runs out; "
+            f"training was killed by signal {-done.returncode}, probably because memory ran out; "
             "train on less text"
         )
     last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
@@ -188,9 +181,9 @@ def _to_tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte in a byte-level vocabulary.
+    """The character for each byte in a byte-level vocabulary.
 
-    A byte whose Latin-1 character can be seen is that character; the others take the code points
+    A byte whose Latin-1 character is visible is that character; the others take the code points
     from 256 on, in order.
     """
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -198,18 +191,16 @@ def _byte_letters() -> list[str]:
     return [chr(value if value in seen else 256 + hidden.index(value)) for value in range(256)]
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def main() -> None:
+    """The training process: read a job from standard input, write merges to the file in argv[1]."""
+    import gigatoken
+
+    job = orjson.loads(sys.stdin.buffer.read())
+    source = gigatoken.TextFileSource(job["paths"], separator=END_OF_TEXT)
+    _, merges = gigatoken.train_bpe(source, job["vocab_size"], [END_OF_TEXT])
+    pairs = [(left.hex(), right.hex()) for left, right in merges]
+    Path(sys.argv[1]).write_bytes(orjson.dumps(pairs))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ else:
     from backports import zstd
 
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
-USUAL_WINDOW = 1 << 27  # the most that zstd needs without --long
+USUAL_WINDOW = 1 << 27  # the largest that zstd uses without --long
 LARGEST_WINDOW = 1 << 31  # --long=31
 _COMPRESSED = 1 << 18  # bytes given to a decompressor at once
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -29,14 +29,14 @@ _LONGEST_HEADER = 18  # of a zstd frame
 
 
 class Stream(Protocol):
-    """What can be read in blocks."""
+    """Something that can be read in blocks."""
 
     def read(self, size: int, /) -> bytes:
         """Some bytes, at most `size`; none at the end."""
 
 
 class WindowError(Exception):
-    """A sound zstd stream whose window is larger than allowed. `window` is its size in bytes."""
+    """A valid zstd stream with a larger window than allowed. `window` is its size in bytes."""
 
     def __init__(self, window: int) -> None:
         super().__init__(f"a window of {window:,} bytes")

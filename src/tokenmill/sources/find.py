@@ -1,6 +1,6 @@
 """Find the input files for a list of paths, folders and globs, and how to read each.
 
-Nothing is left out silently. Files in a folder that are not text are passed over and counted, with
+Nothing is skipped silently. Files in a folder that are not text are passed over and counted, with
 the reason. Files that should be text but cannot be read, such as broken links, are returned with
 their fault. A file that the user names is read whatever it contains, unless it cannot be text at all.
 """
@@ -15,14 +15,8 @@ from pathlib import Path
 
 from tokenmill.errors import InputError
 from tokenmill.hub.paths import is_hub_path
-from tokenmill.sources.recognize import (
-    NOT_TEXT,
-    SourceFile,
-    is_archive,
-    name_source,
-    recognize,
-    why_not_text,
-)
+from tokenmill.sources.files import SourceFile, name_source
+from tokenmill.sources.recognize import NOT_TEXT, is_archive, recognize, why_not_text
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_near
 
@@ -48,20 +42,20 @@ class PassedOver:
         return self.path if self.reason == NOT_TEXT else f"{self.path} ({self.reason})"
 
 
-def tell_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
-    """How many of each kind were passed over, and one of them.
+def describe_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
+    """How many of each kind were passed over, with an example of each.
 
-    >>> some = [PassedOver(path=name, reason="no text") for name in ("a.png", "b.png")]
-    >>> tell_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
+    >>> some = [PassedOver(path=name, reason="not text") for name in ("a.png", "b.png")]
+    >>> describe_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
     '2 files that are not text (such as a.png), 1 archive (c.zip)'
     """
-    told = []
+    descriptions = []
     for reason, (one, several) in _REASONS.items():
         paths = [entry.path for entry in passed_over if entry.reason == reason]
         if paths:
             example = f" ({'such as ' if len(paths) > 1 else ''}{paths[0]})" if examples else ""
-            told.append(f"{len(paths):,} {one if len(paths) == 1 else several}{example}")
-    return ", ".join(told)
+            descriptions.append(f"{len(paths):,} {one if len(paths) == 1 else several}{example}")
+    return ", ".join(descriptions)
 
 
 def find_files(
@@ -69,7 +63,7 @@ def find_files(
 ) -> tuple[list[SourceFile], list[PassedOver]]:
     """Find the files for a list of paths, folders and globs, in the given order.
 
-    Folders are walked in the order of names, without hidden entries and `leave_out`. Returns each
+    Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns each
     source once, and what was passed over: files that are not text, archives, datasets, pipes and
     the like, and links to folders, which could lead in circles. Inputs that are links to folders are
     followed. Broken links and unreadable paths are sources with a fault.
@@ -97,7 +91,7 @@ def find_files(
     if not found:
         raise InputError(
             f"No text was found in {', '.join(name_source(os.fspath(item)) for item in inputs)}"
-            + (f"; passed over: {tell_passed_over(passed_over)}." if passed_over else ".")
+            + (f"; passed over: {describe_passed_over(passed_over)}." if passed_over else ".")
         )
     return list(found.values()), passed_over
 
@@ -114,18 +108,18 @@ def _refuse_what_is_never_text(source: SourceFile) -> None:
 def _expand(
     inputs: Iterable[str], leave_out: Path | None, passed_over: list[PassedOver]
 ) -> Iterator[tuple[str, bool]]:
-    """Paths of files, and whether the user named that very file."""
+    """Paths of files, and whether the user named the file itself."""
     for item in inputs:
         path = Path(item)
         if is_hub_path(item):
             from tokenmill.hub.cache import find_cached_files
 
             yield from ((str(found), True) for found in find_cached_files(item))
-        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, no name is an error to it
+        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, it raises for no name
             if _is_dataset(path):
                 raise InputError(
-                    f"{item} is a finished dataset, not text. Look at it with tokenmill info, and "
-                    "name the text that it was made of."
+                    f"{item} is a finished dataset, not text. To inspect it, run tokenmill info; to "
+                    "prepare again, name the text that it was made from."
                 )
             yield from _walk(path, leave_out, passed_over)
         elif os.path.isfile(item):  # noqa: PTH113
@@ -204,7 +198,7 @@ def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedO
 
 
 def _is_dataset(folder: Path) -> bool:
-    # Unlike Path's, a folder without permission is no error to it; walking it says more.
+    # Unlike Path's, it does not raise for a folder without permission; walking it does.
     return os.path.isfile(folder / MANIFEST_NAME)  # noqa: PTH113
 
 

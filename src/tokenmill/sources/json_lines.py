@@ -1,7 +1,7 @@
-"""JSON lines to documents: one field of a record a line.
+"""JSON lines to documents: one field of one record per line.
 
-A line that cannot be used is a `Rejection` that says why and where; the lines around it are kept.
-A line is held whole, because it has to be parsed whole. Costs one pass, however long lines are.
+A line that cannot be used is a `Rejection` with its position and the reason; the lines around it are
+kept. A line is held whole, because it has to be parsed whole. Costs one pass, however long lines are.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import Any
 
 import orjson
 
-from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Rejection, bound
+from tokenmill.sources.records import BLOCK, MOST_RECORDS, Chunk, Cutter, Rejection, limit_chunk
 
 
 def read_json_lines(
-    blocks: Iterable[bytes], start: int, text_field: str, cutter: Cutter | None
+    blocks: Iterable[bytes],
+    start: int,
+    text_field: str,
+    cutter: Cutter | None,
+    block_bytes: int = BLOCK,
 ) -> Iterator[Chunk]:
     """The texts in the lines of a stream of blocks that begins at offset `start` of its source.
 
@@ -24,7 +28,7 @@ def read_json_lines(
     >>> [(chunk.texts, chunk.offsets) for chunk in chunks]
     [([b'a'], [0]), ([b'b'], [14])]
     """
-    held: list[bytes] = []  # the blocks of a line whose end has not come
+    held: list[bytes] = []  # the blocks of an unfinished line
     for block in _and_newline(blocks):
         held.append(block)
         if b"\n" not in block:
@@ -35,7 +39,7 @@ def read_json_lines(
             chunk = _read_lines(lines, start, text_field)
             chunk.whole, chunk.begin = whole, start
             start += chunk.read
-            yield from bound(chunk, cutter)
+            yield from limit_chunk(chunk, cutter, block_bytes)
             whole = rest
         held = [whole]
 
@@ -62,7 +66,7 @@ def _read_lines(lines: list[bytes], start: int, text_field: str) -> Chunk:
 
 
 def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks, with a line end behind the last line where the file has none."""
+    """The blocks, with a line end added if the last line has none."""
     last = b"\n"
     for block in blocks:
         yield block
@@ -72,7 +76,7 @@ def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """The text in a line that the fast path refused, or a rejection that says why there is none."""
+    """The text in a line that the fast path refused; None, and a rejection with the reason, if it has none."""
     if not line.strip():
         return None
     size = len(line)
@@ -82,11 +86,11 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
     try:
         line.decode("utf-8")
     except UnicodeDecodeError as error:
-        # Such bytes pass through as they are, for the rule on bad text to judge.
+        # Such bytes are kept as they are; `on_bad_text` decides later.
         errors = "surrogateescape"
         chunk.bad_bytes[start] = start + size - len(line) + error.start
     try:
-        # The standard library reads what Python's own writers write: NaN, huge numbers.
+        # Unlike orjson, the standard library reads NaN and huge numbers, which it also writes.
         record = json.loads(line.decode("utf-8", errors))
         if not isinstance(record, dict):
             kind, reason = "not a JSON object", f"a JSON {_json_kind(record)}, not an object"
@@ -110,14 +114,14 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
 
 
 def list_names(names: list[str]) -> str:
-    """The names of fields or columns, as far as people want to read them.
+    """The names of fields or columns, shortened.
 
     >>> list_names(["id", "x" * 50])
     'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'
     """
     shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
-    told = ", ".join([*shown, "…"] if len(names) > 20 else shown)
-    return told.encode("utf-8", "replace").decode()  # a name may hold half a surrogate pair
+    listed = ", ".join([*shown, "…"] if len(names) > 20 else shown)
+    return listed.encode("utf-8", "replace").decode()  # a name may hold half a surrogate pair
 
 
 def _json_kind(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""Unicode NFC of UTF-8 bytes, at the price of what there is to normalise.
+"""Unicode NFC of UTF-8 bytes, in time proportional to what has to be normalised.
 
-`unicodedata.normalize` decodes, checks and encodes everything, normalises all of a text for the
-sake of one accent, and takes quadratic time for a long run of combining marks. Here the leading
-bytes of characters pick out the few that NFC may touch; each of them is normalised with its
-neighbours, and long runs of marks are sorted beforehand. The Unicode version is Python's.
+`unicodedata.normalize` decodes, checks and encodes everything, normalises a whole text because of one
+accent, and takes quadratic time for a long run of combining marks. Here the leading bytes of
+characters select the few that NFC may change; each of them is normalised with its neighbours, and
+long runs of marks are sorted first. The Unicode version is Python's.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
-_TABLED = 0x30000  # code points in the tables; Unicode has put nothing for NFC to do beyond
+_TABLED = 0x30000  # code points in the tables; NFC changes none beyond
 _NEAR = 32
 _MANY_MARKS = 32
 
 
 class _Tables(NamedTuple):
-    leads: bytes  # by first byte, nonzero: there are characters for NFC under it
+    leads: bytes  # by first byte; nonzero: NFC may change characters that begin with it
     classes: Bytes  # by the key of a character: its canonical combining class
     unsure: Mask  # by key: it changes, or may compose with what precedes it
     classes_by_code: Bytes
@@ -34,7 +34,7 @@ class _Tables(NamedTuple):
 
 @functools.cache
 def _tables() -> _Tables:
-    """Made in 60 ms from what `unicodedata` says of each character."""
+    """Built in 60 ms from `unicodedata`."""
     characters = [chr(code) for code in range(_TABLED)]
     classes_by_code = np.array([*map(unicodedata.combining, characters), 0], np.uint8)
     moved: set[int] = set()
@@ -110,19 +110,19 @@ def compose(text: bytes) -> bytes:
     far = np.flatnonzero(starts[1:] - stops[:-1] > _NEAR)
     starts, stops = starts[np.append(0, far + 1)], stops[np.append(far, -1)]
 
-    pieces: list[bytes] = []
+    composed: list[bytes] = []
     done = 0
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        piece = text[start:stop].decode()
+        span = text[start:stop].decode()
         if crowded:
-            piece = _in_canonical_order(piece)
-        pieces += text[done:start], unicodedata.normalize("NFC", piece).encode()
+            span = _in_canonical_order(span)
+        composed += text[done:start], unicodedata.normalize("NFC", span).encode()
         done = stop
-    return b"".join([*pieces, text[done:]])
+    return b"".join([*composed, text[done:]])
 
 
 def _in_canonical_order(text: str) -> str:
-    """Sorts marks as NFC wants them, because unicodedata needs quadratic time for that."""
+    """Sort marks as NFC requires, which takes unicodedata quadratic time."""
     for mark in "\u0344\u0f73\u0f75\u0f81":  # all the marks that decompose into two
         text = text.replace(mark, unicodedata.normalize("NFD", mark))
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)

@@ -1,23 +1,25 @@
 """Decide how to read a file, by its name, and by its first bytes if the name is not enough.
 
-Costs: one look at each name, and reading 64 KiB of `.json` files and of files with unknown names.
+Costs reading 64 KiB of `.json` files and of files with unknown names. `find_fault` also reads 64 KiB,
+or the footer of a Parquet file; damage further on is found only by reading the file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from errno import ELOOP, ENOENT, ENOTDIR
-from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 import orjson
 
-from tokenmill.sources.looks import HEAD, looks_like_text
-from tokenmill.sources.read import BadFileError, local_path, read_head
+from tokenmill.sources.detect_text import HEAD, looks_like_text
+from tokenmill.sources.files import BadFileError, SourceFile, name_source
+from tokenmill.sources.json_lines import read_json_lines
+from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
 
-NOT_TEXT = "no text"
+NOT_TEXT = "not text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 # These names are always text. Other files in a folder are text if their first bytes look like it.
@@ -32,27 +34,7 @@ _ARCHIVES = frozenset(
     ".tar .tgz .tbz .tbz2 .txz .tzst .zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split()
 )
 _ARRAY = "it is one JSON array, not one record per line; convert it with `jq -c '.[]'`"
-_JSON_HEAD = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """One input file, and what shows whether it changed.
-
-    `path` is always UTF-8: any other name is stored as a `file:` URI, which `local_path` resolves.
-    `fault` says why the file cannot be read, if that is known before reading it.
-    """
-
-    path: str
-    kind: str  # "text", "jsonl" or "parquet"
-    compression: str | None
-    size: int
-    modified: int
-    fault: str | None = None
-
-    @property
-    def unit(self) -> str:
-        return "row" if self.kind == "parquet" else "byte"
+_HEAD = 1 << 16
 
 
 def recognize(path: str) -> SourceFile | None:
@@ -83,19 +65,6 @@ def recognize(path: str) -> SourceFile | None:
         modified=stat.st_mtime_ns,
     )
     return _judge_json(source) if inner == ".json" else source
-
-
-def name_source(path: str) -> str:
-    r"""A path as manifests and messages show it: unchanged, or as a URI if it is not UTF-8.
-
-    >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
-    ('texts/café.txt', 'file:///texts/caf%E9.txt')
-    """
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return Path(local_path(path)).absolute().as_uri()
-    return path
 
 
 def is_archive(path: str) -> bool:
@@ -138,10 +107,10 @@ def _judge_json(source: SourceFile) -> SourceFile:
     the beginning of one, or if few of its lines look like records.
     """
     try:
-        head = read_head(source, _JSON_HEAD)
+        head = read_head(source, _HEAD)
     except BadFileError:
         return source  # the run will report it
-    whole = len(head) < _JSON_HEAD
+    whole = len(head) < _HEAD
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line, _, more = (head.rstrip() if whole else head).partition(b"\n")
     array = head.startswith(b"[")
@@ -169,7 +138,7 @@ def _begins_document(head: bytes, whole: bool) -> bool:
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except RecursionError:
-        return False  # too deep to tell; the lines decide
+        return False  # too deep; the lines decide
     except json.JSONDecodeError as error:
         return not whole and error.pos >= len(text)
     return end == len(text)
@@ -180,3 +149,42 @@ def _has_records(head: bytes) -> bool:
     lines = [line.strip() for line in head.split(b"\n") if line.strip()]
     records = sum(line.startswith(b"{") and line.endswith(b"}") for line in lines[:-1])
     return 2 * (records + lines[-1].startswith(b"{")) >= len(lines)
+
+
+def find_fault(source: SourceFile, text_field: str) -> str | None:
+    """Why a file cannot be read, or has no text where it should be; None if it looks fine.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tokenmill.sources.find import find_files
+    >>> path = Path(tempfile.mkdtemp()) / "a.jsonl"
+    >>> _ = path.write_text('{"id": 1, "body": "words"}')
+    >>> ((source,), _) = find_files([path])
+    >>> find_fault(source, "text")
+    "line 1: no field 'text'; it has id, body; name the field with `text_field=NAME`"
+    >>> find_fault(source, "body")
+    """
+    if source.fault:
+        return source.fault
+    try:
+        if source.kind == "parquet":
+            for _ in read_range(source, 0, 0, Reading(text_field=text_field)):  # checks the footer
+                pass
+            return None
+        head = read_head(source, _HEAD)
+        refuse_wide(source, head)
+    except BadFileError as error:
+        return error.reason
+    return _find_record_fault(head, text_field) if source.kind == "jsonl" else None
+
+
+def _find_record_fault(head: bytes, text_field: str) -> str | None:
+    lines = head if len(head) < _HEAD else head[: head.rfind(b"\n") + 1]
+    chunks = list(read_json_lines([lines + b"\n"], 0, text_field, None))
+    refused = chunks[0].rejections
+    if not refused or any(chunk.texts for chunk in chunks):
+        return None
+    line, reason = refused[0].line, refused[0].reason
+    assert line is not None
+    cure = "; name the field with `text_field=NAME`" if "no field" in reason else ""
+    return f"line {line + 1}: {reason}{cure}"

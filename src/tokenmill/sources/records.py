@@ -3,11 +3,11 @@
 A record is the text between two separators. Records are found in a stream block by block, in native
 code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
 
-A document longer than a block is passed on in pieces. Borders of parts inside a document are
+A document longer than a block is passed on in fragments. Borders of parts inside a document are
 between a letter and a newline or space: every pre-tokenizer in use ends a token there, so the two
-sides can be tokenized independently, and one huge document keeps all cores busy. Pieces within a
+sides can be tokenized independently, and one huge document keeps all cores busy. Fragments within a
 part may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`), because one worker tokenizes
-them in order (`encode.py`).
+them in order (`preparation/texts.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from tokenmill.sources.nfc import begins_anew
 
 Places = npt.NDArray[np.int64]
 
-BLOCK = 4 << 20  # bytes read at once; also the longest piece of a document, normally
-MOST_RECORDS = 1 << 15  # in one chunk: on the way to its tokens, each takes up to 1 kB of memory
+BLOCK = 4 << 20  # bytes read at once; also the longest fragment of a document, normally
+MOST_RECORDS = 1 << 15  # in one chunk: each takes up to 1 kB of memory until it is tokenized
+PARSED = 4  # a record that is parsed whole and then cut takes this many times less memory
 _NEWLINE = 10
-_CONTEXT = 8  # bytes before a space or line end that tell whether a letter is there
+_CONTEXT = 8  # bytes before a space or line end that show whether a letter is there
 _TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
 _WIDEST = 4  # bytes of a character
 
@@ -41,9 +42,9 @@ _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*+\n)++(?=[ \t\r]*+[^ \t\r\n])")
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A record that cannot become a document. `line` counts from the piece's start, from 0.
+    """A record that cannot become a document. `line` counts from the range's start, from 0.
 
-    `kind` is the heading that the ledger counts it under, `reason` is for the user's eyes.
+    The ledger counts it under `kind`; `reason` is for the user.
     """
 
     line: int | None
@@ -55,24 +56,24 @@ class Rejection:
 
 @dataclass(slots=True)
 class Chunk:
-    """Some consecutive documents of one source, undecoded, with the place where each starts.
+    """Some consecutive documents of one source, undecoded, with the offset of each.
 
-    `continues`: the first text goes on from the chunk before. `goes_on`: the last text goes on
-    in the next chunk; `mid_line` if it was cut within a line.
+    `continues`: the first text continues a document of the chunk before. `unfinished`: the last
+    document continues in the next chunk; `mid_line` if it was cut within a line.
     """
 
     texts: list[bytes]
     offsets: list[int]
     continues: bool = False
-    goes_on: bool = False
+    unfinished: bool = False
     mid_line: bool = False
     rejections: list[Rejection] = field(default_factory=list)
     lines: int = 0  # line ends in what this chunk was cut from
-    read: int = 0  # bytes of the source that it took, for progress
-    whole: bytes = b""  # what it was cut from, if that is at hand, and where that begins
+    read: int = 0  # bytes of the source, for progress
+    whole: bytes = b""  # what it was cut from, if that is known, and where that begins
     begin: int = 0
-    # Of records that are no UTF-8, by their offset: where the first byte at fault is. (In plain
-    # text, that follows from the text.)
+    # For records that are not UTF-8, by offset: where the first invalid byte is. In plain text,
+    # the text shows it.
     bad_bytes: dict[int, int] = field(default_factory=dict)
     _newlines: Places | None = None
 
@@ -92,8 +93,8 @@ class Cutter:
     `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
     short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
 
-    `anywhere`: if there is no such place, cut wherever cleaning the pieces one by one gives the
-    cleaned whole: between a visible character and a line end, or else before any character that is
+    `anywhere`: if there is no such place, cut wherever cleaning the fragments one by one gives the
+    cleaned document: between a visible character and a line end, or else before any character that is
     not white space and that cleaning neither removes nor composes with the character before it.
     """
 
@@ -196,19 +197,25 @@ def overlaps_itself(separator: bytes) -> bool:
 
 
 def find_border(
-    file: BinaryIO, place: int, size: int, step: int, separator: bytes | None, cutter: Cutter | None
+    file: BinaryIO,
+    place: int,
+    size: int,
+    step: int,
+    separator: bytes | None,
+    cutter: Cutter | None,
+    block: int = BLOCK,
 ) -> tuple[int, bool]:
-    """The border that belongs to `place`: the first spot from there on where a part may begin.
+    """The border that belongs to `place`: the first position from there on where a part may begin.
 
-    Returns the spot and whether a record starts there (otherwise a document goes on there). It
-    depends on the bytes of the file alone, so both neighbours of a border find the same one.
-    A record's start is preferred; a cut inside a document serves where none is near. `step` is
-    the distance of borders: where nothing is found within it, the next border is this one too.
+    Returns the position and whether a record starts there (otherwise a document continues there).
+    It depends only on the bytes of the file, so both neighbours of a border find the same one.
+    The start of a record is preferred to a cut inside a document. `step` is the distance between
+    borders: if nothing is found within it, this border and the next are the same.
     """
     while 0 < place < size:
         back = min(place, max(4096, len(separator or b"")))
         file.seek(place - back)
-        data = file.read(back + min(step, BLOCK))
+        data = file.read(back + min(step, block))
         start = _first_record(data, back, separator)
         if start >= 0:
             return place - back + start, True
@@ -233,79 +240,92 @@ def _first_record(data: bytes, start: int, separator: bytes | None) -> int:
     return -1
 
 
-def read_records(
+def split_records(
     blocks: Iterator[bytes],
     start: int,
     separator: bytes | None,
     cutter: Cutter | None,
     *,
     continues: bool = False,
-    to_be_continued: bool = False,
-    most: int = 1 << 62,
+    unfinished: bool = False,
+    hold_limit: int = 1 << 62,
+    block_bytes: int = BLOCK,
+    most_records: int = MOST_RECORDS,
 ) -> Iterator[Chunk]:
     """The records in a stream of blocks that begins at offset `start` of its source.
 
-    `continues`: the first record began before the stream. `to_be_continued`: the last record ends
-    after it. `most` is how many bytes may be held if they cannot be cut.
+    `continues`: the first record began before the stream. `unfinished`: the last record ends
+    after it. `hold_limit` is how many bytes may be held if they cannot be cut.
     """
     held: list[bytes] = []  # blocks before the rest, with neither a separator nor a place to cut
     rest = b""
     for block in blocks:
         rest += block
-        while (chunk := _split_off(rest, separator, start)) is not None:
+        while (chunk := _split_off(rest, separator, start, most_records)) is not None:
             if held:
                 rest = b"".join([*held, rest])
                 held.clear()
-                chunk = _split_off(rest, separator, start)
+                chunk = _split_off(rest, separator, start, most_records)
                 assert chunk is not None
             chunk.continues, continues = continues, False
             rest = rest[chunk.read :]
             start += chunk.read
             yield chunk
-        if len(rest) < BLOCK and not held:
+        if len(rest) < block_bytes and not held:
             continue
-        # A separator may be half-way in: stay clear of the end.
+        # A separator may be cut off at the end: do not cut inside it.
         high = len(rest) - max(1, len(separator or b""))
         cut = cutter.last(rest, 0, high) if cutter is not None and high > 0 else -1
         if cut < 0:
-            # Put away what need not be searched again, or a long document would take its square.
+            # Searching all of it again would take quadratic time.
             edge = high - _CONTEXT
             if separator == b"":
                 edge = min(edge, len(rest.rstrip(b" \t\r\n")))
             if edge > 0:
                 held.append(rest[:edge])
                 rest = rest[edge:]
-            if (size := sum(map(len, held))) > most:
+            if (size := sum(map(len, held))) > hold_limit:
                 held.clear()
                 size += _count_uncut(blocks, separator, cutter)
                 raise TooLongError(size, f"the {size:,} bytes from byte {start} on cannot be cut")
             continue
-        piece, rest = b"".join([*held, rest[:cut]]), rest[cut:]
+        fragment, rest = b"".join([*held, rest[:cut]]), rest[cut:]
         held.clear()
-        chunk = _one_piece(piece, start, continues)
-        chunk.goes_on, chunk.mid_line = True, rest[:1] not in (b"\r", b"\n")
+        chunk = _one_text(fragment, start, continues)
+        chunk.unfinished, chunk.mid_line = True, rest[:1] not in (b"\r", b"\n")
         yield chunk
-        start += len(piece)
+        start += len(fragment)
         continues = True
     rest = b"".join([*held, rest])
-    if rest or continues or to_be_continued:
+    if rest or continues or unfinished:
         last = rest
-        if separator == b"" and not to_be_continued:
+        if separator == b"" and not unfinished:
             last = _without_blank_end(rest)
-        chunk = _one_piece(last, start, continues)
-        chunk.goes_on, chunk.read = to_be_continued, len(rest)
+        chunk = _one_text(last, start, continues)
+        chunk.unfinished, chunk.read = unfinished, len(rest)
         chunk.lines = count_byte(rest, _NEWLINE)
         yield chunk
 
 
 def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutter | None) -> int:
-    """The bytes up to the next place to cut, for the error that says how much memory to give."""
+    """The bytes up to the next place to cut, for the error message."""
     size = 0
     for block in blocks:
         size += len(block)
-        if _split_off(block, separator, 0) or (cutter and cutter.last(block, 0, len(block)) >= 0):
+        if _split_off(block, separator, 0, 1) or (
+            cutter and cutter.last(block, 0, len(block)) >= 0
+        ):
             break
     return size
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether some bytes are valid UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def count_byte(data: bytes, byte: int) -> int:
@@ -329,26 +349,26 @@ def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
 
 
 def _without_blank_end(data: bytes) -> bytes:
-    """Without blank lines at the end, as if more text came behind them."""
+    """Without blank lines at the end, as if more text followed."""
     text = len(data.rstrip(b" \t\r\n"))
     return data[: data.find(b"\n", text)] if data.count(b"\n", text) > 1 else data
 
 
-def _one_piece(text: bytes, start: int, continues: bool) -> Chunk:
+def _one_text(text: bytes, start: int, continues: bool) -> Chunk:
     chunk = Chunk([text], [start])
     chunk.continues, chunk.lines, chunk.read = continues, count_byte(text, _NEWLINE), len(text)
     chunk.whole, chunk.begin = text, start
     return chunk
 
 
-def _split_off(data: bytes, separator: bytes | None, start: int) -> Chunk | None:
-    """Complete records at the beginning of some bytes, `MOST_RECORDS` at most, if there are any."""
+def _split_off(data: bytes, separator: bytes | None, start: int, most: int) -> Chunk | None:
+    """Complete records at the beginning of some bytes, at most `most`; None if there are none."""
     if separator is None:
         return None
     if separator == b"":
-        texts, starts = _split_at_blank_lines(data)
+        texts, starts = _split_at_blank_lines(data, most)
     else:
-        texts = data.split(separator, MOST_RECORDS)
+        texts = data.split(separator, most)
         width = len(separator)
         starts = list(accumulate((len(text) + width for text in texts[:-1]), initial=0))
     if len(texts) == 1:
@@ -360,19 +380,19 @@ def _split_off(data: bytes, separator: bytes | None, start: int) -> Chunk | None
     return chunk
 
 
-def _split_at_blank_lines(data: bytes) -> tuple[list[bytes], list[int]]:
+def _split_at_blank_lines(data: bytes, most: int) -> tuple[list[bytes], list[int]]:
     """The texts between blank lines and where each begins; the last one is unfinished."""
-    # Blank lines at the end may go on in the next block: look only at those before the last text.
+    # Blank lines at the end may continue in the next block: use only those before the last text.
     found = _BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1)
-    matches = list(islice(found, MOST_RECORDS))
+    matches = list(islice(found, most))
     starts = [0, *(match.end() for match in matches)]
     ends = [*(match.start() for match in matches), len(data)]
     return [data[a:b] for a, b in zip(starts, ends, strict=True)], starts
 
 
-def bound(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
-    """The same documents in chunks of about a block, long ones in pieces."""
-    if sum(map(len, chunk.texts)) <= 2 * BLOCK:
+def limit_chunk(chunk: Chunk, cutter: Cutter | None, block: int = BLOCK) -> Iterator[Chunk]:
+    """The same documents in chunks of about a block, long ones in fragments."""
+    if sum(map(len, chunk.texts)) <= 2 * block:
         yield chunk
         return
     rest = Chunk([], [])
@@ -382,16 +402,16 @@ def bound(chunk: Chunk, cutter: Cutter | None) -> Iterator[Chunk]:
     offsets: list[int] = []
     held = 0
     for text, offset in zip(chunk.texts, chunk.offsets, strict=True):
-        if held and held + len(text) > BLOCK:
+        if held and held + len(text) > block:
             yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)
             texts, offsets, held = [], [], 0
-        if len(text) > 2 * BLOCK and cutter is not None:
-            pieces = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
-            for piece in read_records(pieces, 0, None, cutter):
-                piece.offsets = [offset]
-                piece.lines, piece.read, piece.whole = 0, 0, b""
-                piece.bad_bytes = chunk.bad_bytes
-                yield piece
+        if len(text) > 2 * block and cutter is not None:
+            blocks = (text[i : i + block] for i in range(0, len(text), block))
+            for fragment in split_records(blocks, 0, None, cutter, block_bytes=block):
+                fragment.offsets = [offset]
+                fragment.lines, fragment.read, fragment.whole = 0, 0, b""
+                fragment.bad_bytes = chunk.bad_bytes
+                yield fragment
         else:
             texts.append(text)
             offsets.append(offset)

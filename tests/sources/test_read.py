@@ -1,4 +1,4 @@
-"""sources.py against the standard library and zstandard: sound, odd and damaged files."""
+"""read.py against the standard library and zstandard: valid, odd and damaged files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from piece_reading import Origin, offsets_of, read, rejections_of, texts_of
+from reading import offsets_of, read, rejections_of, source_of, texts_of
 
 from tokenmill.errors import InputError
-from tokenmill.sources import read as sources
-from tokenmill.sources import records
+from tokenmill.sources.files import BadFileError
 from tokenmill.sources.json_lines import read_json_lines
-from tokenmill.sources.read import BadFileError, is_utf8, read_piece
-from tokenmill.sources.records import Cutter
+from tokenmill.sources.read import Reading, read_range
+from tokenmill.sources.records import MOST_RECORDS, Cutter, is_utf8
 
 
 def zstd(data: bytes) -> bytes:
@@ -30,7 +29,7 @@ def zstd(data: bytes) -> bytes:
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
 
 
-def test_json_lines_keep_what_can_be_kept_and_tell_why_not(tmp_path: Path) -> None:
+def test_json_lines_keep_valid_records_and_explain_the_others(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines: list[tuple[bytes, bytes | str | None]] = [
         (b'{"text": "plain"}', b"plain"),
@@ -97,7 +96,7 @@ def test_json_lines_keep_what_can_be_kept_and_tell_why_not(tmp_path: Path) -> No
         ({"half \ud800": 1}, "half ?"),
     ],
 )
-def test_a_record_without_the_field_is_told_with_those_it_has(
+def test_a_record_without_the_field_lists_the_fields_it_has(
     tmp_path: Path, record: dict[str, object], listed: str
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -109,11 +108,9 @@ def test_a_record_without_the_field_is_told_with_those_it_has(
 
 @pytest.mark.parametrize("cutter", [None, Cutter()])
 @pytest.mark.parametrize("block", [64, 1 << 20])
-def test_the_first_byte_that_is_no_utf_8_is_known_of_every_such_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cutter: Cutter | None, block: int
+def test_the_first_byte_that_is_not_utf_8_is_recorded_for_every_such_record(
+    tmp_path: Path, cutter: Cutter | None, block: int
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK", block)
-    monkeypatch.setattr(records, "BLOCK", block)
     path = tmp_path / "a.jsonl"
     long = b"words and words " * 50
     lines = [
@@ -126,7 +123,7 @@ def test_the_first_byte_that_is_no_utf_8_is_known_of_every_such_record(
     path.write_bytes(data)
     found = {
         offset: chunk.bad_bytes[offset]
-        for chunk in read(path, cutter=cutter)
+        for chunk in read(path, cutter=cutter, block=block)
         for text, offset in zip(chunk.texts, chunk.offsets, strict=True)
         if not is_utf8(text)
     }
@@ -137,12 +134,12 @@ def test_the_first_byte_that_is_no_utf_8_is_known_of_every_such_record(
 
 def test_many_short_json_lines_come_in_several_chunks() -> None:
     # Each line takes up to 1 kB of memory on its way, so a block of them would exceed any limit.
-    lines = [b'{"text":"a"}', b"1", b""] * records.MOST_RECORDS
+    lines = [b'{"text":"a"}', b"1", b""] * MOST_RECORDS
     chunks = list(read_json_lines([b"\n".join(lines)], 0, "text", None))
-    assert all(chunk.lines <= records.MOST_RECORDS for chunk in chunks)
+    assert all(chunk.lines <= MOST_RECORDS for chunk in chunks)
     assert sum(chunk.lines for chunk in chunks) == len(lines) - 1  # the last line has no line end
     offsets = [offset for chunk in chunks for offset in chunk.offsets]
-    assert offsets == list(range(0, 16 * records.MOST_RECORDS, 16))
+    assert offsets == list(range(0, 16 * MOST_RECORDS, 16))
     rejected = [rejection.offset for chunk in chunks for rejection in chunk.rejections]
     assert rejected == [offset + 13 for offset in offsets]
 
@@ -155,9 +152,7 @@ def test_json_lines_with_a_byte_order_mark_keep_their_first_record(tmp_path: Pat
     assert rejections_of(chunks) == []
 
 
-def test_json_lines_in_any_blocks_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_lines_in_any_blocks_are_the_same(tmp_path: Path) -> None:
     chance = random.Random(3)
     rows = [
         json.dumps({"text": "word " * chance.randrange(60), "n": n}) if n % 7 else "broken {"
@@ -167,10 +162,8 @@ def test_json_lines_in_any_blocks_are_the_same(
     path.write_text("\n".join(rows))
     whole = read(path)
     for block in (1, 7, 64, 200):
-        monkeypatch.setattr(sources, "BLOCK", block)
-        monkeypatch.setattr(records, "BLOCK", block)
         for cutter in (None, Cutter()):
-            chunks = read(path, cutter=cutter)
+            chunks = read(path, cutter=cutter, block=block)
             documents: list[tuple[int, bytes]] = []
             for chunk in chunks:
                 for i, (text, at) in enumerate(zip(chunk.texts, chunk.offsets, strict=True)):
@@ -181,18 +174,14 @@ def test_json_lines_in_any_blocks_are_the_same(
                         documents.append((at, text))
             assert documents == list(zip(offsets_of(whole), texts_of(whole), strict=True))
             assert rejections_of(chunks) == rejections_of(whole)
-            assert cutter or not any(chunk.goes_on for chunk in chunks)
+            assert cutter or not any(chunk.unfinished for chunk in chunks)
 
 
-def test_a_json_line_of_many_blocks_is_put_together_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 64)
-    monkeypatch.setattr(records, "BLOCK", 64)
+def test_a_json_line_of_many_blocks_is_joined_once(tmp_path: Path) -> None:
     text = "a word " * 100_000
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}))
-    counts, document = read(path)  # none for the blocks before the line's end
+    counts, document = read(path, block=64)  # none for the blocks before the line's end
     assert (document.texts, document.offsets) == ([text.encode()], [0])
     assert (counts.lines, counts.read) == (1, path.stat().st_size + 1)
 
@@ -307,7 +296,7 @@ def test_zstd_with_a_long_window_is_read_where_memory_allows(
     assert texts_of(chunks)[bool(before) :] == DOCUMENTS
     with pytest.raises(InputError, match="window of") as refused:
         read(path, window=(1 << window_log) - 1)
-    assert not isinstance(refused.value, BadFileError)  # or skip_bad_files would leave it out
+    assert not isinstance(refused.value, BadFileError)  # or skip_bad_files would skip it
     assert f"`memory={(1 << window_log) + (128 << 20)}`" in str(refused.value)
     assert str(path) in str(refused.value)
 
@@ -331,7 +320,9 @@ def test_a_file_that_is_not_compressed_at_all_is_bad(tmp_path: Path, suffix: str
 
 @pytest.mark.parametrize("mark", [b"\xff\xfe", b"\xfe\xff"])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.xz"])
-def test_utf16_is_refused_and_told_how_to_convert(tmp_path: Path, name: str, mark: bytes) -> None:
+def test_utf16_is_refused_with_the_command_to_convert_it(
+    tmp_path: Path, name: str, mark: bytes
+) -> None:
     path = tmp_path / name
     compress = COMPRESS.get(path.suffix, bytes)
     path.write_bytes(compress(mark + '{"text": "wide"}\n'.encode("utf-16-le")))
@@ -340,41 +331,23 @@ def test_utf16_is_refused_and_told_how_to_convert(tmp_path: Path, name: str, mar
 
 
 def test_a_missing_file_is_bad_not_a_crash(tmp_path: Path) -> None:
-    origin = Origin(str(tmp_path / "gone.txt"), "text", None, 10)
     for kind, compression in (("text", None), ("jsonl", None), ("text", "gzip"), ("parquet", None)):
-        origin.kind, origin.compression = kind, compression
+        source = source_of(tmp_path / "gone.txt", kind=kind, compression=compression)
         with pytest.raises(BadFileError, match=r"gone\.txt"):
-            list(
-                read_piece(
-                    origin,
-                    0,
-                    10,
-                    10,
-                    separator=None,
-                    text_field="text",
-                    cutter=None,
-                    border_cutter=None,
-                )
-            )
+            list(read_range(source, 0, 10, Reading()))
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_a_missing_empty_file_is_bad_too(tmp_path: Path, size: int) -> None:
+    with pytest.raises(BadFileError, match=r"gone\.txt"):
+        list(read_range(source_of(tmp_path / "gone.txt", size=size), 0, size, Reading()))
 
 
 def test_a_file_that_became_shorter_is_bad(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"some text")
-    origin = Origin(str(path), "text", None, 100)
     with pytest.raises(BadFileError, match="shorter"):
-        list(
-            read_piece(
-                origin,
-                0,
-                100,
-                100,
-                separator=None,
-                text_field="text",
-                cutter=None,
-                border_cutter=None,
-            )
-        )
+        list(read_range(source_of(path, size=100), 0, 100, Reading()))
 
 
 def test_the_error_travels_between_processes(tmp_path: Path) -> None:

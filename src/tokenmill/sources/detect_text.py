@@ -20,13 +20,13 @@ _RECORDS = (".jsonl", ".ndjson", ".json", ".txt", ".md", ".csv", ".tsv", ".html"
 _TOKENS = (".bin", ".idx", ".npy", ".npz", ".ds", ".mds", ".array_record", ".arrayrecord")
 
 
-def find_text(path: Path) -> str | None:
+def explain_text(path: Path) -> str | None:
     """The error message for a path that holds text instead of tokens; None if it does not.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "my input.txt"
     >>> _ = file.write_text("To be, or not to be.")
-    >>> find_text(file).replace(str(file.parent), "texts")
+    >>> explain_text(file).replace(str(file.parent), "texts")
     "texts/my input.txt is text, not tokens. Tokenize it first: tokenmill prepare 'texts/my \
 input.txt' --out 'data/my input'"
     """

@@ -1,4 +1,4 @@
-"""faults.py: what a glance at a file tells, against what reading it meets."""
+"""find_fault: faults found in the first bytes of a file, against those found by reading it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.sources.faults import find_fault
 from tokenmill.sources.find import find_files
+from tokenmill.sources.recognize import find_fault
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
@@ -41,7 +41,7 @@ def test_faults_are_seen_through_every_compression(tmp_path: Path, suffix: str) 
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_what_is_not_compressed_as_its_name_says_is_seen(tmp_path: Path, suffix: str) -> None:
+def test_files_not_compressed_as_their_name_says_have_a_fault(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
     for data in (b"", b"plain text " * 10):
         path.write_bytes(data)
@@ -56,7 +56,7 @@ def test_lines_longer_than_the_head_are_left_to_reading(tmp_path: Path) -> None:
     assert fault_of(path, b"") is None
 
 
-def test_one_json_array_is_told_how_to_convert(tmp_path: Path) -> None:
+def test_one_json_array_is_refused_with_the_command_to_convert_it(tmp_path: Path) -> None:
     array = json.dumps([{"text": "a"}], indent=1).encode()
     assert "jq" in str(fault_of(tmp_path / "a.json", array))
 
@@ -71,7 +71,7 @@ def test_parquet_is_judged_by_its_footer(tmp_path: Path) -> None:
     assert "damaged" in str(fault_of(path, data[:-20], "body"))
 
 
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_has_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
     ((source,), _) = find_files([path])

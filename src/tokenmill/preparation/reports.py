@@ -1,33 +1,39 @@
-"""Record which documents were repaired, and which files do not look like UTF-8 at all.
+"""What went wrong in the input: rejected records, repaired documents, files in other encodings.
 
-The list is written to disk in input order, 40 bytes per repaired document, while `sift` decides
-which documents to keep. Memory holds a few numbers for each file with repaired documents.
+Positions are computed only here: segments count lines from their own start. The list of repairs is
+written to disk in input order, 40 bytes per repaired document, while `sift` decides which documents
+to keep. Memory holds a few numbers for each file with repaired documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
+from tokenmill.preparation.plan import Plan
+from tokenmill.preparation.segment import Receipt
 from tokenmill.sources.encodings import guess_encoding
-from tokenmill.sources.read import BadFileError, open_source, read_head
-from tokenmill.sources.recognize import SourceFile
+from tokenmill.sources.files import BadFileError, SourceFile, open_source
+from tokenmill.sources.read import read_head
+from tokenmill.storage.files import AtomicFile
 
 REPAIR = np.dtype(
     [
         ("segment", "<u8"),  # the line is counted from its start
         ("source", "<u8"),
-        ("line", "<u8"),  # of the first invalid byte within the segment's piece, from 1; 0: unknown
+        ("line", "<u8"),  # of the first invalid byte within the segment's range, from 1; 0: unknown
         ("offset", "<u8"),  # of the document
         ("replaced", "<u8"),  # number of bytes
     ]
 )
-_MUCH = 200  # if one byte in this many was replaced, a file is not UTF-8
+_SUSPICIOUS = 200  # if one byte in this many was replaced, a file is not UTF-8
 _SAMPLE = 1 << 16
 _EXAMPLES = 20
 _READ = 1 << 16  # records
@@ -76,7 +82,7 @@ class RepairLog:
                 self.files[source].size = self._size
 
 
-def read_repairs(path: Path) -> Iterator[tuple[int, int, int, int, int]]:
+def _read_repairs(path: Path) -> Iterator[tuple[int, int, int, int, int]]:
     """The list, one document at a time: segment, source, line, offset, replaced bytes."""
     with path.open("rb") as file:
         while data := file.read(_READ * REPAIR.itemsize):
@@ -87,7 +93,7 @@ def describe_files(
     files: Mapping[int, FileRepairs], sources: Sequence[SourceFile]
 ) -> dict[str, Any]:
     """How many files had many bytes replaced, and the likely encoding of some of them."""
-    much = [number for number, file in files.items() if file.replaced * _MUCH >= file.size]
+    much = [number for number, file in files.items() if file.replaced * _SUSPICIOUS >= file.size]
     return {
         "files": len(much),
         "examples": [
@@ -114,3 +120,61 @@ def _read_sample(source: SourceFile, offset: int) -> bytes:
             return file.read(_SAMPLE)
     except (OSError, BadFileError):
         return b""
+
+
+def list_rejections(
+    plan: Plan, receipts: Sequence[Receipt], folder: Path
+) -> Iterator[dict[str, Any]]:
+    """The rejected records of all segments, with their position in their file."""
+    for receipt, before in zip(receipts, _lines_before(plan, receipts), strict=True):
+        if "rejected" in receipt["files"]:
+            with (folder / f"{receipt['name']}.rejected").open("rb") as file:
+                for record in file:
+                    number, line, offset, reason = orjson.loads(record)
+                    if line is not None:
+                        line += 1 + before.get(number, 0)
+                    yield _position(plan, number, line, offset) | {"reason": reason}
+
+
+def list_repairs(
+    plan: Plan, receipts: Sequence[Receipt], repairs: Path
+) -> Iterator[dict[str, Any]]:
+    """The documents that were repaired and kept, with their position in their file."""
+    parts = enumerate(_lines_before(plan, receipts))
+    part, before = next(parts)
+    for segment, number, line, offset, replaced in _read_repairs(repairs):
+        while part < segment:
+            part, before = next(parts)
+        known = line + before.get(number, 0) if line else None
+        yield _position(plan, number, known, offset) | {"replaced_bytes": replaced}
+
+
+def _lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[dict[int, int]]:
+    """For each part, the number of lines of each source in the parts before it."""
+    before: dict[int, int] = {}
+    for part, receipt in zip(plan.parts, receipts, strict=True):
+        yield before
+        facts = receipt["facts"]
+        skipped = dict(facts["skipped"])
+        read = [one.source for one in part.ranges if one.source not in skipped]
+        for source, count in zip(read, facts["lines"], strict=True):
+            before[source] = before.get(source, 0) + count
+
+
+def _position(plan: Plan, number: int, line: int | None, offset: int) -> dict[str, Any]:
+    source = plan.sources[number]
+    if source.unit == "row":
+        return {"source": source.path, "row": offset}
+    return {"source": source.path, "line": line, "offset": offset}
+
+
+def write_json_lines(path: Path, entries: Iterator[dict[str, Any]]) -> None:
+    """Write a report; without entries, there is no file."""
+    first = next(entries, None)
+    if first is None:
+        path.unlink(missing_ok=True)
+        return
+    with AtomicFile(path) as file:
+        for entry in chain([first], entries):
+            file.write(orjson.dumps(entry) + b"\n")
+        file.finish()

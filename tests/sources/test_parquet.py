@@ -1,4 +1,4 @@
-"""Parquet files as sources, against pyarrow: sound, odd and damaged."""
+"""Parquet files as sources, against pyarrow: valid, odd and damaged."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from piece_reading import offsets_of, read, rejections_of, texts_of
+from reading import offsets_of, read, rejections_of, texts_of
 
-from tokenmill.sources import read as sources
-from tokenmill.sources import records
-from tokenmill.sources.read import BadFileError, count_row_groups
+from tokenmill.sources.files import BadFileError
+from tokenmill.sources.parquet import measure_row_groups
 from tokenmill.sources.records import Cutter
 
 VALUES = ["first", None, "Grüße 🙂", "", "first", "a\nb\0c", None, "last"]
@@ -54,45 +53,38 @@ def test_parquet_columns_of_every_kind_of_text(tmp_path: Path, name: str, group:
     ]
 
 
-def test_parquet_row_groups_are_read_one_range_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "_ROWS", 3)
+def test_parquet_row_groups_are_read_one_range_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     values = [f"row {n}" for n in range(50)]
     write_parquet(path, pa.string(), values, row_group_size=7)
-    assert len(count_row_groups(str(path))) == 8
+    assert len(measure_row_groups(str(path))) == 8
     found = []
     for start, end in ((0, 1), (1, 4), (4, 4), (4, 8)):
-        chunks = read(path, groups=(start, end))
+        chunks = read(path, groups=(start, end), rows=3)
         found += zip(offsets_of(chunks), texts_of(chunks), strict=True)
     assert found == [(n, value.encode()) for n, value in enumerate(values)]
 
 
-def test_long_texts_in_parquet_come_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 64)
-    monkeypatch.setattr(records, "BLOCK", 64)
+def test_long_texts_in_parquet_come_in_fragments(tmp_path: Path) -> None:
     values = ["short", "words and more words\n" * 30, "short again", "9" * 500, "the end"]
     path = tmp_path / "a.parquet"
     write_parquet(path, pa.string(), values)
     documents: list[tuple[int, bytes]] = []
-    for chunk in read(path, cutter=Cutter()):
+    for chunk in read(path, cutter=Cutter(), block=64):
         for i, (text, row) in enumerate(zip(chunk.texts, chunk.offsets, strict=True)):
             if i == 0 and chunk.continues:
                 documents[-1] = (row, documents[-1][1] + text)
             else:
                 documents.append((row, text))
     assert documents == [(n, value.encode()) for n, value in enumerate(values)]
-    assert texts_of(read(path)) == [value.encode() for value in values]
+    assert texts_of(read(path, block=64)) == [value.encode() for value in values]
 
 
 def test_parquet_without_the_column_names_those_there_are(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, pa.string())
-    told = "no column 'body'; it has number, text; use `text_field='text'`"
-    with pytest.raises(BadFileError, match=f"{told}$"):
+    message = "no column 'body'; it has number, text; use `text_field='text'`"
+    with pytest.raises(BadFileError, match=f"{message}$"):
         read(path, text_field="body")
     with pytest.raises(BadFileError, match="column 'number' holds int64, not text"):
         read(path, text_field="number")
@@ -133,7 +125,7 @@ def test_damaged_parquet_is_bad_never_a_crash(tmp_path: Path) -> None:
     data = path.read_bytes()
     for end in [0, 1, 3, 4, 8, 100, *range(200, len(data), 997), len(data) - 8, len(data) - 1]:
         path.write_bytes(data[:end])
-        assert count_row_groups(str(path)) == []
+        assert measure_row_groups(str(path)) == []
         with pytest.raises(BadFileError, match="Parquet"):
             read(path)
     path.write_bytes(data[:2000] + b"\xff" * 300 + data[2300:])

@@ -1,20 +1,23 @@
-"""records.py against a split of the whole file, wherever blocks, pieces and parts end."""
+"""records.py against a split of the whole file, wherever blocks, fragments and parts end."""
 
 from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 import unicodedata
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import split_text
 
-from tokenmill.sources import records
-from tokenmill.sources.records import Chunk, Cutter, find_border, overlaps_itself, read_records
+from tokenmill.sources.records import Chunk, Cutter, find_border, overlaps_itself, split_records
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "preparation"))
+from naive import split_text
 
 LITERALS = [b"<|endoftext|>", b"\n", b"\n\n", b"#", b"a b", b"b\n", b" ", b"\r\n", b"\n---\n"]
 OVERLAPPING = [b"aa", b"----", b"aba", b"\n\n", b" a "]
@@ -26,11 +29,6 @@ PIECES = [
 ]  # fmt: skip
 DATA = st.lists(st.sampled_from(PIECES), max_size=60).map(b"".join)
 LONG = st.lists(st.sampled_from(PIECES), min_size=60, max_size=300).map(b"".join)
-
-
-@pytest.fixture
-def tiny_block(monkeypatch: pytest.MonkeyPatch):
-    return lambda size: monkeypatch.setattr(records, "BLOCK", size)
 
 
 def cut_up(data: bytes, sizes: list[int]) -> list[bytes]:
@@ -46,9 +44,9 @@ def cut_up(data: bytes, sizes: list[int]) -> list[bytes]:
 def joined(chunks: list[Chunk]) -> list[tuple[int, bytes]]:
     """The documents of some chunks, those in pieces put together."""
     found: list[tuple[int, bytes]] = []
-    goes_on = False
+    unfinished = False
     for chunk in chunks:
-        assert chunk.continues == goes_on
+        assert chunk.continues == unfinished
         assert len(chunk.texts) == len(chunk.offsets)
         for i, (text, offset) in enumerate(zip(chunk.texts, chunk.offsets, strict=True)):
             if i == 0 and chunk.continues:
@@ -57,8 +55,8 @@ def joined(chunks: list[Chunk]) -> list[tuple[int, bytes]]:
                 found[-1] = (start, before + text)
             else:
                 found.append((offset, text))
-        goes_on = chunk.goes_on
-    assert not goes_on
+        unfinished = chunk.unfinished
+    assert not unfinished
     return found
 
 
@@ -79,19 +77,16 @@ def check_cut(data: bytes, cut: int) -> None:
     cuttable=st.booleans(),
 )
 def test_any_blocks_give_the_records_of_the_whole(data, separator, block, sizes, cuttable):
-    before, records.BLOCK = records.BLOCK, block
-    try:
-        cutter = Cutter() if cuttable else None
-        chunks = list(read_records(iter(cut_up(data, sizes)), 7, separator, cutter))
-    finally:
-        records.BLOCK = before
+    cutter = Cutter() if cuttable else None
+    blocks = iter(cut_up(data, sizes))
+    chunks = list(split_records(blocks, 7, separator, cutter, block_bytes=block))
     assert joined(chunks) == [(7 + place, text) for place, text in split_text(data, separator)]
     assert sum(chunk.read for chunk in chunks) == len(data)
     assert sum(chunk.lines for chunk in chunks) == data.count(b"\n")
     assert all(text == data[at - 7 : at - 7 + len(text)] for at, text in joined(chunks))
     for chunk in chunks:
-        assert cuttable or not (chunk.continues or chunk.goes_on)
-        if chunk.goes_on:
+        assert cuttable or not (chunk.continues or chunk.unfinished)
+        if chunk.unfinished:
             cut = chunk.offsets[-1] - 7 + len(chunk.texts[-1])
             check_cut(data, cut)
             assert chunk.mid_line == (data[cut : cut + 1] == b" ")
@@ -109,27 +104,24 @@ def test_parts_give_every_record_once_and_in_order(data, separator, step, block,
     if separator and overlaps_itself(separator):
         return  # such files are never cut
     file = io.BytesIO(data)
-    before, records.BLOCK = records.BLOCK, block
     chunks: list[Chunk] = []
     borders = []
-    try:
-        for start in range(0, len(data), step):
-            end = min(start + step, len(data))
-            first, whole = find_border(file, start, len(data), step, separator, cutter)
-            last, complete = find_border(file, end, len(data), step, separator, cutter)
-            assert start <= first <= last <= len(data)
-            borders.append((first, whole))
-            if first < last:
-                chunks += read_records(
-                    iter(cut_up(data[first:last], [block])),
-                    first,
-                    separator,
-                    Cutter() if cutter else None,
-                    continues=not whole,
-                    to_be_continued=not complete,
-                )
-    finally:
-        records.BLOCK = before
+    for start in range(0, len(data), step):
+        end = min(start + step, len(data))
+        first, whole = find_border(file, start, len(data), step, separator, cutter, block)
+        last, complete = find_border(file, end, len(data), step, separator, cutter, block)
+        assert start <= first <= last <= len(data)
+        borders.append((first, whole))
+        if first < last:
+            chunks += split_records(
+                iter(cut_up(data[first:last], [block])),
+                first,
+                separator,
+                Cutter() if cutter else None,
+                continues=not whole,
+                unfinished=not complete,
+                block_bytes=block,
+            )
     assert joined(chunks) == split_text(data, separator)
     assert sum(chunk.lines for chunk in chunks) == data.count(b"\n")
     starts = {place for place, _ in split_text(data, separator)}
@@ -148,39 +140,35 @@ def test_parts_give_every_record_once_and_in_order(data, separator, step, block,
 @settings(max_examples=200, deadline=None)
 @given(data=LONG, separator=st.sampled_from(SEPARATORS), most=st.integers(1, 5))
 def test_many_small_records_come_in_several_chunks(data, separator, most):
-    before, records.MOST_RECORDS = records.MOST_RECORDS, most
-    try:
-        chunks = list(read_records(iter(cut_up(data, [100])), 0, separator, Cutter()))
-    finally:
-        records.MOST_RECORDS = before
+    blocks = iter(cut_up(data, [100]))
+    chunks = list(split_records(blocks, 0, separator, Cutter(), most_records=most))
     assert joined(chunks) == split_text(data, separator)
     assert sum(chunk.lines for chunk in chunks) == data.count(b"\n")
     assert max(len(chunk.texts) for chunk in chunks) <= most
 
 
-def test_a_document_without_a_place_to_cut_stays_whole(tiny_block):
-    tiny_block(8)
+def test_a_document_without_a_place_to_cut_stays_whole():
     data = b"1234 5678\n" * 20
-    (chunk,) = read_records(iter(cut_up(data, [8])), 0, None, Cutter())
+    (chunk,) = split_records(iter(cut_up(data, [8])), 0, None, Cutter(), block_bytes=8)
     assert chunk.texts == [data]
-    assert not chunk.goes_on
+    assert not chunk.unfinished
 
 
-def test_a_long_document_without_a_place_to_cut_takes_time_in_proportion(tiny_block):
-    tiny_block(1 << 12)
+def test_a_long_document_without_a_place_to_cut_takes_time_in_proportion():
+    block = 1 << 12
     data = b"1234,5678\n" * 800_000
     start = time.process_time()
     for separator in (None, b"<|endoftext|>", b""):
-        (chunk,) = read_records(iter(cut_up(data, [1 << 12])), 0, separator, Cutter())
+        blocks = iter(cut_up(data, [block]))
+        (chunk,) = split_records(blocks, 0, separator, Cutter(), block_bytes=block)
         assert chunk.texts == [data]
     # Copying what was read again with each of the 2,000 blocks would take minutes.
     assert time.process_time() - start < 30
 
 
-def test_pieces_are_about_a_block_long(tiny_block):
-    tiny_block(64)
+def test_fragments_are_about_a_block_long():
     data = b"some words " * 200
-    chunks = list(read_records(iter(cut_up(data, [64])), 0, None, Cutter()))
+    chunks = list(split_records(iter(cut_up(data, [64])), 0, None, Cutter(), block_bytes=64))
     assert len(chunks) > 10
     assert max(len(chunk.texts[0]) for chunk in chunks) <= 128
     assert b"".join(chunk.texts[0] for chunk in chunks) == data
@@ -203,11 +191,10 @@ def test_no_cut_next_to_a_letter_that_cleaning_turns_into_a_letter_and_a_mark():
     assert Cutter().first("é\nx".encode(), 0, 4) == 2
 
 
-def test_lines_are_counted_from_the_start_of_what_a_chunk_was_cut_from(tiny_block):
-    tiny_block(16)
+def test_lines_are_counted_from_the_start_of_what_a_chunk_was_cut_from():
     data = b"a\nb\nc#d\n\ne#f#\n\n\ng\nlast words here and there\nmore of it\nend"
     lines = 0
-    for chunk in read_records(iter(cut_up(data, [16])), 0, b"#", Cutter()):
+    for chunk in split_records(iter(cut_up(data, [16])), 0, b"#", Cutter(), block_bytes=16):
         for offset in chunk.offsets:
             assert lines + chunk.line_of(offset) == data.count(b"\n", 0, offset)
         lines += chunk.lines
@@ -225,10 +212,10 @@ def test_other_separators_do_not_overlap_themselves(separator):
 
 
 def test_long_runs_of_blank_lines_take_time_in_proportion():
-    (chunk,) = read_records(iter([b"a" + b"\n \t\r" * 200_000]), 0, b"", None)
+    (chunk,) = split_records(iter([b"a" + b"\n \t\r" * 200_000]), 0, b"", None)
     assert chunk.texts == [b"a"]
     data = b"a" + b"\n \n" * 200_000 + b"b"
-    found = joined(list(read_records(iter(cut_up(data, [100_000])), 0, b"", None)))
+    found = joined(list(split_records(iter(cut_up(data, [100_000])), 0, b"", None)))
     assert found == [(0, b"a"), (len(data) - 1, b"b")]
     assert [text for _, text in split_text(data, b"")] == [b"a", b"b"]
 

@@ -12,7 +12,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import InputError
-from tokenmill.sources.find import PassedOver, find_files, tell_passed_over
+from tokenmill.sources.find import PassedOver, describe_passed_over, find_files
 
 
 def names_found(*inputs: Path | str, leave_out: Path | None = None) -> list[str]:
@@ -56,7 +56,7 @@ def test_globs_reach_into_folders(tmp_path: Path) -> None:
     assert names_found(tmp_path / "q[1].txt") == ["q[1].txt"]
 
 
-def test_what_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
+def test_a_missing_input_is_an_error_with_a_hint(tmp_path: Path) -> None:
     write_all(tmp_path, "corpus.txt")
     with pytest.raises(InputError, match=r"Did you mean .*corpus\.txt"):
         find_files([tmp_path / "corpsu.txt"])
@@ -84,7 +84,7 @@ def test_what_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
         ("noending", "text", None),
     ],
 )
-def test_a_name_tells_what_a_file_is(
+def test_the_kind_of_a_file_follows_from_its_name(
     tmp_path: Path, name: str, kind: str, compression: str | None
 ) -> None:
     write_all(tmp_path, name)
@@ -95,7 +95,7 @@ def test_a_name_tells_what_a_file_is(
     assert source.unit == ("row" if kind == "parquet" else "byte")
 
 
-def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_path: Path) -> None:
+def test_folders_give_only_text_but_named_files_are_always_read(tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
     (tmp_path / "latin.dat").write_bytes("Grüße".encode("latin-1"))
     (tmp_path / "utf8.dat").write_bytes("Grüße".encode())
@@ -104,7 +104,7 @@ def test_only_text_is_taken_out_of_folders_but_named_files_are_taken_anyway(tmp_
     (tmp_path / "Makefile").write_text("all:\n")
     sources, passed_over = find_files([tmp_path])
     assert [Path(source.path).name for source in sources] == ["Makefile", "cut.dat", "utf8.dat"]
-    assert names_passed_over(passed_over) == {"no text": ["image.png", "late.dat", "latin.dat"]}
+    assert names_passed_over(passed_over) == {"not text": ["image.png", "late.dat", "latin.dat"]}
     assert names_found(tmp_path / "image.png") == ["image.png"]
     for name in ("Makefile", "cut.dat", "utf8.dat"):
         (tmp_path / name).unlink()
@@ -132,7 +132,9 @@ def test_real_archives_hold_no_text_to_read(tmp_path: Path) -> None:
         shutil.make_archive(str(tmp_path / "texts" / kind), kind, tmp_path / "texts", "a.txt")
     sources, passed_over = find_files([tmp_path / "texts"])
     assert [Path(source.path).name for source in sources] == ["a.txt"]
-    assert tell_passed_over(passed_over) == f"3 archives (such as {tmp_path}/texts/gztar.tar.gz)"
+    assert (
+        describe_passed_over(passed_over) == f"3 archives (such as {tmp_path}/texts/gztar.tar.gz)"
+    )
 
 
 def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_name(
@@ -151,7 +153,7 @@ def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_n
         find_files([data])
 
 
-def test_links_to_folders_are_told_and_followed_only_where_the_user_names_them(
+def test_links_to_folders_are_passed_over_unless_the_user_names_them(
     tmp_path: Path,
 ) -> None:
     write_all(tmp_path, "in/a.txt", "elsewhere/b.txt")
@@ -181,7 +183,7 @@ def test_broken_links_are_sources_with_a_fault(tmp_path: Path) -> None:
     assert named.fault == "a broken link to ../blobs/b5bb9d"
 
 
-def test_pipes_and_sockets_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_pipes_and_sockets_are_passed_over_and_listed(tmp_path: Path) -> None:
     write_all(tmp_path, "a.txt")
     os.mkfifo(tmp_path / "pipe.txt")
     with socket.socket(socket.AF_UNIX) as server:
@@ -189,7 +191,7 @@ def test_pipes_and_sockets_are_passed_over_and_told(tmp_path: Path) -> None:
         for given in (tmp_path, tmp_path / "*"):
             sources, passed_over = find_files([given])
             assert [Path(source.path).name for source in sources] == ["a.txt"]
-            assert tell_passed_over(passed_over) == (
+            assert describe_passed_over(passed_over) == (
                 f"2 pipes, sockets or devices (such as {tmp_path}/pipe.txt)"
             )
 
@@ -221,7 +223,7 @@ def test_a_path_that_is_too_long_is_a_source_with_a_fault(
         subprocess.run(["rm", "-r", tmp_path / name], check=True)
 
 
-def test_where_nothing_is_text_all_that_was_passed_over_is_told(tmp_path: Path) -> None:
+def test_without_text_the_error_lists_what_was_passed_over(tmp_path: Path) -> None:
     write_all(tmp_path, "a.zip")
     (tmp_path / "b.bin").write_bytes(bytes(10))
     with pytest.raises(

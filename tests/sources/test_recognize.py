@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import InputError
+from tokenmill.sources.files import SourceFile, local_path, name_source
 from tokenmill.sources.find import find_files
-from tokenmill.sources.read import local_path
-from tokenmill.sources.recognize import SourceFile, name_source, recognize
+from tokenmill.sources.recognize import recognize
 
 COMPRESS = {
     "": bytes,
@@ -85,7 +85,7 @@ WITH_COMMENTS = b'{\n  // settings\n  "compilerOptions": {\n    "strict": true,\
         (b"{\n" + b' "caf\xe9": 1,\n' * 9 + b' "b": 2\n}', "text"),
     ],
 )
-def test_json_lines_with_broken_lines_are_told_from_one_document(
+def test_json_lines_with_broken_lines_are_distinguished_from_one_document(
     tmp_path: Path, content: bytes, kind: str, suffix: str
 ) -> None:
     source = recognized(tmp_path / f"a.json{suffix}", content)
@@ -159,7 +159,9 @@ def npy() -> bytes:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_what_is_passed_over_is_passed_over_compressed_too(tmp_path: Path, suffix: str) -> None:
+def test_compressed_files_are_passed_over_like_uncompressed_ones(
+    tmp_path: Path, suffix: str
+) -> None:
     compress = COMPRESS[suffix]
     texts = {"a.txt": b"words", "b.dat": b"words", "c": "Grüße".encode(), "d.jsonl": ROW}
     others = {
@@ -178,7 +180,7 @@ def test_what_is_passed_over_is_passed_over_compressed_too(tmp_path: Path, suffi
             f"{name}{suffix}" for name in texts
         ]
         reasons = {Path(entry.path).name: entry.reason for entry in passed_over}
-        expected = {f"{name}{suffix}": "no text" for name in others}
+        expected = {f"{name}{suffix}": "not text" for name in others}
         assert reasons == expected | (
             {f"p.parquet{suffix}": "compressed Parquet"} if suffix else {}
         )

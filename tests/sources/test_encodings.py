@@ -35,7 +35,7 @@ def test_wide_text_is_recognized_with_and_without_a_mark(
 
 
 @given(st.text())
-def test_utf_8_is_never_taken_for_wide_text(text: str) -> None:
+def test_utf_8_is_never_detected_as_wide_text(text: str) -> None:
     data = text.encode()
     if b"\0" not in data:
         assert find_wide_encoding(data) is None

@@ -1,0 +1,265 @@
+"""Run tasks, yield their results, report progress: the engine interface, and worker processes.
+
+A task is a small picklable value with a method `run`. Tasks are idempotent and exchange data
+through files, so an engine may run them in any order, anywhere. `LocalEngine` runs them in worker
+processes on this machine. These are started as fresh interpreters rather than by `multiprocessing`,
+so that `prepare` can be called from a notebook, from a script without a main guard, and from a
+process with threads. Starting one takes about 0.3 s.
+
+A worker exits when its pipe closes, so nothing outlives a killed run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias, cast
+
+from tokenmill.errors import TokenmillError, WorkError
+from tokenmill.storage.disk import disk_error
+
+_SERVE = "import sys; from tokenmill.preparation.engine import serve; serve(int(sys.argv[1]))"
+_REPORT_SECONDS = 0.1  # between two progress messages of a worker
+
+WorkerPipe: TypeAlias = "Connection[Any, Any]"
+Progress = Callable[..., None]  # receives the amounts that tasks report, as `Watcher.advance` does
+
+
+class Task(Protocol):
+    """Work that can be sent to a worker."""
+
+    def run(self, worker: Worker) -> Any:
+        """Do the work; returns a small picklable result."""
+
+
+class Engine(Protocol):
+    """Runs tasks. All workers of an engine have a copy of the same workspace."""
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
+        """Run all tasks; yields the number and the result of each as it finishes.
+
+        An exception in a task ends the run and is raised here.
+        """
+
+    def run_everywhere(self, task: Task) -> None:
+        """Run a task once on each worker. No other task is running."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Worker:
+    """Where a task runs: the workspace, and a way to report progress."""
+
+    def __init__(self, workspace: Any, send: Progress) -> None:
+        self.workspace = workspace
+        self._send = send
+        self._amounts: list[int] = []
+        self._sent = 0.0
+
+    def run(self, task: Task) -> Any:
+        """Run one task to its end."""
+        result = task.run(self)
+        self._flush()
+        return result
+
+    def report(self, *amounts: int) -> None:
+        """Report progress since the last report. Messages are sent ten times a second."""
+        if len(self._amounts) < len(amounts):
+            self._amounts += [0] * (len(amounts) - len(self._amounts))
+        for i, amount in enumerate(amounts):
+            self._amounts[i] += amount
+        if time.monotonic() - self._sent > _REPORT_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if any(self._amounts):
+            self._send(*self._amounts)
+            self._amounts = []
+        self._sent = time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Advanced:
+    amounts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Finished:
+    result: Any
+
+
+@dataclass(frozen=True)
+class _Crashed:
+    """An unexpected exception, as text, because it may not be picklable."""
+
+    summary: str
+    trace: str
+
+
+class LocalEngine:
+    """Worker processes on this machine."""
+
+    def __init__(self, workers: int, workspace: Any) -> None:
+        self._workers: dict[WorkerPipe, subprocess.Popen[bytes]] = {}
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        # Workers inherit this mask. At Ctrl-C, or when a batch system signals the whole process
+        # group, this process ends them in order.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            for _ in range(workers):
+                ours, theirs = Pipe()
+                process = subprocess.Popen(
+                    # -P: a file in the working folder must not replace a library's module
+                    [sys.executable, "-P", "-c", _SERVE, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+                theirs.close()
+                self._workers[ours] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for pipe in self._workers:
+            self._send(pipe, workspace)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, process in self._workers.items():
+            process.kill()
+            pipe.close()
+        for process in self._workers.values():
+            process.wait()
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
+        """Run all tasks; yields the number and the result of each as it finishes."""
+        waiting = enumerate(tasks)
+        busy: dict[WorkerPipe, int] = {}
+
+        def hand_out(pipe: WorkerPipe) -> None:
+            number, task = next(waiting, (None, None))
+            if number is not None:
+                busy[pipe] = number
+                self._send(pipe, task)
+
+        for pipe in self._workers:
+            hand_out(pipe)
+        while busy:
+            for ready in wait(list(busy)):
+                pipe = cast("WorkerPipe", ready)
+                message = self._receive(pipe)
+                if isinstance(message, _Advanced):
+                    progress(*message.amounts)
+                    continue
+                number = busy.pop(pipe)
+                hand_out(pipe)
+                yield number, _result_of(message)
+
+    def run_everywhere(self, task: Task) -> None:
+        """Run a task once on each worker. No other task is running."""
+        for pipe in self._workers:
+            self._send(pipe, task)
+        for pipe in self._workers:
+            _result_of(self._receive(pipe))
+
+    def _send(self, pipe: WorkerPipe, message: Any) -> None:
+        try:
+            pipe.send(message)
+        except OSError:
+            raise self._explain_end(pipe) from None
+
+    def _receive(self, pipe: WorkerPipe) -> Any:
+        try:
+            return pipe.recv()
+        except (EOFError, OSError):  # also in the middle of a message
+            raise self._explain_end(pipe) from None
+
+    def _explain_end(self, pipe: WorkerPipe) -> WorkError:
+        status = self._workers[pipe].wait()
+        if status == -9:
+            return WorkError(
+                "A worker was killed (signal 9), most likely because memory ran out.\n"
+                "Run it again with fewer `workers`; it resumes where it stopped."
+            )
+        return WorkError(
+            f"A worker ended unexpectedly (status {status}).\n"
+            "Run the same command again; it resumes where it stopped."
+        )
+
+
+def _result_of(message: Any) -> Any:
+    """The result of a task. If the task failed, its exception is raised."""
+    if isinstance(message, _Finished):
+        return message.result
+    if isinstance(message, TokenmillError):
+        raise message
+    if isinstance(message, OSError):
+        raise disk_error(message)
+    assert isinstance(message, _Crashed)
+    raise WorkError(
+        f"A worker failed unexpectedly; this is a bug in tokenmill.\n"
+        f"{message.summary}\n{message.trace}"
+    )
+
+
+def serve(descriptor: int) -> None:
+    """Run the tasks that arrive over a pipe, until it closes: the main function of a worker."""
+    _end_with_parent()
+    pipe: WorkerPipe = Connection(descriptor)
+    try:
+        worker = Worker(pipe.recv(), lambda *amounts: pipe.send(_Advanced(amounts)))
+        while True:
+            task = pipe.recv()
+            try:
+                answer: Any = _Finished(worker.run(task))
+            except BrokenPipeError:
+                raise
+            except (TokenmillError, OSError) as error:
+                answer = error
+            except Exception as error:  # the parent reports it and stops the run
+                answer = _Crashed(f"{type(error).__name__}: {error}", traceback.format_exc())
+            pipe.send(answer)
+    except (EOFError, OSError):
+        os._exit(1)  # the parent is gone
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process together with its parent.
+
+    Where there is no `prctl`, the worker notices only when it sends its next message.
+    """
+    set_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def available_cores() -> int:
+    """The cores that this process may use: its affinity, and its container's share.
+
+    >>> available_cores() >= 1
+    True
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores

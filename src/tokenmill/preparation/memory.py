@@ -1,0 +1,118 @@
+"""A worker's share of the memory: what fits into it, and how the worker stays within it.
+
+A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be held
+whole costs `_COPIES` times its size on top: the copies as read, parsed and cleaned, and most of all
+merging, which takes 25 times the size of a word.
+
+A tokenizer caches every word it has met. `Workspace` clears that cache when the process grows beyond
+its share. The check takes about 10 µs and is made after each slice of text. With less memory, slices
+are smaller, because the cache can grow by many times the size of a slice if its words never repeat.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.preparation.engine import Worker
+from tokenmill.tokenizers import Tokenizer
+
+DEFAULT_SHARE = 288 << 20  # bytes per worker
+LEAST_SHARE = 128 << 20
+_BASE = 120 << 20
+_COPIES = 32
+_LEAST_HELD = 1 << 20
+_LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
+_RESERVE = 8 << 20  # of the share, left free within a chunk
+_LEAST_SLICE = 2 << 20  # smaller ones clear the cache twice as often for words that never repeat
+_MOST_SLICE = 8 << 20  # for the default share; copying ids per slice takes time
+
+
+def holdable_bytes(share: int) -> int:
+    """How many bytes of one document a worker with this share of the memory may hold.
+
+    >>> holdable_bytes(300_000_000) >> 20
+    5
+    """
+    return max(_LEAST_HELD, (share - _BASE) // _COPIES)
+
+
+def share_to_hold(size: int) -> int:
+    """The share of a worker that has to hold this many bytes of one document.
+
+    >>> holdable_bytes(share_to_hold(1 << 30)) == 1 << 30
+    True
+    """
+    return _BASE + _COPIES * size
+
+
+def machine_memory() -> int:
+    """The bytes of memory in this machine; 0 if unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def memory_in_use() -> int:
+    """The resident bytes of this process; 0 if unknown."""
+    try:
+        with Path("/proc/self/statm").open("rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+class Workspace:
+    """What a worker keeps from task to task: the tokenizer, and its share of the memory.
+
+    Pickling creates a new one in the worker process.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, share: int) -> None:
+        self.tokenizer = tokenizer
+        room = _MOST_SLICE * (share - _BASE) // (DEFAULT_SHARE - _BASE)
+        self.slice_bytes = max(_LEAST_SLICE, min(_MOST_SLICE, room))
+        self._share = share
+        self._limit = self._next_limit()
+
+    def __reduce__(self) -> tuple[type[Workspace], tuple[Tokenizer, int]]:
+        return Workspace, (self.tokenizer, self._share)
+
+    def check_memory(self, *, within_chunk: bool = False) -> None:
+        """Release memory if the process has grown too large.
+
+        Within a chunk, the process also holds the chunk and copies of it, so more is allowed.
+        """
+        limit = max(self._limit, self._share - _RESERVE) if within_chunk else self._limit
+        if memory_in_use() > limit:
+            self.release_memory()
+
+    def release_memory(self) -> None:
+        """Clear the tokenizer's cache and return free memory to the system."""
+        self.tokenizer.forget()
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # glibc would keep it
+        self._limit = self._next_limit()
+
+    def _next_limit(self) -> int:
+        """The size at which to release memory.
+
+        A tokenizer's table of words doubles when it is full, and for a moment the old and the new
+        one exist together, so only half of what is left may be used.
+        """
+        now = memory_in_use()
+        # If little was freed, releasing again soon would take time and free nothing.
+        return now + max(_LEAST_GROWTH, (self._share - now) // 2)
+
+
+@dataclass(frozen=True)
+class ReleaseMemory:
+    """A task: release what memory a worker can do without."""
+
+    def run(self, worker: Worker) -> None:
+        """Release it."""
+        worker.workspace.release_memory()

@@ -1,0 +1,75 @@
+"""One input file: its name, how to read it, and the error if it cannot be read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote_to_bytes
+
+from tokenmill.errors import InputError
+
+_URI = "file:///"
+
+
+class BadFileError(InputError):
+    """A file that cannot be read to its end. The rest of the input is not affected."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source}: {reason}")
+        self.source = source
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[BadFileError], tuple[str, str]]:
+        return type(self), (self.source, self.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One input file, and what shows whether it changed.
+
+    `path` is always UTF-8: any other name is stored as a `file:` URI, which `local_path` resolves.
+    `fault` says why the file cannot be read, if that is known before reading it.
+    """
+
+    path: str
+    kind: str  # "text", "jsonl" or "parquet"
+    compression: str | None
+    size: int
+    modified: int
+    fault: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """What positions in this file count."""
+        return "row" if self.kind == "parquet" else "byte"
+
+
+def name_source(path: str) -> str:
+    r"""A path as manifests and messages show it: unchanged, or as a URI if it is not UTF-8.
+
+    >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
+    ('texts/café.txt', 'file:///texts/caf%E9.txt')
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return Path(local_path(path)).absolute().as_uri()
+    return path
+
+
+def local_path(name: str) -> str:
+    """The local path of a source, the reverse of `name_source`.
+
+    >>> local_path("a.txt"), os.fsencode(local_path("file:///texts/caf%E9.txt"))
+    ('a.txt', b'/texts/caf\\xe9.txt')
+    """
+    if name.startswith(_URI):
+        return os.fsdecode(unquote_to_bytes(name[len(_URI) - 1 :]))
+    return name
+
+
+def open_source(name: str) -> BinaryIO:
+    """Open a source for reading. A Path would take twice as long, which matters for small files."""
+    return open(local_path(name), "rb")  # noqa: PTH123
