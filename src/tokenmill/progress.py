@@ -67,7 +67,7 @@ def watching(watcher: Watcher | None, progress: bool | None) -> Iterator[Watcher
     """
     if watcher is not None:
         yield watcher
-    elif progress or (progress is None and (_is_terminal() or _in_notebook())):
+    elif progress or (progress is None and (_is_terminal() or in_notebook())):
         with Display() as display:
             yield display
     else:
@@ -91,7 +91,7 @@ class Display:
         self._began = self._said = time.monotonic()
 
     def __enter__(self) -> Display:
-        if _in_notebook():
+        if in_notebook():
             display = import_module("IPython.display").display
             self._output = display({"text/plain": ""}, raw=True, display_id=True)
         elif self._console.is_terminal:
@@ -201,7 +201,7 @@ def _is_terminal() -> bool:
     return False
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this runs in a Jupyter kernel; IPython is not imported to find out."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

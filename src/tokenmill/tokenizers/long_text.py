@@ -89,19 +89,6 @@ class LongText:
         return [self._tokenizer.encode_batch([rest])[0]] if rest else []
 
 
-def encode_long(tokenizer: Tokenizer, text: bytes, most: int) -> Ids:
-    """The ids of a long text that is in memory.
-
-    >>> from tokenmill.tokenizers import load_tokenizer
-    >>> gpt2 = load_tokenizer("gpt2")
-    >>> text = b"a" * 2_000_000
-    >>> bool((encode_long(gpt2, text, 1 << 20) == gpt2.encode_batch([text])[0]).all())
-    True
-    """
-    long = LongText(tokenizer, max(most, len(text)))
-    return np.concatenate([NO_IDS, *long.feed(text), *long.finish()])
-
-
 class Settler:
     """Finds the start of a text whose ids no continuation can change."""
 

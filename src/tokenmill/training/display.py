@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokenmill.errors import UsageError
+from tokenmill.progress import in_notebook
 from tokenmill.training.backend import Backend
 from tokenmill.training.config import Config
 from tokenmill.training.run_folder import BOARD_NAME
@@ -71,7 +72,7 @@ class RunDisplay(RunWatcher):
 
 def choose_watcher(progress: bool | None) -> RunWatcher:
     """A display, or one that ignores everything; by default a display in terminals and notebooks."""
-    shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
+    shown = sys.stdout.isatty() or in_notebook() if progress is None else progress
     return RunDisplay() if shown else RunWatcher()
 
 
