@@ -98,7 +98,7 @@ def test_one_shard_is_too_few(tmp_path: Path, shards: int) -> None:
 def test_a_truncated_shard_is_refused(folder: Path) -> None:
     path = folder / "edu_fineweb_train_000009.bin"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DatasetError, match=r"edu_fineweb_train_000009.bin .* says 100 tokens"):
+    with pytest.raises(DatasetError, match=r"edu_fineweb_train_000009.bin .* header of 100 tokens"):
         draw(TokenizedDataset(folder, block_size=LENGTH), 1_000)
 
 

@@ -75,7 +75,7 @@ def test_info_suggests_a_command_that_works(tmp_path, capsys, hello):
         ("data", []),
     ):
         out = run(capsys, "info", tmp_path / name, *options)
-        command = shlex.split(out.partition("Read some of it:")[2].splitlines()[0])
+        command = shlex.split(out.partition("Next:")[2].splitlines()[0])
         assert ("NAME" in command) == (name in ("x.npy", "x.bin"))
         run(capsys, *["gpt2" if word == "NAME" else word for word in command[1:]])
 
@@ -98,9 +98,9 @@ def test_commands_read_the_named_column(tmp_path, capsys, hello):
         ]
         assert command[-2:] == ["--column", "my ids"] or command[-2:] == ["--tokenizer", "gpt2"]
         out = run(capsys, *command)
-    assert f"2 documents, {4 * len(hello)} B" in out
+    assert f"2 documents, {4 * len(hello)} bytes" in out
     out = run(capsys, "peek", tmp_path, "--column", "my ids", "--tokenizer", "gpt2", "--length", 2)
-    again = shlex.split(out.partition("The whole of it:")[2].splitlines()[0])
+    again = shlex.split(out.partition("Next:")[2].splitlines()[0])
     assert run(capsys, *again[1:])
     assert "sound: 1 shards, 2 tokens" in run(capsys, "verify", tmp_path, "--column", "b")
 

@@ -27,6 +27,7 @@ PREAMBLES = {
     "formats.md": "import tokenmill\n",
     "prepare.md": "import tokenmill\n",
 }
+MODULES = {"tokenizers_0": "my_tokenizer"}  # the name under which the page saves an example
 USER = """
 import numpy as np
 import tokenmill
@@ -110,7 +111,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scripts")
     for page in PAGES:
         for number, text in enumerate(join_examples(page)):
-            (folder / f"{page.stem.lower()}_{number}.py").write_text(text)
+            name = f"{page.stem.lower()}_{number}"
+            (folder / f"{MODULES.get(name, name)}.py").write_text(text)
     (folder / "user.py").write_text(USER)
     lines = ["import tokenmill", 'tokens = tokenmill.open("x")["train"]', *MISTAKES]
     (folder / "mistakes.py").write_text("\n".join(lines) + "\n")
