@@ -100,7 +100,7 @@ def test_commands_read_the_named_column(tmp_path, capsys, hello):
         out = run(capsys, *command)
     assert f"2 documents, {4 * len(hello)} bytes" in out
     out = run(capsys, "peek", tmp_path, "--column", "my ids", "--tokenizer", "gpt2", "--length", 2)
-    again = shlex.split(out.partition("Next:")[2].splitlines()[0])
+    again = shlex.split(out.partition("The whole document:")[2].splitlines()[0])
     assert run(capsys, *again[1:])
     assert "sound: 1 shards, 2 tokens" in run(capsys, "verify", tmp_path, "--column", "b")
 
