@@ -153,6 +153,31 @@ def test_a_tokenizer_on_the_hub_is_downloaded_once(
     assert load_tokenizer("some-lab/small").fingerprint == tokenizer.fingerprint
 
 
+def test_the_state_of_a_dataset_gives_its_tokenizer(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("some words\n" * 20)
+    for name in ("gpt2", "bytes"):
+        tokenmill.prepare(text, tmp_path / name, tokenizer=name, progress=False)
+        restored = load_tokenizer(tmp_path / name / "tokenizer_state.json")
+        assert (restored.name, restored.fingerprint) == (name, load_tokenizer(name).fingerprint)
+
+
+def test_a_state_that_gives_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for state, says in (
+        ({"kind": "telepathy"}, "no tokenizer class of kind 'telepathy' is registered"),
+        ({"kind": 5}, "its kind is 5"),
+        ({"kind": "bytes"}, "damaged: KeyError 'eot_id'"),
+        ({"kind": "bytes", "eot_id": 300}, "end-of-text id 300"),
+    ):
+        path.write_text(json.dumps(state))
+        with pytest.raises(TokenizerError, match=says):
+            load_tokenizer(path)
+    path.write_text(json.dumps({"kind": "bytes", "eot_id": 256}))
+    with pytest.raises(TokenizerError, match="Omit `eot`"):
+        load_tokenizer(path, eot=3)
+
+
 def test_files_that_are_not_tokenizers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"contains no tokenizer\.json"):
         load_tokenizer(tmp_path)

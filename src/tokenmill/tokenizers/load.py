@@ -1,8 +1,9 @@
 """Load a tokenizer by name or path.
 
 `load_tokenizer` accepts: `gpt2` and `bytes`, which need nothing else; a `tokenizer.json` or a folder
-that contains one; a tiktoken file; a SentencePiece model; and `organisation/name` on the Hugging Face
-Hub, the only one that needs a network.
+that contains one; a tiktoken file; a SentencePiece model; a JSON file with the state of any built-in,
+registered or installed tokenizer; and `organisation/name` on the Hugging Face Hub, the only one that
+needs a network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tokenmill.hub.single_file import fetch
 from tokenmill.tokenizers.base import Tokenizer, choose_eot
 from tokenmill.tokenizers.gpt2 import read_gpt2
 from tokenmill.tokenizers.minimal import ByteTokenizer
-from tokenmill.tokenizers.registry import check_tokenizer
+from tokenmill.tokenizers.registry import check_tokenizer, from_state
 from tokenmill.tokenizers.sentencepiece import (
     SentencePieceTokenizer,
     SentencePieceVocabulary,
@@ -39,7 +40,8 @@ from tokenmill.tokenizers.tokenizer_json import (
 
 _ACCEPTED = (
     "gpt2, bytes, a path to a tokenizer.json or to a folder with one, a path to a .tiktoken file "
-    "or a SentencePiece .model, or organisation/name on the Hugging Face Hub"
+    "or a SentencePiece .model, a dataset's tokenizer_state.json, or organisation/name on the "
+    "Hugging Face Hub"
 )
 
 
@@ -126,9 +128,22 @@ def _load_file(
             f"{str(path)!r} is not a known kind of tokenizer file. Use {_ACCEPTED}."
         )
     document = parse_json(data, path.name)
+    if "kind" in document and "model" not in document:
+        return _restore(document, path, eot)
     configured = _read_configured_eot(path.with_name("tokenizer_config.json"))
     fallback = path.stem if path.stem != "tokenizer" else path.resolve().parent.name
     return _finish(_read_document(document, path.name), name or fallback, eot, configured)
+
+
+def _restore(state: Mapping[str, Any], path: Path, eot: str | int | None) -> Tokenizer:
+    if eot is not None:
+        raise TokenizerError(
+            f"`eot` is {eot!r}, but {str(path)!r} is the state of a tokenizer, which includes the "
+            "end-of-text id. Omit `eot`."
+        )
+    tokenizer = from_state(state)
+    check_tokenizer(tokenizer)
+    return tokenizer
 
 
 def _load_from_hub(name: str, eot: str | int | None) -> Tokenizer:
