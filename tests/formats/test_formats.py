@@ -277,6 +277,14 @@ def test_a_single_shard_has_the_documents_and_the_tokenizer_of_its_dataset(tmp_p
         tokenmill.open(tmp_path / "train" / "shard_00001.bin", tokenizer="gpt2")
 
 
+def test_metadata_is_not_read_as_ids_of_its_own_dtype(tmp_path):
+    text = '{"dtype": "uint16", "vocab_size": 9}'
+    (tmp_path / "meta.json").write_text(text)
+    refused(tmp_path / "meta.json", "is text, not tokens")
+    raw = tokenmill.open(tmp_path / "meta.json", dtype="uint16", format="raw")
+    assert len(raw["train"]) == len(text) // 2
+
+
 def test_a_nanogpt_folder_opens_and_its_pickle_is_never_loaded(tmp_path):
     class Trap:
         def __reduce__(self):
@@ -391,6 +399,10 @@ def test_an_unknown_format_lists_all_formats_that_were_tried(tmp_path):
     refused(tmp_path / "pipe", "neither a file nor a folder")
     refused(tmp_path / "x", "magic bytes", format="npy")
     refused(tmp_path, "no .bin files", format="llmc")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "index.json").write_text("[]")
+    refused(tmp_path / "text", "is a folder of text")
+    refused(tmp_path / "text", "litdata: +index.json has no 'chunks'", format="litdata")
     write_llmc(tmp_path / "x.bin", [1], version=2)
     refused(tmp_path / "x.bin", "version 2", dtype="uint16")
 

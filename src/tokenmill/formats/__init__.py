@@ -78,7 +78,7 @@ def recognize(request: OpenRequest) -> tuple[str, Contents]:
 def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
     """The error for a path in no known format."""
     path = request.path / request.chosen[0] if request.chosen else request.path
-    if text := explain_text(path):
+    if request.format is None and (text := explain_text(path)):
         return DatasetError(text)
     if inside := _find_datasets(path):
         return DatasetError(

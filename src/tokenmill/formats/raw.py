@@ -145,6 +145,8 @@ def _refuse_header(file: BinaryIO, name: str) -> None:
 
 def _read_beside(path: Path) -> dict[str, Any]:
     """What the files next to a raw file, or the dataset that it belongs to, say about it."""
+    if path.suffix == ".json":  # it would describe itself
+        return {}
     for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):
         if known := read_metadata(path.with_name(name)):
             return known
