@@ -6,6 +6,7 @@ import pytest
 
 import tokenmill
 from tokenmill.cli import main
+from tokenmill.formats import WRITABLE
 
 
 @pytest.fixture
@@ -45,6 +46,11 @@ def test_exported_tokens_can_be_imported_again(tmp_path, capsys, data):
     assert f"Next:  tokenmill verify {cut}\n" in out
     assert "sound" in output(capsys, "verify", cut)
     assert tokenmill.open(cut)["train"].fingerprint == tokens.fingerprint
+
+
+def test_help_lists_every_format_that_can_be_written(capsys):
+    shown = output(capsys, "export", "--help")
+    assert all(name in shown for name in WRITABLE)
 
 
 def test_wrong_requests_give_no_traceback(tmp_path, capsys, data):

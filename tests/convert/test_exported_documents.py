@@ -92,7 +92,7 @@ def test_documents_without_an_id_between_them_are_reported_as_lost(tmp_path, to)
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to)
     assert made.documents == {"train": None, "val": None}
     assert "documents of split 'train' cannot be separated" in made.notes[0]
-    assert "export to megatron, datatrove" in made.notes[0]
+    assert f"export to {', '.join(WITH_TABLE)}." in made.notes[0]
     write_megatron(tmp_path / "x", [[1, 2, 0], [3, 4], [5, 0]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to=to, eot_id=0, vocab_size=9)
     assert made.documents == {"train": None}

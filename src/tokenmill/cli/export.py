@@ -11,6 +11,7 @@ from tokenmill.cli.console import Display, report_stopped, show, show_next, type
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.convert.export import TOKENS_PER_SHARD
 from tokenmill.convert.export import export as export_tokens
+from tokenmill.formats import WRITABLE
 from tokenmill.wording import counted
 
 
@@ -18,7 +19,7 @@ def export(
     path: Annotated[Path, Parameter(name="PATH")],
     /,
     *,
-    to: str,
+    to: Annotated[str, Parameter(help=f"The format to write: {', '.join(WRITABLE)}.")],
     out: Path,
     tokens_per_shard: int = TOKENS_PER_SHARD,
     tokenizer: str | None = None,
@@ -34,8 +35,6 @@ def export(
     ----------
     path
         A dataset's folder, or a file, folder or 'glob' of tokens in another format.
-    to
-        The format to write: llmc, nanogpt, npy, megatron, datatrove, mds or litdata.
     out
         A new or empty folder.
     tokens_per_shard

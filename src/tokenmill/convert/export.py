@@ -74,8 +74,8 @@ def export(
     """Write tokens as another program's files, or resume writing them.
 
     `source` is anything that `tokenmill.open` opens, with its `options`, or an open dataset. `out` is
-    a new or empty folder. `to` is one of megatron, npy, llmc, datatrove, litdata, mds, nanogpt;
-    docs/formats.md describes them. `tokens_per_shard` is for formats with several files.
+    a new or empty folder. `to` is the name of a format; docs/formats.md lists those that can be
+    written. `tokens_per_shard` is for formats with several files.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
