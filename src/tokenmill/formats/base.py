@@ -3,7 +3,10 @@
 To add a format, write one module with a subclass of `Format` and add it to `FORMATS` in
 `tokenmill.formats`. `read` decides from the path alone whether the format applies, and opens as few
 files as it can: a header is best checked when its shard is first mapped (`FileShards.check`), and at
-opening only for the first and the last shard.
+opening only for the first and the last shard. Sizes are known without opening files.
+
+Files may come from strangers, so `read` refuses names that lead out of the folder, negative numbers
+and sizes that do not match; `indexed_folder.Entry` checks the values of a JSON file.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ class OpenRequest:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files in the folder in order of name, or the one file, with their sizes in bytes."""
+        """The files in the folder in order of name, or the one file, with their sizes in bytes.
+
+        Files in subfolders are not included: `replace(request, path=request.path / "train").files`.
+        """
         return self._entries[0]
 
     @property
@@ -137,7 +143,10 @@ class OpenRequest:
 class Contents:
     """The ids of each split, and what the format says about them.
 
-    `eot` is the side of a document on which the end-of-text id is, or "none". `tokenizer` is the name
+    Splits may have any names. `documents` has the tables of the splits that have one: as a rule
+    `file_documents.FileDocuments`. What the files do not say stays None; `tokenmill.open` adds what the
+    user passed. `eot` is the side of a document on which the end-of-text id is, or "none"; without a
+    table, it decides where documents start. `tokenizer` is the name
     of the tokenizer that made the ids. `shard_of` is the prepared dataset that a single shard belongs
     to. A split may be empty here; `tokenmill.open` omits it.
     """
@@ -182,9 +191,10 @@ class Format(ABC):
         return type(self).plan is not Format.plan
 
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
-        """The files to write, in order.
+        """The files to write, in order; a file by which `read` recognizes the format comes last.
 
-        Each file can be written on its own. Data that the format cannot hold is refused here if that
+        It is called again to resume and must give the same files, of which those that exist are
+        skipped. `read_written` reads the result, and ids and documents are compared. Each file can be written on its own. Data that the format cannot hold is refused here if that
         can be known, otherwise when the file is written.
         """
         raise NotImplementedError(f"{self.name} cannot be written")

@@ -24,7 +24,12 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FileJob:
-    """A file to write: `write` writes it to a path and reports the tokens it wrote."""
+    """A file to write: `write` writes it to a path and reports the tokens it wrote.
+
+    `name` is relative to the folder of the export. It may have one subfolder, which is created:
+    `train/000.bin`. `tokens` is 0 for a file without ids. `write` must use `AtomicFile` or `write_file`
+    of `storage.files`, because a file that exists counts as complete.
+    """
 
     name: str
     tokens: int

@@ -58,9 +58,11 @@ class Shards(Protocol):
 class FileShards:
     """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on.
 
-    `sizes` are the sizes of the files in bytes. `check` checks a file's header before it is mapped; it
+    `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the sizes of
+    the files in bytes, checked again whenever a file is opened. `check` checks a file's header before it is mapped; it
     is a function of a module, so that it pickles. Files that tokenmill did not write are `foreign`:
-    they may be links to anywhere.
+    they may be links to anywhere, and names with `..` are followed too, so the reader of a format must
+    refuse such names in its metadata.
     """
 
     folder: Path

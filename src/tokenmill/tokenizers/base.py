@@ -55,7 +55,8 @@ class Tokenizer(ABC):
     - `name`: a short name for people, such as "gpt2".
     - `vocab_size`: one more than the largest id, special ids included.
     - `eot_id`: the id between documents, or None.
-    - `special_ids`: special tokens by spelling. Encoding never returns one of these ids.
+    - `special_ids`: special tokens by spelling, including the end of text if it has one. Encoding
+      never returns one of these ids, and losses per byte count no bytes for them.
     - `cuttable`: whether encoding two halves of a text gives the ids of the whole, if the text is
       cut between a letter (`str.isalpha`) and a following space or line end. Long documents are
       then encoded in pieces, and large files split inside a document.
@@ -70,11 +71,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: bytes) -> Sequence[int] | npt.NDArray[Any]:
-        """The ids of a text, without an end-of-text id."""
+        """The ids of a text, without an end-of-text id.
+
+        `prepare` passes valid UTF-8 only, because it repairs or refuses everything else.
+        """
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The text of some ids. Bytes that are not valid UTF-8 become U+FFFD."""
+        """The text of some ids. Bytes that are not valid UTF-8 become U+FFFD.
+
+        Built-in tokenizers spell special tokens out. `id_arrays.spell` does all this from a list of
+        spellings, and refuses ids outside the vocabulary.
+        """
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
