@@ -128,7 +128,7 @@ class _Export:
             splits=self.splits,
             dtype=source.dtype,
             vocab_size=source.vocab_size,
-            eot_id=source.eot_id,
+            eot_id=source.eot_id if self.has_eot else None,
             tokenizer=_find_tokenizer_name(source) if format.names_tokenizer else None,
             tokens_per_shard=tokens_per_shard,
         )

@@ -71,6 +71,7 @@ class WriteRequest:
     """The splits to write, what is known about their ids, and the size of files.
 
     `dtype` is how the source stores ids, and `tokenizer` the name of the tokenizer that made them.
+    `eot_id` is None if the tokens do not contain it.
     `tokens_per_shard` is for formats with several files per split.
     """
 
