@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have every character
+        if isinstance(stream, io.TextIOWrapper):  # not every terminal can show all characters
             stream.reconfigure(errors="backslashreplace")
     try:
         with _stoppable():

@@ -17,7 +17,7 @@ _find_flags: Callable[[], Mapping[str, str]] = dict
 
 
 def set_flags(find: Callable[[], Mapping[str, str]]) -> None:
-    """Set where to find the flag of each argument of the running command."""
+    """Set the function that finds the flags of the running command."""
     global _find_flags
     _find_flags = find
 

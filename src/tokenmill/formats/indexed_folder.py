@@ -1,6 +1,6 @@
 """Folders whose `index.json` lists their files: those of LitData and of MosaicML Streaming.
 
-The index may come from a stranger: every entry is checked, and no name in it may lead out of the
+The index may be untrusted: every entry is checked, and no name in it may lead out of the
 folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.
 
 In both formats, a file starts with the number of its documents, where each starts and where the last
