@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
 def _stoppable() -> Iterator[None]:
     """Treat SIGTERM, which batch systems send, like Ctrl-C.
 
-    Both wait for a running import to end, because native modules do not survive half an import.
+    Both wait for a running import to end, because interrupting the import of a native module can crash.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

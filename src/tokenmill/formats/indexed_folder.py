@@ -127,7 +127,7 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """The splits of a folder, each with its folder and its index, which must have a `key`."""
+    """The splits of a folder, each with its own folder and index. An index without `key` is refused."""
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")
     if (request.path / INDEX).is_file():

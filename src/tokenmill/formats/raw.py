@@ -93,9 +93,9 @@ def make_shards(
     dtype: np.dtype[Any],
     check: Callable[[BinaryIO, str], None] | None = None,
 ) -> FileShards:
-    """Shards of files that are ids and nothing else.
+    """Make shards of files that hold only ids.
 
-    `check` is that of `FileShards`; the first and the last file are checked at once.
+    `FileShards` calls `check` for each file; the first and the last file are checked immediately.
     """
     dtype = fix_byte_order(dtype)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))

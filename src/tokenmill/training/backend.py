@@ -159,9 +159,9 @@ def check_ranks(config: Config, world_size: int) -> None:
     """Raise `UsageError` if the ranks cannot share a step equally."""
     if config.batch_rows % world_size:
         raise UsageError(
-            f"a step has {config.batch_rows} rows (`batch_tokens` {config.batch_tokens:,} of `seq_len` "
-            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; make `batch_tokens` "
-            f"a multiple of {world_size * config.seq_len:,}."
+            f"{world_size} ranks cannot share the {config.batch_rows} rows of a step equally. "
+            f"`batch_tokens` is {config.batch_tokens:,}; make it a multiple of "
+            f"{world_size * config.seq_len:,} (ranks times `seq_len`)."
         )
 
 
