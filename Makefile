@@ -1,4 +1,4 @@
-# Everything runs in .venv, which is made when missing or when what it holds changed.
+# Everything runs in .venv, which is made if it is missing, and again when its requirements change.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed

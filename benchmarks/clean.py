@@ -1,4 +1,4 @@
-"""How fast text is cleaned, by kind of text, on one core.
+"""Measure how fast text is cleaned, by kind of text, on one core.
 
 python benchmarks/clean.py [--rounds 15]
 """
@@ -20,7 +20,7 @@ BLOCK = 4 << 20
 
 
 def block_of(documents: list[bytes]) -> bytes:
-    """Documents joined as the mill joins them, about a block of them."""
+    """About a block of documents, joined as `prepare` joins them."""
     joined = b"\0".join(text.replace(b"\0", b"") for text in documents)
     return joined.decode("utf-8", "ignore").encode()[:BLOCK].decode("utf-8", "ignore").encode()
 

@@ -2,8 +2,8 @@
 
     python benchmarks/convert_memory.py [--sizes 40 400]     sizes in MB of uint16 ids
 
-Counted are the anonymous pages of the whole process tree: what a process has of its own. Pages of
-mapped files are the system's to take back, and do not count.
+Counts the anonymous pages of the whole process tree. Pages of mapped files do not count, because the
+system can reclaim them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTH = 400  # tokens of a document on average
 
 
 def anonymous_memory(root: int) -> int:
-    """Bytes of a process and all its descendants that no file backs."""
+    """Bytes of a process and all its descendants that are not backed by a file."""
     total = 0
     for number in process_tree(root):
         try:

@@ -1,10 +1,9 @@
-"""Text for the measurements, made on the spot: nothing is downloaded.
+"""Make text for the benchmarks without downloading anything.
 
-`real` is the text that the Python installation carries, source code and its documentation, each
-file a document; where more is asked for, it comes again and again with other names in it, as in
-another code base. `prose` is made of words drawn with the frequencies that they have in that text,
-and now and then a word that was never seen before, as in any large corpus. `mixed` is the real
-text once, then prose. The same arguments give the same bytes on the same installation.
+`real` is the source code and documentation in the Python installation; each file is a document. If
+that is not enough, it is repeated with other names in it, like another code base. `prose` is random
+words with the frequencies of that text, and sometimes a new word, as in any large corpus. `mixed` is
+the real text once, then prose. The same arguments give the same bytes on the same installation.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def real_documents() -> Iterator[bytes]:
 
 
 def renamed_documents() -> Iterator[bytes]:
-    """The real documents without end, each time with other endings on their longer words."""
+    """The real documents, repeated endlessly, each time with other endings on their longer words."""
     longer = re.compile(rb"[a-z]{7,}")
     for round_number in count():
         ending = bytes([97 + round_number % 26, 97 + round_number // 26 % 26])
@@ -67,7 +66,7 @@ def renamed_documents() -> Iterator[bytes]:
 
 
 def generated_documents(seed: int) -> Iterator[bytes]:
-    """Prose without end: words with the frequencies that they have in the real text."""
+    """Endless prose: random words with the frequencies of the real text."""
     sample = list(islice(real_documents(), 600))
     counts = Counter(re.findall(rb"[A-Za-z]{1,16}", b" ".join(sample)))
     words = [b" " + word for word, _ in counts.most_common(60_000)]

@@ -1,4 +1,4 @@
-"""Ids on disk against independent ones: tiktoken's, document by document; the whole of a long text.
+"""Compare prepared ids with tiktoken's, document by document, and with those of one long text.
 
     python benchmarks/exactness.py [--size 320]     MB of the one long document
 
@@ -25,7 +25,7 @@ PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\
 
 
 def tiktoken_gpt2() -> tiktoken.Encoding:
-    """tiktoken's GPT-2, from the vocabulary at hand."""
+    """tiktoken's GPT-2, from the vocabulary that tokenmill includes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     spelling = {chr(byte): byte for byte in printable}
@@ -41,7 +41,7 @@ def tiktoken_gpt2() -> tiktoken.Encoding:
 
 
 def compare_documents(folder: Path) -> None:
-    """Every document of a prepared corpus against tiktoken."""
+    """Compare every document of a prepared corpus with tiktoken's ids."""
     encoding = tiktoken_gpt2()
     sources = folder / "text"
     sources.mkdir()
@@ -64,7 +64,7 @@ def compare_documents(folder: Path) -> None:
 
 
 def compare_whole(folder: Path, size: int) -> None:
-    """One document of `size` bytes, prepared in pieces, against one call on the whole."""
+    """Compare one document of `size` bytes, prepared in pieces, with a single call for all of it."""
     import gigatoken
     import orjson
 
@@ -85,7 +85,7 @@ def compare_whole(folder: Path, size: int) -> None:
 
 
 def main() -> None:
-    """Both comparisons."""
+    """Run both comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--size", type=int, default=320, help="MB of the long document")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""How fast shards become batches of JAX, Grain and TensorFlow, against each one's usual way.
+"""Compare the speed of batches for JAX, Grain and TensorFlow with the usual code for each.
 
-The usual ways take rows out of a memory map, shuffled, and let the framework put them together. All
-read a file in the page cache, and give inputs and targets as
-int32 arrays of the framework. All in one run, turn by turn, in processes of their own, behind a start
-that empties what was read ahead; the best of several rounds each.
+The usual code takes shuffled rows from a memory map and lets the framework stack them. All read a
+file in the page cache and return inputs and targets as int32 arrays of the framework. The contestants
+take turns in one run, each in its own process, and drop the batches that were read ahead before the
+measurement. The result is the best of several rounds.
 
     python benchmarks/frameworks.py [--tokens 50] [--rounds 3]     tokens in millions
 """
@@ -36,7 +36,7 @@ Ids = npt.NDArray[np.uint16]
 
 
 def rate(step: Callable[[], Any]) -> float:
-    """Millions of tokens a second: the best of some stretches."""
+    """Millions of tokens per second: the best of several intervals."""
     for _ in range(START):
         step()
     best = 0.0
@@ -50,7 +50,7 @@ def rate(step: Callable[[], Any]) -> float:
 
 
 def open_ids(path: Path) -> Ids:
-    """The file as the usual ways open it."""
+    """Open the file as a memory map, as most programs do."""
     return np.memmap(path, np.uint16, "r")
 
 
@@ -119,7 +119,7 @@ def run_grain(path: Path) -> float:
 
 
 class Windows:
-    """A source for Grain, the usual way."""
+    """A Grain source that slices a memory map, as most programs do."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -213,10 +213,10 @@ def measure(path: Path, words: list[str]) -> float:
     """One measurement in a fresh process."""
     command = [sys.executable, __file__, "--contestant", *words, "--path", str(path)]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
-    told = subprocess.run(command, capture_output=True, text=True, env=quiet)
-    if told.returncode:
-        sys.exit(told.stderr)
-    return float(json.loads(told.stdout.splitlines()[-1]))
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return float(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
@@ -229,7 +229,7 @@ def main() -> None:
     if args.contestant:
         name, *words = args.contestant
         print(globals()[f"run_{name}"](args.path, *words), flush=True)
-        os._exit(0)  # without waiting for what frameworks still read ahead
+        os._exit(0)  # do not wait for batches that the framework is still reading ahead
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ids.bin"
         ids = np.random.default_rng(0).integers(0, 50257, args.tokens * 1_000_000)
@@ -238,9 +238,9 @@ def main() -> None:
         best = dict.fromkeys(CONTESTANTS, 0.0)
         for _ in range(args.rounds):
             for name, words in CONTESTANTS.items():
-                told = measure(path, words)
-                best[name] = max(best[name], told)
-                print(f"{name:<56} {told:8.0f} M tokens/s", flush=True)
+                speed = measure(path, words)
+                best[name] = max(best[name], speed)
+                print(f"{name:<56} {speed:8.0f} M tokens/s", flush=True)
     rows = [
         {"what": name, "M tokens/s": round(speed), "tokenmill against it": _compare(name, best)}
         for name, speed in best.items()

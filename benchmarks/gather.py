@@ -1,4 +1,4 @@
-"""How near `Tokens.gather` comes to its limit: the cast copy of as many ids that lie side by side."""
+"""Compare `Tokens.gather` with its limit: a casting copy of the same number of contiguous ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS, LENGTH = 50_000_000, 1025
 
 
 def make(folder: Path, shards: int) -> Tokens:
-    """As many tokens, in files of raw ids."""
+    """Make this many tokens, in files of raw ids."""
     folder.mkdir()
     parts = np.array_split(np.random.default_rng(0).integers(0, 50257, TOKENS, np.uint16), shards)
     names = [f"{number}.bin" for number in range(shards)]
@@ -38,7 +38,7 @@ def make(folder: Path, shards: int) -> Tokens:
 
 
 def microseconds(work: Callable[[], object], times: int) -> float:
-    """The best of nine: what else the machine does only adds to it."""
+    """The best of nine, because other work on the machine only adds time."""
     work()
     return min(timeit.repeat(work, number=times, repeat=9, timer=process_time)) / times * 1e6
 

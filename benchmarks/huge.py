@@ -1,9 +1,9 @@
-"""Opening 15 trillion tokens in 150,000 shards, and going on at row ten billion of a run over them.
+"""Open 15 trillion tokens in 150,000 shards, and resume a run over them at row ten billion.
 
-The shards are sparse files: all sizes are real, and all tokens are 0. A prepared dataset and a
-folder of llm.c shards, against one of 10 million tokens; each step three times in processes of
-their own: the least and the greatest time, and the greatest peak of memory. Disk: some 100 MB of
-names, none of it content.
+The shards are sparse files: all sizes are real, and all tokens are 0. Compares a prepared dataset and
+a folder of llm.c shards with data of 10 million tokens. Each step runs three times, in its own
+process; the table has the shortest and the longest time, and the highest peak of memory. Needs about
+100 MB of disk for file names.
 
     python benchmarks/huge.py [--shards 150000]
 """
@@ -30,7 +30,7 @@ ROW = 10**10
 
 
 def make_prepared(folder: Path, shards: int, tokens: int) -> None:
-    """A dataset as `prepare` leaves it, but for what is in the shards."""
+    """Make a dataset like one of `prepare`, but with shards of zeros."""
     import tokenmill
     from tokenmill.storage.files import write_file
     from tokenmill.store.manifest import Manifest, Split
@@ -76,7 +76,7 @@ def make_llmc(folder: Path, shards: int, tokens: int) -> None:
 
 
 def run(path: str, row: int) -> dict[str, Any]:
-    """Open, and the batch from a row on, in this process; the state is that of a run so far."""
+    """Open the data and read the batch at a row, in this process, after loading a state."""
     import tokenmill
 
     started = time.perf_counter()
@@ -88,19 +88,19 @@ def run(path: str, row: int) -> dict[str, Any]:
     next(loader)
     ended = time.perf_counter()
     loader.close()
-    # Not ru_maxrss, which begins with what the parent had.
+    # Not ru_maxrss, which includes the memory of the parent process.
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     return {"open": opened - started, "batch": ended - opened, "peak": peak}
 
 
 def _measure(folder: Path, row: int) -> dict[str, float]:
-    """In a fresh process; what it can share with one before is the page cache."""
+    """Measure in a fresh process; only the page cache is shared with earlier ones."""
     command = [sys.executable, __file__, "--run", str(folder), str(row)]
-    told: dict[str, float] = json.loads(
+    result: dict[str, float] = json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     )
-    return told
+    return result
 
 
 def _span(times: Iterable[float]) -> str:
@@ -122,7 +122,7 @@ def main() -> None:
             for shards, tokens in ((2, 5_000_000), (args.shards, SHARD)):
                 folder = Path(temporary) / f"{kind}_{shards}"
                 make(folder, shards, tokens)
-                os.sync()  # what making the files left to do shall not be measured
+                os.sync()  # so that writing the files is not measured
                 first, later = ([_measure(folder, row) for _ in range(3)] for row in (0, ROW))
                 rows.append(
                     {

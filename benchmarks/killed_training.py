@@ -1,8 +1,8 @@
-"""Training that is killed ten times at random moments, against training that is not: the same bits.
+"""Check that training killed ten times at random moments gives the same bits as uninterrupted training.
 
-Real `tokenmill train` processes, ended by SIGKILL at their start, between two steps and while they
-write a checkpoint; once with PyTorch, once with JAX. Compared are the weights, the optimizer's state,
-the loss of every row and, but for times, every line of metrics.
+Runs real `tokenmill train` processes, with PyTorch and with JAX, and kills them with SIGKILL at their
+start, between two steps and while they write a checkpoint. Compares the weights, the optimizer's
+state, the loss of every row and, except for times, every line of metrics.
 
     python benchmarks/killed_training.py [--kills 10] [--steps 400]
 """
@@ -29,7 +29,7 @@ SMALL = (
 
 
 def make_data(folder: Path) -> Path:
-    """Some of the standard library, as bytes."""
+    """Prepare some of the standard library with the tokenizer `bytes`."""
     import tokenmill
 
     text = folder / "library.txt"
@@ -49,9 +49,9 @@ def train(data: Path, runs: Path, backend: str, steps: int, kills: int) -> list[
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    told = json.loads(ended.stdout)
-    assert told["status"] == 0, told
-    moments: list[str] = told["moments"]
+    result = json.loads(ended.stdout)
+    assert result["status"] == 0, result
+    moments: list[str] = result["moments"]
     return moments
 
 

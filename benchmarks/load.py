@@ -1,10 +1,10 @@
-"""How fast shards become batches: against the limit, and against PyTorch's DataLoader.
+"""Compare the speed of loading batches with its limit, and with PyTorch's DataLoader.
 
-The limit is a cast copy of a batch from the file's dtype to int64, source and destination in the
-cache: once for arrays that are views of one batch, twice where inputs and targets are arrays of
-their own. The same copy of the whole file, in order and from the page cache, tells what the memory
-allows one thread. Everything else shuffles globally and reads a file in the page cache. All in one
-run, turn by turn, in processes of their own; the best of several rounds each, the limit's too.
+The limit is a casting copy of a batch from the file's dtype to int64, with source and destination in
+the cache: one copy if inputs and targets are views of one array, two if they are separate arrays. The
+same copy of the whole file, in order and from the page cache, shows the memory bandwidth of one
+thread. Everything else shuffles globally and reads a file in the page cache. The contestants take
+turns in one run, each in its own process; the result is the best of several rounds, for the limit too.
 
     python benchmarks/load.py [--tokens 50] [--rounds 4]     tokens in millions
 """
@@ -27,13 +27,13 @@ from results import record
 
 import tokenmill
 
-SECONDS = 1.0  # that each measurement takes
+SECONDS = 1.0  # duration of each measurement
 SHARDS = 1_000
 SHAPES = [(32, 1024), (8, 4096), (512, 256)]
 
 
 def rate(step: Callable[[], Any], tokens: int) -> float:
-    """Millions of tokens a second: the best of four stretches."""
+    """Millions of tokens per second: the best of four intervals."""
     for _ in range(20):
         step()
     best = 0.0
@@ -48,7 +48,7 @@ def rate(step: Callable[[], Any], tokens: int) -> float:
 
 
 def run_limit(folder: Path, batch: int, length: int, dtype: str, copies: int, *extra: str) -> float:
-    """The cast copy alone: of one batch, or of one after the other in the file."""
+    """The casting copy alone: of the same batch each time, or of all batches of the file in order."""
     ids = np.memmap(folder / f"{dtype}.bin", dtype, "r")
     batches = ids[: len(ids) // (batch * length) * batch * length].reshape(-1, batch, length)
     sources = cycle(list(batches) if "file" in extra else [np.array(batches[0])])
@@ -67,7 +67,7 @@ def _open(folder: Path, dtype: str) -> tokenmill.Tokens:
 
 
 def _write_shards(folder: Path, ids: np.ndarray[Any, Any], count: int) -> None:
-    """The same ids as raw files, each with a header as llm.c has it."""
+    """Write the same ids as files with llm.c's header."""
     folder.mkdir()
     for number, part in enumerate(np.array_split(ids.astype("<u2"), count)):
         header = np.zeros(256, "<i4")
@@ -105,7 +105,7 @@ def run_loader(folder: Path, batch: int, length: int, dtype: str, *extra: str) -
 
 
 def run_dataloader(folder: Path, batch: int, length: int, dtype: str, workers: int) -> float:
-    """PyTorch's DataLoader over a memory map, the usual way."""
+    """PyTorch's DataLoader over a memory map, as most programs use it."""
     import torch
     from torch.utils.data import DataLoader, Dataset
 
@@ -141,9 +141,9 @@ def contest(folder: Path, rounds: int, contestants: dict[str, list[str]]) -> dic
     best = dict.fromkeys(contestants, 0.0)
     for _ in range(rounds):
         for name, words in contestants.items():
-            told = measure(folder, words)
-            best[name] = max(best[name], told)
-            print(f"{name:<56} {told:8.0f} M tokens/s", flush=True)
+            result = measure(folder, words)
+            best[name] = max(best[name], result)
+            print(f"{name:<56} {result:8.0f} M tokens/s", flush=True)
     return best
 
 

@@ -47,7 +47,7 @@ def tree_memory(root: int) -> int:
 def find_peak(
     words: Sequence[object], memory: Callable[[int], int] = tree_memory, every: float = 0.02
 ) -> float:
-    """Peak memory in MB of one `tokenmill` command, looked at `every` so many seconds."""
+    """Peak memory in MB of one `tokenmill` command, sampled every `every` seconds."""
     command = [sys.executable, "-m", "tokenmill.cli", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = 0

@@ -1,4 +1,4 @@
-"""Peak memory of the whole process tree for inputs that have hardly a place to cut.
+"""Peak memory of the whole process tree for inputs with very few places to cut.
 
 python benchmarks/memory_hostile.py [--megabytes 50 100] [--memory 300MB] [--workers 1 2] [NAME …]
 
@@ -28,7 +28,7 @@ _STEP = 3_000_000  # bytes made at once
 
 
 def _random_text(low: int, high: int, line: int = 0, end: str = "") -> Callable[[int], bytes]:
-    """Makes random characters of a range, in lines of so many characters with some end."""
+    """Makes random characters of a range, in lines of a given length and line end."""
     rng = np.random.default_rng(low)
 
     def make(size: int) -> bytes:
@@ -122,7 +122,7 @@ NAMES = [*MAKERS, "JSON line: base64", "Parquet value: base64", "Parquet cells o
 
 
 def measure(path: Path, out: Path, memory: str, workers: int) -> dict[str, Any]:
-    """The peak of one run in MB, the seconds it took, and what it said if it failed."""
+    """The peak of one run in MB, its duration in seconds, and its error message if it failed."""
     shutil.rmtree(out, ignore_errors=True)
     options = ["--out", out, "--memory", memory, "--workers", workers]
     words = [sys.executable, "-m", "tokenmill.cli", "prepare", path, *options]

@@ -3,8 +3,8 @@
     python benchmarks/peer_files.py write PEER FOLDER DOCUMENTS.npz TOKENS
     python benchmarks/peer_files.py read PEER FOLDER DOCUMENTS.npz
 
-Runs in an environment that has the package, without tokenmill. TOKENS is about how many go into a
-file, where a peer writes several. A reader that knows no documents tells all ids as one.
+Runs in an environment that has the package, without tokenmill. TOKENS is the approximate number of
+tokens per file, for formats with several files. Without documents, all ids are read as one document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 Documents = list[np.ndarray[Any, Any]]
-ROW = 64  # of those who read rows
+ROW = 64  # for formats that are read in rows
 
 
 def load(path: Path) -> Documents:
@@ -173,7 +173,7 @@ def main() -> None:
     else:
         save(Path(documents), READERS[peer](folder))
     sys.stdout.flush()
-    os._exit(0)  # some leave threads behind that would not let the process end
+    os._exit(0)  # some packages leave threads running that would keep the process alive
 
 
 if __name__ == "__main__":

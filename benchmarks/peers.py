@@ -1,15 +1,15 @@
-"""Other programs' own packages read what tokenmill exports, and tokenmill reads what they write.
+"""Check that other programs' packages read tokenmill's exports, and that tokenmill reads their files.
 
     python benchmarks/peers.py [--documents 2000] [--environment FOLDER]
 
 Makes an environment with Megatron-Core, datatrove, MosaicML Streaming, LitData and ArrayRecord, in
-which each writes and reads the same documents. Most of what they depend on is left out, because they
-are asked for their files alone; NumPy and torch come from the environment that this runs in. With
---environment it is kept there, and used again.
+which each writes and reads the same documents. Most of their dependencies are omitted, because only
+their file formats are used; NumPy and torch come from the current environment. With --environment, the
+environment is kept in that folder and reused.
 
-Tells for every format and width of ids whether ids and documents came out the same, and whether
-files that went from the peer through tokenmill (for uint16 through `tokenmill import`, too) and out
-again have the peer's bytes. The exit status is 1 if anything differs.
+The table shows, for every format and width of ids, whether ids and documents are the same, and whether
+a peer's files that tokenmill opens (for uint16 also imports) and exports again have the same bytes.
+The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = (
     "loguru==0.7.3 humanize==4.16.0 dill==0.4.1 brotli==1.2.1 python-snappy==0.7.3 cramjam==2.14.0 "
     "zstd==1.5.7.2 catalogue==2.0.10 pillow"
 ).split()
-# What MosaicML Streaming imports for pictures and texts, of which there are none here.
+# Packages that MosaicML Streaming imports for images and texts, which are not used here.
 STAND_IN = {
     "torchvision/__init__.py": "",
     "torchvision/transforms/__init__.py": "",
@@ -52,11 +52,11 @@ STAND_IN = {
     "transformers/models/auto/tokenization_auto.py": "class AutoTokenizer:\n    pass\n",
 }
 WIDTHS = {"uint16": 50257, "uint32": 128256}
-MANY, ONE = 100_000, 1 << 30  # tokens in a file, of those peers that write several
+MANY, ONE = 100_000, 1 << 30  # tokens per file, for formats with several files
 
 
 def make_environment(folder: Path) -> Path:
-    """An environment with the packages, made anew unless all is there; returns its Python."""
+    """Make an environment with the packages unless a complete one exists; returns its Python."""
     python, made = folder / "bin" / "python", folder / "made.json"
     wanted = json.dumps([PACKAGES, STAND_IN, sys.version, site.getsitepackages()])
     if made.exists() and made.read_text() == wanted:
@@ -65,15 +65,15 @@ def make_environment(folder: Path) -> Path:
         sys.exit(f"{folder} holds other things; give a new folder.")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    made.touch()  # it is ours, and not finished
+    made.touch()  # an unfinished environment of an earlier run
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "here.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     for package in PACKAGES:
         words = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", package]
-        told = subprocess.run(words, check=False, capture_output=True, text=True)
-        if told.returncode:
-            sys.exit(f"cannot install {package}:\n{told.stderr}")
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"cannot install {package}:\n{done.stderr}")
     for name, text in STAND_IN.items():
         path = packages / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -83,16 +83,16 @@ def make_environment(folder: Path) -> Path:
 
 
 def run(python: Path, *words: object) -> str | None:
-    """Let a peer write or read; returns what went wrong."""
+    """Run a peer to write or read files; returns its error message."""
     script = Path(__file__).with_name("peer_files.py")
     command = [str(python), "-W", "ignore", str(script), *map(str, words)]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    lines = told.stderr.strip().splitlines()
-    return None if told.returncode == 0 else f"FAILED: {lines[-1][:120] if lines else 'no word'}"
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    lines = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else f"FAILED: {lines[-1][:120] if lines else 'no message'}"
 
 
 def make_documents(count: int, dtype: str) -> Documents:
-    """Documents of many lengths, with a number of ids that rows divide."""
+    """Make documents of many lengths, whose total is a multiple of the row length."""
     rng = np.random.default_rng(7)
     lengths = [*rng.integers(1, 900, count).tolist(), 1, 255, 256, 65535, 65536]
     lengths.append(ROW - sum(lengths) % ROW)
@@ -100,7 +100,7 @@ def make_documents(count: int, dtype: str) -> Documents:
 
 
 def compare(found: Documents, wanted: Documents, *, documents: bool = True) -> str:
-    """Whether ids, and documents where they are told, are the same."""
+    """Whether the ids are the same, and the documents too if the reader returns them."""
     if not np.array_equal(np.concatenate(found), np.concatenate(wanted)):
         return "IDS DIFFER"
     if not documents:
@@ -121,7 +121,7 @@ def compare_files(found: Path, wanted: Path) -> str:
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    """The bytes of each file; of LitData's index, which tells the time, its list of files."""
+    """The bytes of each file; of LitData's index, which contains the time, only its list of files."""
     found: dict[str, Any] = {}
     for path in folder.rglob("*"):
         if path.is_file() and path.name != RECORD:
@@ -133,7 +133,7 @@ def _contents(folder: Path) -> dict[str, Any]:
 
 
 def read_here(folder: Path, peer: str, dtype: str) -> Documents:
-    """What tokenmill reads of what a peer wrote."""
+    """The documents that tokenmill reads from a peer's files."""
     options: dict[str, Any] = {"dtype": dtype} if peer == "array_record" else {}
     tokens = tokenmill.open(folder, **options)["train"]
     if tokens.documents is None:
@@ -144,34 +144,34 @@ def read_here(folder: Path, peer: str, dtype: str) -> Documents:
 def try_peer(
     python: Path, peer: str, documents: Documents, dtype: str, place: Path
 ) -> dict[str, str]:
-    """What came of a peer's writing and reading: a row of the table."""
+    """Test writing and reading with a peer; returns a row of the table."""
     place.mkdir()
     given, size = place / "given.npz", WIDTHS[dtype]
     save(given, documents)
-    told = peer != "npy"  # which knows no documents
+    has_documents = peer != "npy"  # the format has no documents
     failed = run(python, "write", peer, place / "many", given, MANY)
     row = {
         "format": peer,
         "ids": dtype,
         "tokenmill reads the peer's": failed
-        or compare(read_here(place / "many", peer, dtype), documents, documents=told),
+        or compare(read_here(place / "many", peer, dtype), documents, documents=has_documents),
         "the peer reads tokenmill's": "—",
         "out of, into the peer's": "—",
     }
     if peer not in READERS or failed:
         return row
-    # Who reads rows leaves out what fills none at the end of each file.
+    # Readers of rows omit an incomplete row at the end of each file.
     length = ONE if peer in ("datatrove", "litdata") else MANY
     exported = place / "exported"
     tokenmill.export(place / "many", exported, to=peer, vocab_size=size, tokens_per_shard=length)
     failed = run(python, "read", peer, exported, place / "found.npz")
     row["the peer reads tokenmill's"] = failed or compare(
-        load(place / "found.npz"), documents, documents=told and peer != "litdata"
+        load(place / "found.npz"), documents, documents=has_documents and peer != "litdata"
     )
     failed = run(python, "write", peer, place / "one", given, ONE)
     if not failed:
         source = place / "one"
-        if dtype == "uint16" and told:
+        if dtype == "uint16" and has_documents:
             source = place / "imported"
             tokenmill.import_dataset(place / "one", source, tokenizer="gpt2")
         tokenmill.export(source, place / "again", to=peer, vocab_size=size, tokens_per_shard=ONE)

@@ -1,9 +1,9 @@
-"""How fast text becomes shards, against tokenizing alone and against other tokenizers.
+"""Compare the speed of `prepare` with tokenizing alone and with other tokenizers.
 
-One run on the same files, each contestant in a process of its own that starts with an empty
-tokenizer cache, turn by turn; the median of several rounds, because machines are noisy. `prepare` does everything that the command does by
-default: cleaning, deduplication, split, checksums, document tables, flushing to the disk, and
-starting its workers. The others only turn text into ids in memory.
+The contestants take turns on the same files, each in its own process that starts with an empty
+tokenizer cache. The result is the median of several rounds, because machines are noisy. `prepare`
+does everything that the command does by default: cleaning, deduplication, split, checksums, document
+tables, flushing to the disk, and starting its workers. The others only turn text into ids in memory.
 
     python benchmarks/prepare.py [--size 512] [--rounds 5]     size in MB
 """
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from corpus import EOT, make_corpus
 from results import record
 
-SAMPLE = 16 << 20  # bytes that the slow ones get
+SAMPLE = 16 << 20  # bytes for the slow tokenizers
 CONTESTANTS = {
     "gigatoken, bare `encode_files`": ["gigatoken"],
     "tokenmill prepare": ["prepare", "documents"],
@@ -38,12 +38,12 @@ def _gpt2() -> str:
     from tokenmill.tokenizers.gpt2 import read_gpt2
 
     document = {**read_gpt2(), "added_tokens": []}
-    document["pre_tokenizer"]["trim_offsets"] = True  # which `tokenizers` asks for
+    document["pre_tokenizer"]["trim_offsets"] = True  # required by `tokenizers`
     return json.dumps(document)
 
 
 def run_gigatoken(files: list[Path]) -> tuple[float, int]:
-    """All files by gigatoken's own fastest way, on all cores."""
+    """Tokenize all files with gigatoken's fastest method, on all cores."""
     import gigatoken
 
     tokenizer = gigatoken.Tokenizer.from_json(_gpt2())
@@ -54,7 +54,7 @@ def run_gigatoken(files: list[Path]) -> tuple[float, int]:
 
 
 def run_prepare(files: list[Path], dedup: Literal["documents", "lines"]) -> tuple[float, int]:
-    """The whole of `tokenmill.prepare`."""
+    """Run `tokenmill.prepare`."""
     import tokenmill
 
     out = files[0].parent.parent / "dataset"
@@ -78,7 +78,7 @@ def _sample(files: list[Path]) -> list[str]:
 
 
 def run_tokenizers(files: list[Path]) -> tuple[float, int]:
-    """A sample by Hugging Face's tokenizers, on all cores."""
+    """Tokenize a sample with Hugging Face's tokenizers, on all cores."""
     from tokenizers import Tokenizer
 
     texts = _sample(files)
@@ -91,8 +91,8 @@ def run_tokenizers(files: list[Path]) -> tuple[float, int]:
 def measure(words: list[str], files: list[Path]) -> float:
     """MB/s of one round, in a fresh process."""
     command = [sys.executable, __file__, "--contestant", *words, "--files", *map(str, files)]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return float(told["bytes"] / told["seconds"] / 1e6)
+    result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return float(result["bytes"] / result["seconds"] / 1e6)
 
 
 def compare(kind: str, size: int, rounds: int) -> list[dict[str, Any]]:

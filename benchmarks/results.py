@@ -1,6 +1,6 @@
-"""Where measurements go: `results.json`, and from there into the tables of README and docs.
+"""Store measurements in `results.json`, and write them into the tables of README and docs.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+A table is between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAGES = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))
 
 
 def record(name: str, conditions: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Keep the rows of one measurement, print them, and put them where they belong."""
+    """Store the rows of one measurement, print them, and update the tables of the pages."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     results[name] = {"conditions": {**conditions, **machine}, "rows": rows}
@@ -29,7 +29,7 @@ def record(name: str, conditions: dict[str, Any], rows: list[dict[str, Any]]) ->
 
 
 def write_table(name: str, rows: list[dict[str, Any]]) -> None:
-    """Put a table wherever a page has its marks."""
+    """Write a table into every page that has its marks."""
     marked = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     for page in PAGES:
         text = page.read_text()
@@ -37,7 +37,7 @@ def write_table(name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def find_headline(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The three numbers of the README, out of the results of the benchmarks."""
+    """The three numbers of the README, from the results of the benchmarks."""
 
     def find(name: str, what: str, column: str) -> Any:
         return next(row[column] for row in results[name]["rows"] if row["what"] == what)

@@ -1,9 +1,9 @@
-"""The same bytes for any number of workers, and after ten kills at random moments.
+"""Check that any number of workers, and ten kills at random moments, give the same bytes.
 
     python benchmarks/sameness.py [--size 256] [--kills 10] [--dedup documents]     size in MB
 
-Prepares one corpus with 1, 2 and 3 workers, and once more with the whole process tree killed by
-SIGKILL again and again; then `diff -r` compares all with the first.
+Prepares one corpus with 1, 2 and 3 workers, and once more while SIGKILL repeatedly kills the whole
+process tree. Then `diff -r` compares all results with the first.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def command(files: list[Path], out: Path, workers: int, dedup: str) -> list[str]
     return [*words, "--workers", str(workers), "--dedup", dedup]
 
 
-def kill_and_go_on(words: list[str], out: Path, kills: int, seconds: float) -> int:
+def kill_and_resume(words: list[str], out: Path, kills: int, seconds: float) -> int:
     """Run the command, killing its process tree at random moments; returns how often it died.
 
-    A run that ends before it was killed so often is begun again, and its kills do not count.
+    If the run finishes before it was killed that often, it starts over and its kills do not count.
     """
     died = 0
     while True:
         process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
         try:
-            # Early kills leave much to do, so that all stages get their share of them.
+            # Early kills leave much to do, so that kills hit all stages.
             wait = None if died == kills else random.uniform(0.1, 0.4) * seconds
             if process.wait(timeout=wait) != 0:
                 raise SystemExit("prepare failed")
@@ -70,7 +70,7 @@ def main() -> None:
             print(f"{workers} workers: {seconds:.1f} s", flush=True)
         out = folder / "killed"
         words = command(files, out, 2, args.dedup)
-        died = kill_and_go_on(words, out, args.kills, seconds / 2)
+        died = kill_and_resume(words, out, args.kills, seconds / 2)
         print(f"killed {died} times", flush=True)
         for other in ("workers_2", "workers_3", "killed"):
             subprocess.run(["diff", "-r", folder / "workers_1", folder / other], check=True)

@@ -247,9 +247,8 @@ def describe(
     assert all(abs(count / parameters[peer] - 1) < 0.05 for count in parameters.values())
     rows = []
     for name, spent in seconds.items():
-        whole = (
-            spent[1:-1] or spent
-        )  # without the first turn, which warms up, and the last, which may be shorter
+        # Without the first turn, which warms up, and the last, which may be shorter.
+        whole = spent[1:-1] or spent
         against = [theirs / ours for theirs, ours in zip(seconds[peer], spent, strict=True)]
         rows.append(
             {

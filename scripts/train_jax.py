@@ -54,7 +54,7 @@ def main() -> int:
 def _translate(file: RunFile, stem: str) -> dict[str, str]:
     """The flags of `tokenmill train` for the settings in a file."""
     if file.dataset_name is None:
-        raise UsageError("the configuration has no dataset_name: the text to train on.")
+        raise UsageError("the configuration has no dataset_name, which names the text to train on.")
     data = open_texts(Path(file.dataset_name), file.tokenizer_name or "gpt2")
     config = file.config
     if file.num_epochs is not None:

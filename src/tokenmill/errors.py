@@ -7,7 +7,7 @@ prints the message without a traceback and exits with `exit_status`.
     ├── UsageError        an invalid setting or argument (exit 2)
     ├── InputError        an input file that cannot be used
     ├── FolderError       an output folder that is in use, foreign, or made with other settings
-    ├── DatasetError      a dataset that is damaged or incomplete, or something else
+    ├── DatasetError      a dataset that is damaged or incomplete, or a path that is not a dataset
     ├── TokenizerError    a tokenizer that cannot be loaded, or is not the expected one
     │   └── UnregisteredTokenizerError    a dataset's tokenizer class that is not registered
     ├── TooLongError      a text that cannot be split and does not fit in memory

@@ -76,7 +76,7 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
 def _check_division() -> None:
     """Refuse to read if Accelerate gives all rows to each of several processes.
 
-    On a machine without an accelerator it joins the process group and then ignores it.
+    On a machine without a GPU, Accelerate joins the process group but does not shard the data.
     """
     accelerate = sys.modules.get("accelerate.state")
     if accelerate is None or not torch.distributed.is_initialized():

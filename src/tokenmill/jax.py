@@ -230,11 +230,11 @@ class Loader(LoaderAdapter[B]):
     def batch_at(self, step: int) -> B:
         """The batch of any step; see `tokenmill.Loader.batch_at`. All processes must call it."""
         if self.arrays.limit is not None and step >= len(self):
-            raise IndexError(f"steps go from 0 to {len(self) - 1:,}; there is no {step:,}")
+            raise IndexError(f"steps go from 0 to {len(self) - 1:,}, got {step:,}")
         return super().batch_at(step)
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """What the run has consumed so far of each source."""
+        """How much the run has consumed so far of each source."""
         return make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
         return
 
     def post(key: str, value: str) -> str:
-        with suppress(jax.errors.JaxRuntimeError):  # another process was first
+        with suppress(jax.errors.JaxRuntimeError):  # another process posted first
             client.key_value_set(key, value)
         return str(client.blocking_key_value_get(key, _TIMEOUT))
 
@@ -306,8 +306,10 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """The smallest of equal blocks of a step's rows that has all rows of this process's devices: its
-    number, and how many blocks of that size there are."""
+    """Divide a step's rows into the smallest equal blocks of which one has all rows of this process.
+
+    Returns the number of that block, and how many blocks there are.
+    """
     rows = shape[0]
     if rows < 1:
         raise UsageError(f"`batch_size` is {rows}; it must be at least 1.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Display", "Nobody", "Unit", "Watcher", "watching"]
 
-Unit = Literal["bytes", "tokens"]  # what the work of a stage is counted in
+Unit = Literal["bytes", "tokens"]  # the unit in which the work of a stage is counted
 
 _FIRST_LINE, _EVERY = 2.0, 10.0  # seconds, where lines are printed
 _REDRAW = 0.125  # seconds
@@ -38,7 +38,7 @@ class Watcher(Protocol):
         """
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
-        """`amount` more units of the stage are done. They gave so many tokens and documents."""
+        """`amount` more units of the stage are done, with this many tokens and documents."""
 
     def note(self, text: str) -> None:
         """Something that the user should know."""

@@ -262,7 +262,7 @@ class TokenBatches(IterableDataset[B]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume in the next iteration from a state of the same worker, with as many workers."""
+        """Resume in the next iteration, from a state of this worker with the same number of workers."""
         own = self.state_dict()
         given = state.get("given")
         if not isinstance(given, int) or given < 0:

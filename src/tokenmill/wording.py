@@ -1,6 +1,6 @@
 """Numbers, sizes and times in readable form, and text that is safe to print.
 
-Text in a dataset may come from a stranger. `harmless` shows its control characters as visible
+Text in a dataset may be untrusted. `harmless` shows its control characters as visible
 escapes, so that it can neither move the cursor nor recolour the terminal.
 """
 

@@ -29,7 +29,7 @@ def ids() -> list[np.ndarray]:
 
 @pytest.fixture
 def folder(tmp_path: Path, ids: list[np.ndarray]) -> Path:
-    for number, part in zip((1, 2, 9, 10), ids, strict=True):  # a few of all that there are
+    for number, part in zip((1, 2, 9, 10), ids, strict=True):  # a small sample of all windows
         write_shard(tmp_path / f"edu_fineweb_train_{number:06}.bin", part)
     return tmp_path
 
@@ -50,7 +50,7 @@ def test_every_window_is_equally_likely(
     dataset = TokenizedDataset(folder, split, block_size=LENGTH)
     assert len(dataset) == len(tokens)
     rows = draw(dataset, 20_000)
-    # Ids count up through all shards, so a row is a window if it does, and its first tells which.
+    # Ids count up through all shards, so a window counts up too, and its first id is its start.
     np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(LENGTH + 1))
     assert rows.min() == tokens[0]
     assert rows.max() == tokens[-1]

@@ -92,7 +92,7 @@ def test_an_export_reads_back_equal(tmp_path, to, tokens_per_shard):
             assert [one.length for one in tokens.documents] == list(map(len, documents_of(split)))
 
 
-def test_exports_are_what_independent_writers_write(tmp_path):
+def test_exports_equal_those_of_independent_writers(tmp_path):
     build(tmp_path / "data")
     documents = documents_of("train")
     ids = [one for document in documents for one in document]
@@ -229,7 +229,7 @@ def test_an_out_folder_with_other_contents_is_refused(tmp_path):
         tokenmill.export(tmp_path / "other", tmp_path / "out", to="npy")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with pytest.raises(FolderError, match=r"other things \(notes\.txt\)"):
+    with pytest.raises(FolderError, match=r"other files \(notes\.txt\)"):
         tokenmill.export(tmp_path / "data", tmp_path / "mine", to="npy")
     with pytest.raises(FolderError, match="is a file"):
         tokenmill.export(tmp_path / "data", tmp_path / "mine" / "notes.txt", to="npy")

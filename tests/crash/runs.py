@@ -1,4 +1,4 @@
-"""Starts, watches and ends real `tokenmill` processes, and compares what they leave on the disk."""
+"""Starts, watches and ends real `tokenmill` processes, and compares the files that they leave."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 
 
 def wait_until(true: Callable[[], object], patience: float = PATIENCE) -> bool:
-    """Wait until something is so, or patience runs out; returns whether it is."""
+    """Wait until a condition holds, with a time limit; returns whether it does."""
     end = time.monotonic() + patience
     while not true():
         if time.monotonic() > end:
@@ -80,7 +80,7 @@ def wait_until(true: Callable[[], object], patience: float = PATIENCE) -> bool:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder; folders stand there with a slash and no bytes."""
+    """Every file below a folder; folders are listed with a slash and no bytes."""
     return {
         path.relative_to(folder).as_posix() + ("/" if path.is_dir() else ""): (
             b"" if path.is_dir() else path.read_bytes()
@@ -95,7 +95,7 @@ def temporaries(folder: Path) -> list[str]:
 
 
 def library_text(size: int) -> str:
-    """Some MB of text that repeats itself now and then: Python's own library, as documents."""
+    """Some MB of text with a few repetitions: Python's standard library, as documents."""
     texts = []
     held = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):

@@ -64,7 +64,7 @@ def test_folder_without_permission_is_an_error_without_a_traceback(tmp_path: Pat
     assert "Traceback" not in said.stderr
 
 
-def test_finished_dataset_with_a_shard_missing_is_not_called_finished(tmp_path: Path) -> None:
+def test_a_finished_dataset_with_a_missing_shard_is_refused(tmp_path: Path) -> None:
     text, out = tmp_path / "x.txt", tmp_path / "out"
     text.write_text("one")
     command = ("prepare", text, "--out", out, "--tokenizer", "bytes", "--workers", "1")
@@ -79,7 +79,7 @@ def test_finished_dataset_with_a_shard_missing_is_not_called_finished(tmp_path: 
     assert contents(out) == made
 
 
-def test_scaffolding_with_nonsense_in_it_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_work_files_are_refused_by_name(tmp_path: Path) -> None:
     text, out = tmp_path / "x.txt", tmp_path / "out"
     text.write_text("one")
     command = ("prepare", text, "--out", out, "--tokenizer", "bytes", "--workers", "1")

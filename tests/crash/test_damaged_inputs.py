@@ -149,7 +149,7 @@ def test_bad_records_are_listed_with_their_places_and_the_good_ones_kept(tmp_pat
     assert tokens_of(tmp_path / "out") == tokens_of(tmp_path / "good")
 
 
-def test_run_in_which_nothing_is_good_says_why(tmp_path: Path) -> None:
+def test_a_run_without_usable_input_reports_the_reasons(tmp_path: Path) -> None:
     text = tmp_path / "x.jsonl"
     text.write_text('{"content": "x"}\n')
     said = run("prepare", text, "--out", tmp_path / "out", *FLAGS)
@@ -273,7 +273,7 @@ def test_file_name_that_is_not_utf_8_is_stored_as_a_uri(tmp_path: Path) -> None:
 
 
 class MeddlesWith:
-    """A watcher who does something to the input when a stage begins."""
+    """A watcher that changes the input when a stage begins."""
 
     def __init__(self, stage: str, meddle: Callable[[], object]) -> None:
         self.stage, self.meddle = stage, meddle
@@ -303,7 +303,7 @@ def _alter(path: Path) -> None:
     ("dedup", "skip"), [("documents", False), ("lines", False), ("lines", True)]
 )
 @pytest.mark.parametrize("meddle", [_shrink, _grow, _alter, Path.unlink])
-def test_file_that_changes_under_a_run_is_named_and_read_anew_by_the_next(
+def test_a_file_that_changes_during_a_run_is_named_and_the_next_run_reads_it_again(
     tmp_path: Path, dedup: str, meddle: Callable[[Path], None], skip: bool
 ) -> None:
     texts, out = tmp_path / "texts", tmp_path / "out"

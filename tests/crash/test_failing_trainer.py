@@ -43,7 +43,7 @@ def test_lost_or_damaged_data_stops_a_run_that_resumes_later(
     reasons = {
         "vanished": "/shard_00000.bin is missing from",  # of train or val
         "cut": "train/shard_00000.bin is",
-        "damaged": "of the run holds the id 65535",
+        "damaged": "of the run contains the id 65535",
     }
     for what, reason in reasons.items():
         entry = entries[what]

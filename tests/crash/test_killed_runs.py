@@ -39,7 +39,7 @@ def command(corpus: Path, out: Path, dedup: str) -> list[str | Path]:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """What each kind of run makes when nothing happens to it."""
+    """The results of each kind of run without interruption."""
     made = {}
     for dedup in DEDUPS:
         out = tmp_path_factory.mktemp("undisturbed") / dedup
@@ -91,7 +91,7 @@ def test_killed_in_every_stage_ends_with_the_same_bytes(
 
 
 @pytest.mark.parametrize("dedup", DEDUPS)
-def test_workers_vanish_with_their_parent_and_a_restart_at_once_is_right(
+def test_workers_end_with_their_parent_and_an_immediate_restart_is_correct(
     corpus: Path, undisturbed: dict[str, dict], tmp_path: Path, dedup: str
 ) -> None:
     out = tmp_path / "out"
@@ -144,7 +144,7 @@ def test_a_worker_killed_while_it_starts_is_reported(corpus: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_run_killed_while_removing_its_scaffolding_is_finished_by_the_same_command(
+def test_a_run_killed_while_removing_its_work_files_is_finished_by_the_same_command(
     corpus: Path, undisturbed: dict[str, dict], tmp_path: Path, whole: bool
 ) -> None:
     out = tmp_path / "out"
@@ -211,7 +211,7 @@ def test_damage_from_a_power_loss_is_noticed_and_repaired(
     assert (ended.returncode, contents(out)) == (0, undisturbed["documents"]), ended.stderr
 
 
-def test_a_restart_killed_half_way_does_not_pass_for_finished(
+def test_a_killed_restart_is_not_mistaken_for_a_finished_run(
     corpus: Path, undisturbed: dict[str, dict], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -264,7 +264,7 @@ def test_a_killed_pretokenize_leaves_nothing_beside_the_text(tmp_path: Path) -> 
 def test_workers_whose_parent_dies_while_they_start_say_nothing(
     corpus: Path, tmp_path: Path
 ) -> None:
-    """GPT-2's vocabulary is more than a pipe holds, so they are in the midst of a message."""
+    """GPT-2's vocabulary is more than a pipe holds, so they are in the middle of a message."""
     for seconds in (0.0, 0.05, 0.1):
         process = start("prepare", corpus, "--out", tmp_path / "out", "--workers", "3")
         assert wait_until(lambda: len(workers(process)) == 3)  # noqa: B023

@@ -21,7 +21,7 @@ CAP = 700_000_000
 
 
 def make_new_words(path: Path, size: int) -> None:
-    """Text in which hardly a word occurs twice."""
+    """Text in which almost no word occurs twice."""
     rng = np.random.default_rng(5)
     letters = rng.integers(97, 123, size, np.uint8)
     letters[9::10] = 32
@@ -84,7 +84,7 @@ def test_a_dry_run_promises_the_memory_that_these_tests_allow(tmp_path: Path) ->
     assert estimated.memory == SMALL_CAP + MAIN_PROCESS
 
 
-def test_a_record_too_large_for_the_cap_is_refused_with_the_cap_that_would_do(
+def test_a_record_too_large_for_the_cap_is_refused_with_a_sufficient_cap(
     tmp_path: Path,
 ) -> None:
     text = tmp_path / "x.jsonl"

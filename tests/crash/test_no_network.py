@@ -22,7 +22,7 @@ def _can_unshare() -> bool:
 
 
 @pytest.mark.skipif(not _can_unshare(), reason="no network namespace can be made here")
-def test_whole_way_without_a_network_and_without_a_home(tmp_path: Path) -> None:
+def test_prepare_to_training_works_without_a_network_or_home(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("Hello world")
     empty = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
 

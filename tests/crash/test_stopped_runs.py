@@ -39,7 +39,7 @@ def command(corpus: Path, out: Path) -> list[str | Path]:
 
 
 def stop(process: subprocess.Popen[str], number: int, whole_group: bool) -> tuple[str, str]:
-    """Send a signal; the process must end soon: within two seconds where no test runs beside."""
+    """Send a signal; the process must end soon: within two seconds on an idle machine."""
     if whole_group:
         kill_all(process, number)
     else:

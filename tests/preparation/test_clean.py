@@ -1,4 +1,4 @@
-"""clean.py against a slow reading of docs/cleaning.md, one rule a line."""
+"""clean.py against a slow implementation of docs/cleaning.md, one rule per line."""
 
 import itertools
 import re
@@ -57,7 +57,7 @@ def test_each_rule_by_example() -> None:
         assert clean(dirty) == expected
 
 
-def test_rules_meet() -> None:
+def test_rules_apply_together() -> None:
     for dirty, expected in [
         ("a\r\ufeff\nb", "a\nb"),
         ("a\r\x85b", "a\nb"),

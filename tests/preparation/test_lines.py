@@ -144,7 +144,7 @@ def mark(texts: list[str], min_line: int) -> list[bool]:
         ("\t \t \t", 1, False),
     ],
 )
-def test_a_line_counts_from_so_many_characters_on_if_it_is_not_blank(line, min_line, counts):
+def test_a_line_counts_if_it_is_long_enough_and_not_blank(line, min_line, counts):
     assert len(mark([line], min_line)) == counts
     assert len(mark([f"é\n{line}\nx"], min_line)) - len(mark(["é\nx"], min_line)) == counts
 

@@ -1,4 +1,4 @@
-"""`prepare` from files to files, against the slow and obvious way of doing the same."""
+"""`prepare` from files to files, against a slow and obvious implementation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SEPARATORS = {"auto": END, "file": None, "line": b"\n", "blank-line": b"", "##":
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_inputs_give_what_the_naive_implementation_gives(
+def test_random_inputs_match_the_naive_implementation(
     tmp_path: Path, seed: int, gpt2: Tokenizer, no_flush: None
 ) -> None:
     chance = random.Random(seed)
@@ -143,7 +143,7 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, dedup: str)
     assert not (tmp_path / "out1" / ".work").exists()
 
 
-def test_nothing_kept_is_an_error_that_says_what_was_dropped(tmp_path: Path) -> None:
+def test_a_run_that_keeps_nothing_reports_what_was_dropped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "x"}\n{"body": "y"}\n')
     with pytest.raises(InputError, match="No document was kept out of 2") as caught:

@@ -103,7 +103,7 @@ def test_a_restart_starts_over_and_keeps_files_of_the_user(tmp_path: Path, text:
     assert len(report.manifest.splits["train"].shards) == 2
 
 
-def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, text: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "out"
     (out / "sub").mkdir(parents=True)
     (out / "thesis.tex").write_text("mine")

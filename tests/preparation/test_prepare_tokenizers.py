@@ -102,9 +102,7 @@ class SilentTokenizer(WordTokenizer):
 
 
 @pytest.mark.parametrize("tokens_per_shard", [1, 2, 3, 100])
-def test_documents_without_tokens_are_counted_where_they_go(
-    tmp_path: Path, no_flush: None, tokens_per_shard: int
-) -> None:
+def test_empty_documents_are_counted(tmp_path: Path, no_flush: None, tokens_per_shard: int) -> None:
     path = tmp_path / "a.txt"
     path.write_text("<|endoftext|>".join(["~", "a b", "~~", "c", "~~~", "~~~~"]))
     out = tmp_path / "out"

@@ -83,9 +83,7 @@ def test_spilled_files_of_an_earlier_run_are_removed(tmp_path, small_limits):
     assert run(keys, tmp_path, limit=100) == naive_marks(keys)
 
 
-def test_a_key_that_fills_the_list_is_not_held_in_memory_as_often_as_it_occurs(
-    tmp_path, small_limits, monkeypatch
-):
+def test_a_key_that_fills_the_list_is_held_in_memory_once(tmp_path, small_limits, monkeypatch):
     keys = np.full((20_000, 2), 2**63 + 5, np.uint64)
     keys[::50] = np.random.default_rng(3).integers(0, 2**64, (400, 2), np.uint64, endpoint=False)
     most = 0

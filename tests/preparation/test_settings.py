@@ -27,7 +27,7 @@ def test_documents_name_a_separator(documents: str, separator: bytes | None) -> 
     assert PrepareSettings(documents=documents).separator == separator
 
 
-def test_settings_are_the_same_again_out_of_json() -> None:
+def test_settings_survive_json() -> None:
     settings = PrepareSettings(val_fraction=0.1 + 0.2, documents="§", min_line=3, eot="none")
     assert PrepareSettings(**json.loads(json.dumps(settings.to_json()))) == settings
 

@@ -1,4 +1,4 @@
-"""sift.py: the choice of a split, by whole numbers of Python, and pinned for all versions to come."""
+"""sift.py: the choice of a split equals plain Python integers, and is pinned for all versions."""
 
 from __future__ import annotations
 

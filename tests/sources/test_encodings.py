@@ -80,6 +80,6 @@ def test_the_likely_encoding_is_named_as_iconv_calls_it(language: str, encoding:
     assert codecs.lookup(guess).decode(data)[0] == TEXTS[language] * 5
 
 
-def test_too_little_is_not_guessed() -> None:
+def test_short_text_gives_no_guess() -> None:
     assert guess_encoding(b"caf\xe9") is None
     assert guess_encoding(b"") is None

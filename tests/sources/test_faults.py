@@ -41,7 +41,9 @@ def test_faults_are_seen_through_every_compression(tmp_path: Path, suffix: str) 
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_files_not_compressed_as_their_name_says_have_a_fault(tmp_path: Path, suffix: str) -> None:
+def test_files_without_the_compression_of_their_name_have_a_fault(
+    tmp_path: Path, suffix: str
+) -> None:
     path = tmp_path / f"a.txt{suffix}"
     for data in (b"", b"plain text " * 10):
         path.write_bytes(data)
@@ -49,7 +51,7 @@ def test_files_not_compressed_as_their_name_says_have_a_fault(tmp_path: Path, su
         assert find_fault(source, "text")
 
 
-def test_lines_longer_than_the_head_are_left_to_reading(tmp_path: Path) -> None:
+def test_lines_longer_than_the_head_are_judged_by_reading(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     assert fault_of(path, rows({"body": "x" * 100_000})) is None
     assert "no field" in str(fault_of(path, rows({"id": 1}, {"body": "x" * 100_000})))

@@ -147,7 +147,7 @@ def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_n
         sources, passed_over = find_files([given])
         assert [Path(source.path).name for source in sources] == ["a.txt"]
         assert names_passed_over(passed_over) == {"a finished dataset": ["data"]}
-        # The folder that a run goes on in is nothing to tell of.
+        # The folder of a run that resumes is not reported.
         assert find_files([given], leave_out=data) == (sources, [])
     with pytest.raises(InputError, match=r"data is a finished dataset, not text"):
         find_files([data])
@@ -197,7 +197,7 @@ def test_pipes_and_sockets_are_passed_over_and_listed(tmp_path: Path) -> None:
 
 
 def make_deep(folder: Path, name: str, levels: int) -> None:
-    """Folders in folders, as deep as no path can say, with a file at the bottom."""
+    """Nested folders, deeper than the longest path, with a file at the bottom."""
     handle = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir(name, dir_fd=handle)

@@ -80,7 +80,7 @@ def test_long_texts_in_parquet_come_in_fragments(tmp_path: Path) -> None:
     assert texts_of(read(path, block=64)) == [value.encode() for value in values]
 
 
-def test_parquet_without_the_column_names_those_there_are(tmp_path: Path) -> None:
+def test_parquet_without_the_column_lists_the_existing_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, pa.string())
     message = "no column 'body'; it has number, text; use `text_field='text'`"

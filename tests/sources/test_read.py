@@ -214,7 +214,7 @@ def test_members_one_after_another_are_all_read(tmp_path: Path, suffix: str) -> 
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_compressed_file_of_nothing_has_no_documents(tmp_path: Path, suffix: str) -> None:
+def test_an_empty_compressed_file_has_no_documents(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b""))
     assert texts_of(read(path)) == []
@@ -260,7 +260,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, suffix: str
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("junk", [b"junk behind the end", b"\0\1"])
-def test_junk_behind_a_compressed_stream_is_bad(tmp_path: Path, suffix: str, junk: bytes) -> None:
+def test_junk_after_a_compressed_stream_is_bad(tmp_path: Path, suffix: str, junk: bytes) -> None:
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](TEXT) + junk)
     with pytest.raises(BadFileError):
@@ -269,7 +269,7 @@ def test_junk_behind_a_compressed_stream_is_bad(tmp_path: Path, suffix: str, jun
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("zeros", [1, 512, 200_000])
-def test_zeros_behind_a_compressed_stream_are_padding(
+def test_zeros_after_a_compressed_stream_are_padding(
     tmp_path: Path, suffix: str, zeros: int
 ) -> None:
     path = tmp_path / f"a.txt{suffix}"

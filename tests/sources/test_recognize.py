@@ -111,7 +111,7 @@ def test_one_json_array_is_a_fault_with_its_cure(
 
 
 def lengthen(data: str) -> bytes:
-    """Long texts in place of short ones, without which a head would hold every whole file."""
+    """Replace short texts with long ones, so that files are longer than the head that is read."""
     return data.replace("LONG", "x" * 30_000).encode("utf-8", "replace")
 
 
@@ -191,7 +191,7 @@ def test_compressed_files_are_passed_over_like_uncompressed_ones(
             find_files([tmp_path / f"p.parquet{suffix}"])
 
 
-def test_zstd_with_a_long_window_is_looked_into(tmp_path: Path) -> None:
+def test_the_head_of_zstd_with_a_long_window_is_read(tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
     for name, data in {"a.json": ROW, "b.dat": b"words", "c.dat": bytes(99)}.items():
         packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -204,7 +204,7 @@ def test_zstd_with_a_long_window_is_looked_into(tmp_path: Path) -> None:
     assert [Path(entry.path).name for entry in passed_over] == ["c.dat.zst"]
 
 
-def test_a_damaged_compressed_file_is_left_to_the_run_to_name(tmp_path: Path) -> None:
+def test_damage_in_a_compressed_file_is_reported_by_the_run(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"words" * 9)[:-20])
     (tmp_path / "b.gz").write_bytes(b"plain")
     sources, passed_over = find_files([tmp_path])
@@ -216,7 +216,7 @@ def test_a_damaged_compressed_file_is_left_to_the_run_to_name(tmp_path: Path) ->
 @given(
     st.binary(min_size=1, max_size=20).filter(lambda name: not {0, 47} & set(name) and name != b".")
 )
-def test_every_name_can_be_written_down_and_found_again(name: bytes) -> None:
+def test_every_name_survives_a_round_trip(name: bytes) -> None:
     path = b"/folder/" + name
     written = name_source(os.fsdecode(path))
     assert json.loads(json.dumps(written, ensure_ascii=False).encode()) == written

@@ -42,7 +42,7 @@ def cut_up(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def joined(chunks: list[Chunk]) -> list[tuple[int, bytes]]:
-    """The documents of some chunks, those in pieces put together."""
+    """The documents of some chunks, with fragments joined."""
     found: list[tuple[int, bytes]] = []
     unfinished = False
     for chunk in chunks:
@@ -61,7 +61,7 @@ def joined(chunks: list[Chunk]) -> list[tuple[int, bytes]]:
 
 
 def check_cut(data: bytes, cut: int) -> None:
-    """A cut stands behind a letter, which NFC leaves one, and before a space or line end."""
+    """Check that a cut is after a letter that NFC does not split, and before a space or line end."""
     assert data[cut : cut + 1] in (b" ", b"\n") or data[cut : cut + 2] == b"\r\n"
     letter = data[:cut].decode("utf-8", "replace")[-1]
     assert letter.isalpha()
@@ -191,7 +191,7 @@ def test_no_cut_next_to_a_letter_that_cleaning_turns_into_a_letter_and_a_mark():
     assert Cutter().first("é\nx".encode(), 0, 4) == 2
 
 
-def test_lines_are_counted_from_the_start_of_what_a_chunk_was_cut_from():
+def test_lines_are_counted_from_the_start_of_the_block_of_a_chunk():
     data = b"a\nb\nc#d\n\ne#f#\n\n\ng\nlast words here and there\nmore of it\nend"
     lines = 0
     for chunk in split_records(iter(cut_up(data, [16])), 0, b"#", Cutter(), block_bytes=16):

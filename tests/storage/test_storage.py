@@ -134,9 +134,9 @@ def test_a_folder_reads_ranges_lists_prefixes_and_deletes(tmp_path: Path) -> Non
         folder.read("a/one")
 
 
-def test_an_output_folder_refuses_files_of_others_and_a_second_run(tmp_path: Path) -> None:
+def test_an_output_folder_refuses_other_files_and_a_second_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(FolderError, match=r"holds other things \(thesis.tex\)"):
+    with pytest.raises(FolderError, match=r"holds other files \(thesis.tex\)"):
         OutputFolder(tmp_path, marks={"record"})
     (tmp_path / "thesis.tex").unlink()
     (tmp_path / "left.123.tmp").write_text("half-written")

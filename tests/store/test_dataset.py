@@ -41,7 +41,7 @@ def test_the_error_for_an_unknown_split_lists_the_splits(folder):
         tokenmill.open(folder)["test"]
 
 
-def test_the_error_says_what_is_there_instead_of_a_dataset(folder, tmp_path):
+def test_the_error_describes_a_path_that_is_not_a_dataset(folder, tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
         tokenmill.open(tmp_path / "nothing")
     with pytest.raises(DatasetError, match="is a file; a dataset is a folder"):

@@ -70,11 +70,11 @@ def test_without_the_sources_tokens_can_be_read_and_lookups_name_the_file(folder
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"path": "a"}\n', "line 1 that does not describe a source"),
-        ('{"path": "a", "bytes": -1, "unit": "byte"}\n', "line 1 that does not describe"),
-        ('{"path": "a", "bytes": true, "unit": "byte"}\n', "line 1 that does not describe"),
-        ('{"path": "a", "bytes": 1, "unit": "page"}\n', "line 1 that does not describe"),
-        ("[\n", "line 1 that does not describe a source"),
+        ('{"path": "a"}\n', "does not describe a source in line 1"),
+        ('{"path": "a", "bytes": -1, "unit": "byte"}\n', "does not describe a source in line 1"),
+        ('{"path": "a", "bytes": true, "unit": "byte"}\n', "does not describe a source in line 1"),
+        ('{"path": "a", "bytes": 1, "unit": "page"}\n', "does not describe a source in line 1"),
+        ("[\n", "does not describe a source in line 1"),
         ("", "has 0 lines, but the manifest says 1"),
         ('{"path": "a", "bytes": 1, "unit": "byte"}', "has 0 lines"),
         ('{"path": "a", "bytes": 1, "unit": "byte"}\n', "sources of 1 bytes in total"),

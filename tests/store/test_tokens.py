@@ -253,12 +253,16 @@ def lengthen(path):
         ("train/shard_00001.docs.npy", Path.unlink, "is missing"),
         ("train/shard_00001.docs.npy", lambda p: p.write_bytes(b""), "npy header"),
         ("train/shard_00001.docs.npy", lambda p: p.write_bytes(b"\x93NUMPY" * 9), "npy header"),
-        ("train/shard_00001.docs.npy", lambda p: np.save(p, np.zeros(9)), "other records"),
+        (
+            "train/shard_00001.docs.npy",
+            lambda p: np.save(p, np.zeros(9)),
+            "is not a table of documents",
+        ),
         ("train/shard_00001.docs.npy", lambda p: np.save(p, np.zeros(9, RECORD)), "shape"),
         (
             "train/shard_00001.docs.npy",
             lambda p: np.save(p, np.array([{}], object), allow_pickle=True),
-            "other records",
+            "is not a table of documents",
         ),
     ],
 )

@@ -70,7 +70,7 @@ BROKEN = [
         "before it starts",
     ),
     ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n3,11\n", mtime=0), "within 10"),
-    # that do not come to the file's tokens
+    # that do not add up to the file's tokens
     ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n", mtime=0), "token 3, expected 10"),
     (
         "megatron",

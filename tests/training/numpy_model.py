@@ -75,7 +75,7 @@ def attention(shape, own, x, documents):
 
 
 def turn(shape, x):
-    """Each pair of numbers, as a complex one, turned by its angle."""
+    """Rotate each pair of numbers by its angle, as a complex number."""
     half = shape.head // 2
     speeds = shape.rope_base ** (-2 * np.arange(half) / shape.head)
     pairs = x[:, :half] + 1j * x[:, half:]

@@ -81,7 +81,7 @@ def test_masking_needs_an_end_of_text() -> None:
 
 
 def rearrangements(row: list[int], eot_id: int | None) -> set[tuple[int, ...]]:
-    """Every rearrangement of a row that there may be, one after the other."""
+    """Every possible rearrangement of a row."""
     room = row[:-3]
     borders = [-1, *(place for place, one in enumerate(room) if one == eot_id), len(room)]
     found = set()
@@ -143,5 +143,5 @@ def test_rows_too_short_for_markers_are_not_changed() -> None:
 def test_ids_beyond_the_vocabulary_are_an_error_that_names_the_row(wrong: int) -> None:
     rows = MANY[:10].copy()
     rows[3, -1] = wrong
-    with pytest.raises(DatasetError, match=f"row 1,003 of the run holds the id {wrong}, "):
+    with pytest.raises(DatasetError, match=f"row 1,003 of the run contains the id {wrong}, "):
         changed(rows, 1_000)

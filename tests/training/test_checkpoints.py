@@ -139,7 +139,7 @@ def test_foreign_incomplete_and_renamed_checkpoints_are_skipped(tmp_path: Path) 
         "step_0000300",
     ]
     assert "state.json is missing" in warnings[0]
-    assert "version 1, and this tokenmill reads version 2" in warnings[1]
+    assert "version 1, but this tokenmill reads version 2" in warnings[1]
     assert "belongs to step 200" in warnings[2]
     assert is_temporary(temporary.name)  # so that claiming the folder removes it
 

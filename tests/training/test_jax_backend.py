@@ -199,7 +199,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(backend):
     less = {name: value for name, value in state.items() if name != "head.exp_avg"}
     with pytest.raises(StateError, match=r"head\.exp_avg is missing"):
         backend.load(parameters, less)
-    with pytest.raises(StateError, match=r"head\.momentum_buffer is .* and unknown"):
+    with pytest.raises(StateError, match=r"head\.momentum_buffer is .* but unknown"):
         backend.load(parameters, {**state, "head.momentum_buffer": state["head.exp_avg"]})
     with pytest.raises(StateError, match=r"parameter head is \(1, 32\)"):
         backend.load({**parameters, "head": parameters["head"][:1]}, state)

@@ -435,7 +435,7 @@ def test_an_id_outside_the_vocabulary_stops_the_run_with_a_checkpoint(
     )
     ids[start + 8] = 300
     damaged = replace(data, train=Tokens.of(ids, eot_id=256))
-    with pytest.raises(WorkError, match=r"row \d+ of the run holds the id 300") as stopped:
+    with pytest.raises(WorkError, match=r"row \d+ of the run contains the id 300") as stopped:
         train(damaged, name="a", config=replace(CONFIG, max_steps=999), runs=tmp_path)
     found = Checkpoints(tmp_path / "a" / "checkpoints").newest()
     assert found is not None

@@ -24,7 +24,7 @@ LOGITS = np.array([0.5, 2.0, 1.0, -1.0, 9.0], np.float32)
 
 
 def draw(count: int = 4_000, seed: int = 0, **settings: object) -> np.ndarray:
-    """Many draws from the same logits, of which the last is no id."""
+    """Many draws from the same logits, of which the last is only padding."""
     drawn = generate(lambda ids: LOGITS, [0], count, seed=seed, vocab=4, **settings)  # type: ignore[arg-type]
     return np.array(list(drawn))
 

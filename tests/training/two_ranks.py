@@ -1,4 +1,4 @@
-"""Steps of a small model, alone or as a rank of torchrun; what came of them goes into a file.
+"""Take steps of a small model, alone or as a rank of torchrun, and write the results to a file.
 
     torchrun --nproc-per-node 2 two_ranks.py FIRST STEPS FROM TO
 

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have every character
+        if isinstance(stream, io.TextIOWrapper):  # not every terminal can show all characters
             stream.reconfigure(errors="backslashreplace")
     try:
         with _stoppable():
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
 def _stoppable() -> Iterator[None]:
     """Treat SIGTERM, which batch systems send, like Ctrl-C.
 
-    Both wait for a running import to end, because native modules do not survive half an import.
+    Both wait for a running import to end, because interrupting the import of a native module can crash.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
-"""What all commands print with: text, tables, progress, and the next command to type.
+"""Printing for all commands: text, tables, progress, and the next command to type.
 
-Text may come from a stranger's file, so rich's markup is never parsed and control characters are
+Text may come from an untrusted file, so rich's markup is never parsed and control characters are
 printed as visible escapes.
 """
 
@@ -67,12 +67,12 @@ class Display(PlainDisplay):
     """Shows progress, and translates argument names into flags."""
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """Print a notice for the user."""
         super().note(name_flags(text))
 
 
 def report_stopped(where: str) -> int:
-    """Print what Ctrl-C left behind; returns the exit status."""
+    """Print the state after Ctrl-C and how to resume; returns the exit status."""
     warn(f"Stopped. What is done is kept {where}; the same command resumes.")
     return 130
 

@@ -28,7 +28,7 @@ def download(
 ) -> int:
     """Download tokens or text from the Hugging Face Hub: only the files you name, checked to the byte.
 
-    The same command resumes after any interruption, also in the middle of a file. Without REPO it
+    The same command resumes after any interruption, even in the middle of a file. Without REPO it
     downloads three shards of karpathy/fineweb-edu-100B-gpt2-token-shards, 200 MB each.
 
     Parameters

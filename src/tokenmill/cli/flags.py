@@ -2,7 +2,7 @@
 
 The library names its arguments in backticks: `out`, `restart=True`, `text_field=NAME`. On the
 command line they are flags: --out, --restart, --text-field NAME. Only arguments of the running
-command are translated; all other text in backticks stays as it is.
+command are translated; other text in backticks is not changed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _find_flags: Callable[[], Mapping[str, str]] = dict
 
 
 def set_flags(find: Callable[[], Mapping[str, str]]) -> None:
-    """Set where to find the flag of each argument of the running command."""
+    """Set the function that finds the flags of the running command."""
     global _find_flags
     _find_flags = find
 
 
 def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
-    """A message with its Python arguments as flags, by default those of the running command.
+    """Replace Python arguments in a message with flags, by default those of the running command.
 
     >>> flags = {"out": "--out", "restart": "--restart", "eot": "--eot", "normalize": "--normalize"}
     >>> name_flags("Choose another `out`, or add `restart=True`; see `jq`.", flags)

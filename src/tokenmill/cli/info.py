@@ -39,7 +39,7 @@ def info(
     """
     found = describe(path, **opening.options)
     if json:
-        # ASCII: any terminal can show it, and no control character reaches one.
+        # ASCII: every terminal can show it, and it contains no control characters.
         values = {**asdict(found), "sources": [asdict(one) for one in found.sources]}
         print(json_format.dumps(values, indent=2).replace("\x7f", "\\u007f"))
         return 0

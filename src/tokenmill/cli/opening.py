@@ -29,7 +29,7 @@ class Opening:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was given, as options of `tokenmill.open`.
+        """The flags that were set, as keyword arguments of `tokenmill.open`.
 
         >>> Opening(dtype="uint16").options
         {'dtype': 'uint16'}

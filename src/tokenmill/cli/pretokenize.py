@@ -48,7 +48,7 @@ def pretokenize(
     targets = [npy_path(text) for text in files]
     for text, target in zip(files, targets, strict=True):
         if targets.count(target) > 1:
-            raise UsageError(f"{text} and another file would both become {target}.")
+            raise UsageError(f"{text} and another file would both be written to {target}.")
     loaded = load_tokenizer(tokenizer)
     for text in files:
         started = time.monotonic()

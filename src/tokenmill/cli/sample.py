@@ -41,7 +41,7 @@ def sample(
     temperature
         0 always takes the most likely token; higher values give more variety.
     top_k
-        Sample among this many most likely tokens; 0 is all of them.
+        Sample among this many most likely tokens; 0 samples among all.
     seed
         Seed of the sampling; another seed gives another text.
     best

@@ -33,7 +33,7 @@ from tokenmill.torch import Batch, TokenBatches, TokenRows
 TRAIN_PATH = "training_data/owt_train_tokens.npy"
 VAL_PATH = "training_data/owt_valid_tokens.npy"
 _VAL_FRACTION = 0.1  # of a `StreamingDataset`
-_TOGETHER = 64  # rows that are read at once where they are given one by one
+_TOGETHER = 64  # rows to read at once for callers that take them one by one
 
 
 def open_local(

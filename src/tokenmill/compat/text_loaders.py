@@ -1,6 +1,6 @@
 """Batches of a `TextDataSource` for JAX: through Grain, or through TensorFlow.
 
-Each function imports its framework when called, so neither needs the other's.
+Each function imports its framework when called, so each works without the other's.
 """
 
 from __future__ import annotations

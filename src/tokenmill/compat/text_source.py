@@ -153,7 +153,7 @@ class TextBatches:
             raise UsageError(f"`batch_size` is {batch_size}; it must be at least 1.")
         self.source, self.batch_size = source, batch_size
         self._length = len(source) * epochs // batch_size
-        # One more token than examples makes as many rows of one token.
+        # n + 1 tokens make n rows of one token, one for each example.
         self._order = RowOrder(tokens=len(source) + 1, seq_len=1, seed=seed, name="")
         self._seed = seed
 

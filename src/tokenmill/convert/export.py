@@ -167,7 +167,7 @@ class _Export:
             contents = self.format.read_written(folder, splits)
         except NotThisFormat as reason:
             raise DatasetError(
-                f"{folder} is not {name} as written: {reason}. Delete it and export again."
+                f"{folder} cannot be read back as {name}: {reason}. Delete it and export again."
             ) from None
         if lost := [split for split in splits if split not in contents.splits]:
             raise DatasetError(

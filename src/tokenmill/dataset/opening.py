@@ -135,7 +135,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the tokens should come with their tokenizer, so that a missing one is an error."""
+        """Whether the data names its tokenizer, so that a missing one is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
         return self.contents.shard_of is not None
@@ -229,7 +229,7 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
         if not isinstance(state, dict):
             raise ValueError("it is not a JSON object")
         return from_state(state)
-    except UnregisteredTokenizerError as error:  # nothing is wrong with the file
+    except UnregisteredTokenizerError as error:  # the file is intact
         raise UnregisteredTokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error}"
         ) from error
@@ -258,7 +258,7 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
         raise TokenizerError(
             f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
             f"(fingerprint {manifest.tokenizer_fingerprint!r}), but this is {tokenizer.name!r} "
-            f"(fingerprint {tokenizer.fingerprint!r}), whose ids have other meanings. Omit "
+            f"(fingerprint {tokenizer.fingerprint!r}), which has different ids. Omit "
             "`tokenizer` to use the one in the dataset."
         )
     return tokenizer

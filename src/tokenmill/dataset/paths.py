@@ -1,4 +1,4 @@
-"""From a path, a glob or a list of them to the contents of the files and folders.
+"""Resolve a path, a glob or a list of these, and read the contents of the files and folders.
 
 Files in several folders are opened together only if they agree in format, dtype, vocabulary and end of
 text; otherwise, an error names the difference.
@@ -95,7 +95,10 @@ def find(path: AnyPath) -> Path:
                 raise DatasetError(f"{found} is neither a file nor a folder.")
             if not found.stat().st_size:
                 raise DatasetError(f"{found} is empty. Copy or download it again.")
-    except (OSError, ValueError) as error:  # no permission, a name too long or with a NUL in it
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no permission, or a name that is too long or contains a NUL
         reason = getattr(error, "strerror", None) or error
         raise DatasetError(
             f"{str(path)!r} cannot be read: {reason}. {find_cure(error, '')}".rstrip()
@@ -172,7 +175,7 @@ def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
 
 
 def _list_facts(format: str, contents: Contents) -> dict[str, Any]:
-    """What must be equal for folders to be joined."""
+    """The facts that must be equal for folders to be joined."""
     return {
         "format": format,
         "dtype": ", ".join(sorted({shards.dtype.name for shards in contents.splits.values()})),

@@ -26,7 +26,7 @@ class Problem:
 class Findings:
     """The result of checking a dataset. It is sound if there are no problems; notes are harmless.
 
-    `documents` is None if nothing says where they start.
+    `documents` is None if their starts are unknown.
     """
 
     problems: list[Problem]

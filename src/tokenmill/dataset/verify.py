@@ -82,7 +82,7 @@ def examine(
     """Like `verify`, but also returns counts and notes. `limits` bounds the memory."""
     first, *others = find_all(path)
     has_manifest = False
-    with suppress(OSError):  # opening it raises the error, if this user may not read the folder
+    with suppress(OSError):  # opening it raises the error if the folder cannot be read
         has_manifest = not others and (first / MANIFEST_NAME).exists()
     if has_manifest and options.get("format") in (None, Prepared.name):
         with watching(watcher, progress) as shown:
@@ -189,7 +189,7 @@ def _check_names(manifest: Manifest, problems: Problems) -> None:
 
 
 def _check_ledger(manifest: Manifest, problems: Problems) -> None:
-    """In = kept + dropped, and the ledger counts the documents and tokens that are there."""
+    """Check that in = kept + dropped, and that the ledger matches the documents and tokens."""
     ledger = manifest.ledger
 
     def number(where: Any, key: str) -> int:
@@ -254,7 +254,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> No
 
 
 def _list_unknown_files(folder: Path, known: set[str]) -> list[str]:
-    """Notes about files that the manifest does not name; they do no harm."""
+    """Notes about files that the manifest does not name; they are harmless."""
     notes: list[str] = []
     more = 0
     for path in sorted(_walk(folder)):

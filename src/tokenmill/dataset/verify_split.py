@@ -41,7 +41,7 @@ class Limits:
     """How much is in memory at once."""
 
     chunk: int = 4 << 20  # bytes
-    keys: int = 2 << 20  # of 16 bytes: 32 MB, and twice as much more while they are sorted
+    keys: int = 2 << 20  # of 16 bytes each: 32 MB, and 64 MB more while they are sorted
 
     @property
     def records(self) -> int:
@@ -131,7 +131,7 @@ class _SplitCheck:
                 number += len(records)
                 self.advance(len(chunk))
         if not self.matches(path, digest.hexdigest(), shard.documents_xxh3_128):
-            self.due = None  # or the damage would be reported for the next tables too
+            self.due = None  # otherwise the damage would be reported for the next tables too
             return False
         return is_tiled
 

@@ -121,7 +121,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
             f"{name} is an ArrayRecord file. To read it, install its package: "
             "pip install array_record"
         ) from None
-    options = "readahead_buffer_size:0,max_parallelism:0"  # without threads and buffers of its own
+    options = "readahead_buffer_size:0,max_parallelism:0"  # the reader starts no threads and keeps no buffers
     try:
         reader = module.ArrayRecordReader(str(folder / name), options)
         try:
@@ -131,7 +131,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
                 some = reader.read(first, min(first + many, stop))
                 yield from some
                 first += many
-                # The more at once, the shorter the records that were just read.
+                # Read more records at once if the last ones were short.
                 longest = max(map(len, some), default=0)
                 many = max(1, min(2 * many, _MOST_RECORDS, _MOST_BYTES // (longest + 1)))
         finally:

@@ -1,4 +1,4 @@
-"""What a format is: its name, how it reads a path and, optionally, how it writes a dataset.
+"""The base class of formats: a name, how to read a path and, optionally, how to write a dataset.
 
 To add a format, write one module with a subclass of `Format` and add it to `FORMATS` in
 `tokenmill.formats`. `read` decides from the path alone whether the format applies, and opens as few
@@ -206,7 +206,7 @@ class Format(ABC):
     def read_written(self, folder: Path, splits: list[str], /) -> Contents:
         """The contents of a folder that holds the planned files of these splits."""
         found = self._read_all(folder)
-        if len(splits) == len(found.splits) == 1:  # names cannot tell a single split apart
+        if len(splits) == len(found.splits) == 1:  # file names do not identify a single split
             return _rename_split(found, *found.splits, *splits)
         return found
 

@@ -35,7 +35,7 @@ from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 
 _WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-# A name in a stranger's file is not looked up: it might be a path, or lead to the network.
+# A name in an untrusted file is not looked up: it might be a path, or lead to the network.
 _TOKENIZERS = {"gpt2": "gpt2", "openai-community/gpt2": "gpt2"}
 _LONGEST = 1 << 16  # bytes of metadata that are read
 _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
@@ -43,7 +43,7 @@ _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What the index and metadata of a file say, as far as they exist."""
+    """The facts in the index and metadata of a file, as far as these exist."""
 
     tokenizer: str | None = None
     width: int | None = None

@@ -1,6 +1,6 @@
 """Folders whose `index.json` lists their files: those of LitData and of MosaicML Streaming.
 
-The index may come from a stranger: every entry is checked, and no name in it may lead out of the
+The index may be untrusted: every entry is checked, and no name in it may lead out of the
 folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.
 
 In both formats, a file starts with the number of its documents, where each starts and where the last
@@ -127,7 +127,7 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """The splits of a folder, each with its folder and its index, which must have a `key`."""
+    """The splits of a folder, each with its own folder and index. An index without `key` is refused."""
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")
     if (request.path / INDEX).is_file():

@@ -33,7 +33,7 @@ _HEADER = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a magic number implies."""
+    """The kind of shard that a magic number identifies."""
 
     magic: int
     version: int
@@ -164,7 +164,7 @@ def _recognize(request: OpenRequest, name: str) -> Kind:
     if version != kind.version:
         raise DatasetError(
             f"{name} has llm.c's magic number {magic} with version {version}; only version "
-            f"{kind.version} is supported. If it is ids and nothing else, open it as the format raw."
+            f"{kind.version} is supported. If it holds only ids, open it with the format raw."
         )
     return kind
 

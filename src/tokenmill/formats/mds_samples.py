@@ -35,7 +35,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where tokens are in a sample: the column `place` of those whose `sizes` are given.
+    """Where tokens are in a sample: in column number `place`; `sizes` has the size of each column.
 
     `count` is the number of ids in a sample of a fixed shape.
     """
@@ -112,7 +112,7 @@ def _find_some(
         else:
             place = place + size
     if (place != ends).any():
-        raise _damaged(name, "has a sample whose columns do not fill it")
+        raise _damaged(name, "has a sample that is longer or shorter than its columns")
     starts.append(place)
     first, last = starts[layout.place], starts[layout.place + 1]
     if layout.kind == ARRAY:
@@ -121,7 +121,7 @@ def _find_some(
     if (rest != 0).any() or (counts < 0).any():
         raise _damaged(name, f"has a sample that is not a whole number of {layout.dtype.name}")
     if layout.kind == ARRAY and (counts != _array_lengths(raw, starts[layout.place])).any():
-        raise _damaged(name, "has a sample whose length is not the one in its header")
+        raise _damaged(name, "has a sample whose length differs from the one in its header")
     return first, counts
 
 

@@ -104,7 +104,7 @@ def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, i
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
     """The number of ids, their dtype and where they start, from a file's first bytes."""
-    # From memory: NumPy's parser would read as much as a damaged length says.
+    # Parse from memory, because NumPy would read as many bytes as a damaged length says.
     file = io.BytesIO(start)
     try:
         version = np.lib.format.read_magic(file)
@@ -120,12 +120,12 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
         raise DamagedFileError(name, what, FOREIGN_CURE) from None
     if dtype.name not in DTYPES:
         raise DatasetError(
-            f"{name} has values of {dtype}, but tokens are integers. Save it as such: "
+            f"{name} has values of {dtype}, but tokens are integers. Save it as integers: "
             "np.save(path, ids.astype(np.uint16)), or uint32 for a vocabulary over 65,536."
         )
     if len(shape) != 1 or not 0 <= shape[0] < 1 << 56:
         raise DatasetError(
             f"{name} has the shape {shape}, but tokens have one dimension. "
-            "Save them so: np.save(path, ids.reshape(-1))."
+            "Save it with: np.save(path, ids.reshape(-1))."
         )
     return int(shape[0]), dtype, file.tell()

@@ -53,7 +53,7 @@ class Raw(Format):
             raise NotThisFormat(f"{missing} dtype; pass `dtype='uint16'` or another")
         dtype = known.pop("dtype")
         if not request.is_folder:
-            # Named as one file, it is taken as it is, whatever it starts with.
+            # A single file that the user names is read as raw ids, whatever it starts with.
             shards = make_shards(request.folder, [request.path.name], request.files, dtype)
             return Contents(splits={"train": shards}, **known)
         splits = {split: files for split, files in _list_splits(request).items() if files}
@@ -93,9 +93,9 @@ def make_shards(
     dtype: np.dtype[Any],
     check: Callable[[BinaryIO, str], None] | None = None,
 ) -> FileShards:
-    """Shards of files that are ids and nothing else.
+    """Make shards of files that hold only ids.
 
-    `check` is that of `FileShards`; the first and the last file are checked at once.
+    `FileShards` calls `check` for each file; the first and the last file are checked immediately.
     """
     dtype = fix_byte_order(dtype)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
@@ -124,7 +124,7 @@ def make_shards(
 
 
 def choose_check(request: OpenRequest) -> Callable[[BinaryIO, str], None] | None:
-    """A check for headers in files that were taken for raw, unless the user says that they are."""
+    """A check that refuses files with a header, unless the user named the format raw."""
     return None if request.format else _refuse_header
 
 
@@ -138,13 +138,13 @@ def _refuse_header(file: BinaryIO, name: str) -> None:
     if owner:
         raise DamagedFileError(
             name,
-            f"starts with {owner} header, but it was taken for ids without a header",
+            f"starts with {owner} header, but it was opened as ids without a header",
             "Separate it from files without a header; or, if it has none, name the format.",
         )
 
 
 def _read_beside(path: Path) -> dict[str, Any]:
-    """What the files next to a raw file, or the dataset that it belongs to, say about it."""
+    """Facts about a raw file in the files next to it, or in the dataset that it belongs to."""
     if path.suffix == ".json":  # it would describe itself
         return {}
     for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):

@@ -97,7 +97,7 @@ def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
         return {**splits, "train": list(names)}
     for name in names:
         splits[_find_split(name)].append(name)
-    if splits["test"] == list(names):  # all are named "test", so it does not tell them apart
+    if splits["test"] == list(names):  # every name contains "test", so it does not mark a split
         return {**splits, "train": list(names), "test": []}
     return splits
 

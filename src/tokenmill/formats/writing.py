@@ -1,4 +1,4 @@
-"""What the writers of all formats share: the request, and files planned from ranges of tokens.
+"""Shared by the writers of all formats: the request, and files planned from ranges of tokens.
 
 A format plans files that can each be written on their own from the tokens. A file under its final
 name is complete and is not written again. Memory holds one block of tokens at a time.

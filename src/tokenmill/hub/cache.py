@@ -1,7 +1,7 @@
 """Datasets on the Hub that are used like local ones: hf://datasets/OWNER/NAME.
 
 They are fetched into the Hub's own cache, in its layout: contents under `blobs`, by checksum; the
-names of each commit under `snapshots`. So this and the Hub's tools use each other's files. Names are
+names of each commit under `snapshots`. So tokenmill and the Hub's tools share their files. Names are
 hard links where the disk allows it, because a prepared dataset refuses links that leave its folder.
 
 A file counts as present by its size, since it gets its name only after its checksum is right. Opening
@@ -34,7 +34,7 @@ def find_cached_files(text: str) -> list[Path]:
     found = _find(parse_hub_path(text))
     if found.choice.kind != "text":
         raise InputError(
-            f"{found.where} holds tokens, not text: there is nothing to prepare. Use it as it is: "
+            f"{found.where} holds tokens, not text, so it needs no preparation. Open it directly: "
             f"tokenmill info {found.where}"
         )
     return _fetch(found)
@@ -61,7 +61,7 @@ def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What a Hub path stands for. `offline` is the error if the Hub could not be asked."""
+    """The files at a Hub path. `offline` is the error if the Hub could not be reached."""
 
     where: HubPath
     folder: Path  # of the repository, in the cache
@@ -92,7 +92,7 @@ def _find(where: HubPath) -> _Found:
 
 
 def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
-    """The commit of a revision now, or the last known one and the error if the Hub is unreachable."""
+    """The current commit of a revision; if the Hub is unreachable, the last known one and the error."""
     reference = folder / "refs" / where.revision
     known = _read(reference).decode(errors="replace").strip()
     try:
@@ -168,6 +168,6 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with suppress(OSError):  # a read-only cache works too
+    with suppress(OSError):  # the cache may be read-only
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, data)

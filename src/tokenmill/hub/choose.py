@@ -1,8 +1,8 @@
 """Which files of a repository to fetch: by path, kind, shard number, split and count.
 
 From a repository or folder, one kind of file is taken, the first of these that it has: a prepared
-dataset, token files, Parquet, JSON lines, plain text. So cards and settings stay behind unless they
-are named. A request for something that does not exist is an error that lists what does.
+dataset, token files, Parquet, JSON lines, plain text. So cards and settings are not fetched unless
+you name them. A request for something that does not exist is an error that lists what exists.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _of_one_kind(files: list[HubFile], path: str, repository: str) -> tuple[list
 
 
 def _find_indexes(files: Sequence[HubFile], chosen: Sequence[HubFile]) -> list[HubFile]:
-    """The files that are needed to read token files of some other formats."""
+    """The index files that are needed to read the chosen token files."""
     paths = {file.path for file in chosen}
     stems = paths | {path.rpartition(".")[0] for path in paths}
     indexes = {"".join(path.rpartition("/")[:2]) + _INDEX_NAME for path in paths}

@@ -67,7 +67,7 @@ class Transfer:
 
     @property
     def arrived(self) -> int:
-        """The bytes that an earlier attempt left; 0 if there are too many to be right."""
+        """The number of bytes from an earlier attempt; 0 if it is larger than the file."""
         size = _size(self.part) or 0
         return size if size <= self.file.size else 0
 
@@ -94,7 +94,7 @@ def fetch_files(
 
 @contextmanager
 def _hold(folder: Path, watcher: Watcher) -> Iterator[None]:
-    """Lock a folder, after any other process that downloads into it."""
+    """Lock a folder; waits for any other process that downloads into it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder)
     if not lock.acquire():
@@ -196,8 +196,8 @@ def _fetch(
         advance(-file.size)
     else:
         raise WorkError(
-            f"{file.path} of {repository} arrived {_TRIES} times with a wrong checksum, and was "
-            "discarded. Something in between alters it, such as a proxy: try again, or from another "
+            f"{file.path} of {repository} arrived {_TRIES} times with a wrong checksum and was "
+            "discarded. Something on the way, such as a proxy, alters it: try again, or use another "
             "network."
         )
     try:
@@ -284,7 +284,7 @@ def _receive(url: str, start: int, size: int) -> Iterator[bytes]:
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """The Hub's kind of checksum for a file, over the content read so far."""
+    """Start the checksum that the Hub uses for a file, over the content read so far."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64

@@ -50,7 +50,7 @@ class SetAside:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What a dataset is and where it came from. Unknown values are None.
+    """The content and origin of a dataset. Unknown values are None.
 
     `documents` counts those in tables; tokens in another format may have documents without one.
     """
@@ -88,7 +88,7 @@ def describe(
     format: str | None = None,
     column: str | None = None,
 ) -> Info:
-    """What is in the tokens at `path`; the options are those of `tokenmill.open`.
+    """Describe the tokens at `path`; the options are those of `tokenmill.open`.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):

@@ -1,8 +1,8 @@
-"""What the loaders of the frameworks share.
+"""Classes that the loaders of all frameworks share.
 
     LoaderAdapter    a loader that converts the batches of a `Loader`
-    BatchesByStep    batches by step, for frameworks that ask for them one by one
-    RowPlaces        where rows start, for rows that are asked for one by one
+    BatchesByStep    batches by step, for frameworks that request them one by one
+    RowPlaces        where rows start, for rows that are requested one by one
 
 Guarantees: each batch and row equals that of `tokenmill.Loader`, in any order and from any number of
 threads. Costs: for access by number, the order of `BLOCK` rows is computed at once and cached, which
@@ -62,7 +62,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
         return self._convert(self.arrays.batch_at(step))
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """What the run has consumed so far of each source, on all ranks together."""
+        """How much the run has consumed so far of each source, on all ranks together."""
         return self.arrays.ledger()
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
 
 
 class RowPlaces:
-    """Where rows start, with a cache for rows that are asked for near each other."""
+    """Where rows start, with a cache for requests that are near each other."""
 
     def __init__(self, rows: RunRows) -> None:
         self.rows = rows
@@ -141,5 +141,5 @@ def check_index(index: SupportsIndex, length: int, what: str) -> int:
     """
     place = index.__index__()
     if not -length <= place < length:
-        raise IndexError(f"{what} go from 0 to {length - 1:,}; there is no {place:,}")
+        raise IndexError(f"{what} go from 0 to {length - 1:,}, got {place:,}")
     return place % length

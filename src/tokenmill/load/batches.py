@@ -34,7 +34,7 @@ from tokenmill.store.tokens import cast
 _SECTION_ROWS = 65_536  # rows whose order is computed at once
 _GROUP_BYTES = 1 << 20  # of finished rows
 _READ_BYTES = 4 << 20  # of rows that are read at once, in the dtype of the files
-_READS_AHEAD = 5  # of that size
+_READS_AHEAD = 5  # reads of that size
 _BUFFERS = 8  # groups whose memory is reused
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -83,7 +83,7 @@ class BatchReader:
 
     @cached_property
     def group_size(self) -> int:
-        """The batches that are finished at once: one if an id may not fit the dtype, so that an
+        """How many batches to finish at once: one if an id may not fit the dtype, so that an
         error loses no batch before it."""
         settings = self.settings
         if not np.can_cast(self.rows.dtype, settings.dtype):
@@ -115,7 +115,7 @@ class BatchReader:
         """The batches from a row on, as jobs that read groups; threads may run several at once.
 
         The first job reads one batch, because the caller waits for it; later jobs read more and more,
-        up to `count`. With a stride, only every so many steps: for processes that take turns.
+        up to `count`. A stride of n reads every n-th step, for processes that take turns.
         """
         keep_freed_memory()
         step = self.settings.global_batch * stride
@@ -243,7 +243,7 @@ class _Section:
             return self._resolved
 
     def resolve_early(self) -> Iterator[BatchGroup]:
-        """A job without groups, which resolves the rows before they are needed."""
+        """A job that returns no groups; it resolves the rows before they are needed."""
         _ = self.resolved
         yield from ()
 

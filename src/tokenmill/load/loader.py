@@ -15,9 +15,9 @@ From `Loader.__next__` to the copied bytes:
     load/rows.py         RunRows        from row numbers to tokens
     order/rows.py        RowOrder       where row n starts
     store/tokens.py      Tokens         which shards hold the row
-    store/addresses.py   RowsInMemory   the copy
+    store/gather.py      MappedRows     the copy
 
-load/prefetch.py runs all but the first and the cast ahead, in a thread.
+load/prefetch.py runs all of these ahead in a thread, except `Loader` itself and the cast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLedger:
-    """What a run has consumed of one source."""
+    """How much a run has consumed of one source."""
 
     rows: int
     tokens: int
@@ -186,12 +186,12 @@ class Loader(Generic[B]):
         try:
             while (batch := next(self._batches, None)) is None:
                 self._batches = self.reader.finish(self._read_group(), self._buffers)
-        except BaseException as error:  # Ctrl-C too: batches that were made are made again
+        except BaseException as error:  # Ctrl-C too: the batches are made again
             self.close()
             self._at_end = isinstance(error, StopIteration)
             raise
         self._row = batch.end
-        # Now, since the caller may not ask for another: `islice(loader, len(loader))`.
+        # Set it now: `islice(loader, len(loader))` does not ask for another batch.
         self._at_end = self.limit is not None and not self.count_steps(self._row)
         return cast(B, batch)
 
@@ -227,7 +227,7 @@ class Loader(Generic[B]):
         return cast(B, next(self.reader.finish(self.reader.read_one(row))))
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """What the run has consumed so far of each source, on all ranks together."""
+        """How much the run has consumed so far of each source, on all ranks together."""
         return make_ledger(self.rows, self._row)
 
     @property
@@ -274,7 +274,7 @@ class Loader(Generic[B]):
 
 
 def make_ledger(rows: RunRows, row: int) -> dict[str, SourceLedger]:
-    """What the rows before a row take from each source."""
+    """How much the rows before a row take from each source."""
     return {
         name: SourceLedger(rows=count, tokens=count * rows.seq_len, epochs=count / order.windows)
         for (name, count), order in zip(rows.counts(row).items(), rows.orders, strict=True)

@@ -1,4 +1,4 @@
-"""Jobs run ahead by a thread, and by the caller instead of waiting.
+"""Run jobs ahead in a thread; the caller runs one too instead of waiting.
 
 Each job gives some results. The thread runs one job after another. If the next result is not ready,
 the caller runs the next job instead of waiting, so both are busy if the thread alone is too slow.
@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, finalize
 
 T = TypeVar("T")
 _LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
-_this_thread = threading.local()  # `work` is the work that this thread was started for
+_this_thread = threading.local()  # `work` is the job that this thread runs
 
 
 class _StoppedError(Exception):
@@ -29,7 +29,7 @@ class _StoppedError(Exception):
 
 
 def leave_if_stopped() -> None:
-    """End the current job if its results are no longer needed; long jobs call this now and then.
+    """End the current job if its results are no longer needed; long jobs call this repeatedly.
 
     Does nothing in threads that `Prefetch` did not start.
     """
@@ -93,7 +93,7 @@ class _Work(Generic[T]):
                     self.changed.wait()
 
     def stop(self) -> None:
-        if self.process != os.getpid():  # in a fork, nobody would release the lock
+        if self.process != os.getpid():  # in a fork, the thread that holds the lock does not exist
             return
         with self.changed:
             self.is_stopped = True
@@ -145,7 +145,7 @@ class Prefetch(Generic[T]):
             if (started := work.start_next()) is not None:
                 started[0].run(started[1])
                 if isinstance(started[0].error, KeyboardInterrupt):
-                    raise started[0].error  # now, not after the jobs before it
+                    raise started[0].error  # raised now, not after the jobs before it
                 continue
             with work.changed:
                 if not work.started[0].is_done:

@@ -196,7 +196,7 @@ class RunRows:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that decides which tokens row n holds, as JSON can hold it."""
+        """Everything that decides which tokens row n holds, as values for JSON."""
         identity: dict[str, Any] = {
             **self.settings.identity,
             "sources": {

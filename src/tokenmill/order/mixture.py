@@ -86,8 +86,8 @@ class MixtureOrder:
         firsts = [first for first, _ in self.phases]
         if not firsts or firsts[0] != 0 or sorted(set(firsts)) != firsts:
             raise UsageError(
-                f"the phases start at rows {firsts}; the first must start at row 0, and each of "
-                "the others after the one before it."
+                f"the phases start at rows {firsts}; the first must be row 0, and the numbers must "
+                "increase."
             )
         for first, weights in self.phases:
             _check_weights(self.names, weights, f"the phase from row {first:,}")
@@ -168,7 +168,7 @@ class MixtureOrder:
         """How many rows each source has given before each phase."""
         given = [np.zeros(len(self.names), np.int64)]
         for phase, row in enumerate(self._phase_firsts[1:].tolist()):
-            # The last block of a phase may be cut short, so its slots have to be counted.
+            # The last block of a phase may be incomplete, so its slots have to be counted.
             given.append(self._make_stretch(phase, row, given[-1]).count_before(row))
         return given
 

@@ -1,6 +1,6 @@
 """A keyed shuffle of [0, size) that is computed, not stored.
 
-Guarantees: for every size from 1 to 2**62 and every key, no two places go to the same place. The
+Guarantees: for every size from 1 to 2**62 and every key, no two places map to the same place. The
 result depends only on (size, key, place) and will not change: docs/order.md specifies it to the bit,
 and golden values pin it. Different keys, even neighbouring ones, give unrelated orders.
 
@@ -54,7 +54,7 @@ class Permutation:
 
     def __init__(self, size: int, key: int) -> None:
         if not 1 <= size <= LARGEST_SIZE:
-            raise UsageError(f"a permutation has 1 to 2**62 places, not {size:,}.")
+            raise UsageError(f"`size` is {size:,}; a permutation has from 1 to 2**62 places.")
         if not 0 <= key < 2**64:
             raise UsageError(f"key is {key}; it must be from 0 to 2**64 - 1. See make_key.")
         self.size = size
@@ -102,7 +102,7 @@ def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
 
 
 def permute(places: Places, size: int, keys: Keys) -> Places:
-    """Where each of the places (n) goes; `keys` has one key for all places, or one for each.
+    """The place that each of the places (n) maps to; `keys` has one key for all, or one for each.
 
     >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
     [9, 4]
@@ -182,7 +182,7 @@ def _rotate_by_keys(
 
 
 def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys) -> None:
-    """By how much each cell rotates in a round, from the coordinate that stays."""
+    """How far each cell rotates in a round, computed from the coordinate that does not change."""
     np.bitwise_xor(fixed, keys, out=amounts)
     np.multiply(amounts, _FIRST, out=amounts)
     np.right_shift(amounts, _HALF, out=spare)

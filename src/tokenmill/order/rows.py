@@ -104,7 +104,7 @@ class RowOrder:
 
     @property
     def windows(self) -> int:
-        """The rows of an epoch: windows of `seq_len + 1` tokens, each `seq_len` after the last."""
+        """The number of rows in an epoch: windows of `seq_len + 1` tokens, one every `seq_len`."""
         return (self.tokens - 1) // self.seq_len
 
     def starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -151,19 +151,19 @@ def check_rows(rows: npt.NDArray[np.int64]) -> Places:
     >>> check_rows(np.array([4, -1]))
     Traceback (most recent call last):
     ...
-    tokenmill.errors.UsageError: there is no row -1: rows count from 0.
+    tokenmill.errors.UsageError: row -1 does not exist: rows count from 0.
     """
     rows = np.asarray(rows, np.int64)
     if rows.size and rows.min() < 0:
-        raise UsageError(f"there is no row {rows.min()}: rows count from 0.")
+        raise UsageError(f"row {rows.min()} does not exist: rows count from 0.")
     return rows
 
 
 def _shuffle_blocks(places: Places, windows: int, size: int, keys: Keys) -> Places:
     """The window at each place (n) of epochs that `keys` (1 or n) shuffle block by block.
 
-    All blocks but the last are full. The full ones come in shuffled order; the key decides before
-    which of them the last one comes, or whether after all.
+    All blocks but the last are full. The full ones come in shuffled order, and the key decides where
+    among them the last one comes.
     """
     full, rest = divmod(windows, size)
     if not rest:

@@ -23,7 +23,7 @@ _LISTED_FAILURES = 20
 
 @dataclass(frozen=True)
 class Run:
-    """A plan that is being carried out: where, and by what."""
+    """A plan that is being carried out, with its folder and its engine."""
 
     plan: Plan
     folder: PreparationFolder
@@ -92,7 +92,7 @@ def _find_bundles(run: Run, names: list[str]) -> dict[str, Receipt]:
     found: dict[str, Receipt] = {}
     for name in names:
         receipt = read_receipt(folder, name)
-        # A file that could not be read then may be readable now.
+        # A file that an earlier run could not read may be readable now.
         if receipt is not None and not receipt["facts"]["skipped"]:
             found[name] = receipt
     checks = [CheckBundle(folder, name) for name in found]
@@ -103,7 +103,7 @@ def _find_bundles(run: Run, names: list[str]) -> dict[str, Receipt]:
 
 
 def skipped_in(receipts: Iterable[Receipt]) -> Skipped:
-    """The bad files that some bundles were made without."""
+    """The bad files that were skipped when some bundles were made."""
     return dict(chain.from_iterable(receipt["facts"]["skipped"] for receipt in receipts))
 
 

@@ -28,7 +28,7 @@ Bits = npt.NDArray[np.uint64]
 
 _WINDOW = 1 << 18
 _REACH = 1 << 12
-# Before a blank that follows a character that is kept: ASCII, or U+00C0 to U+EFFF.
+# Cut before a blank that follows a character that is kept: ASCII, or U+00C0 to U+EFFF.
 _CUT = re.compile(
     rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
     re.DOTALL,
@@ -71,7 +71,7 @@ def clean_block(
 
 
 def _cut(block: bytes, start: int, window: int) -> int:
-    """A place to cut, about a window after `start`. Trying every byte would be slow."""
+    """A place to cut, about a window after `start`. Tries few places, because trying all is slow."""
     for target in range(start + window, len(block), window):
         if found := _CUT.search(block, target, target + _REACH):
             return found.start()
@@ -127,7 +127,7 @@ def _without_blanks(text: bytes) -> bytes:
     end = newline | nul
     white = end | blank
     if (_bits(array <= _SPACE) ^ white).any() or b"\x7f" in text:
-        # Removing a control may join a letter and its accent, so start again without them.
+        # Removing a control character may join a letter and its accent, so start over without them.
         return _clean_padded(text.translate(None, _CONTROLS))
 
     doubled = space & _later(space, 1) & ~_later(white, 2)
@@ -173,7 +173,7 @@ def _earlier(bits: Bits, count: int) -> Bits:
 
 
 def _spread(seeds: Bits, allowed: Bits, move: Callable[[Bits, int], Bits]) -> Bits:
-    """The seeds, and what is allowed from each of them on without interruption.
+    """The bits of `seeds`, and the run of allowed bits that follows each.
 
     Each round doubles the distance: a run of a million takes 20 rounds.
     """

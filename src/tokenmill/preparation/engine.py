@@ -184,7 +184,7 @@ class LocalEngine:
     def _receive(self, pipe: WorkerPipe) -> Any:
         try:
             return pipe.recv()
-        except (EOFError, OSError):  # also in the middle of a message
+        except (EOFError, OSError):  # the pipe may close in the middle of a message
             raise self._explain_end(pipe) from None
 
     def _explain_end(self, pipe: WorkerPipe) -> WorkError:

@@ -1,4 +1,4 @@
-"""Estimate what a run would take, from a sample of its input. Nothing is written.
+"""Estimate the results, time and disk space of a run from a sample of its input. Writes nothing.
 
 Sampling: files of the same kind, compression, extension and size class form a stratum. Each stratum
 is estimated separately, so that a few large books do not stand for a thousand small scripts. Places
@@ -42,7 +42,7 @@ _AHEAD = 32 << 10  # how far a decompressor's input is ahead of its output, on a
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A plan, and what it is expected to take."""
+    """A plan, and the expected size and duration of its run."""
 
     files: int
     passed_over: tuple[PassedOver, ...]
@@ -50,8 +50,8 @@ class Estimate:
     bytes: int
     tokens: int
     documents: int
-    disk: int  # what the dataset takes
-    disk_while_working: int  # on top of that, until the run has finished
+    disk: int  # of the finished dataset
+    disk_while_working: int  # temporary files, until the run has finished
     memory: int
     seconds: float
     workers: int
@@ -125,7 +125,7 @@ class _Item:
 class _Measured:
     size: float
     tokens: float
-    documents: float  # without those at the beginning of the file
+    documents: float  # not counting the first document of each file
     seconds: float
 
 
@@ -157,8 +157,8 @@ class _Stratum:
         return index, place - start
 
     def rate(self, what: str) -> float:
-        """Tokens, documents or seconds per byte of size. Places are chosen in proportion to size, so
-        the mean rate of the places is the rate of the stratum."""
+        """Tokens, documents or seconds per byte. Larger files have more sampled places, so the mean
+        over the places is the rate of the stratum."""
         return float(np.mean([getattr(one, what) / one.size for one in self.measured]))
 
 
@@ -226,7 +226,7 @@ def _divide(sources: Sequence[SourceFile], text_field: str) -> dict[tuple[object
 
 
 def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
-    """The sum over all strata; an unsampled one takes the rates of those most like it."""
+    """The sum over all strata. Strata without a sample get the rates of the most similar ones."""
     rates = {key: one.rate(what) for key, one in strata.items() if one.measured}
     total = 0.0
     for key, stratum in strata.items():
@@ -311,7 +311,7 @@ def _some_of(chunk: Chunk) -> Chunk:
 
 
 def _halton(number: int) -> float:
-    """Numbers spread evenly over [0, 1), however many are taken.
+    """Endless numbers of which any first n are spread evenly over [0, 1).
 
     >>> [_halton(n) for n in range(4)]
     [0.5, 0.25, 0.75, 0.125]

@@ -72,7 +72,7 @@ class PreparationFolder(OutputFolder):
         remove_temporaries(*(path for path in (self.segments, self.shards) if path.is_dir()))
 
     def finished(self, plan: Plan) -> Manifest | None:
-        """The manifest if this dataset is finished; an error if the folder holds another one."""
+        """The manifest if this dataset is finished. Refuses a folder with a different dataset."""
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)
@@ -121,7 +121,7 @@ class PreparationFolder(OutputFolder):
             differences += self._changed_sources(before["sources"], record["sources"])
             if differences:
                 raise FolderError(
-                    f"{self.path} holds an unfinished run with something different:\n  "
+                    f"{self.path} holds an unfinished run with different settings or input:\n  "
                     + "\n  ".join(differences[:10])
                     + f"\n{_CHOICE}"
                 )
@@ -153,7 +153,7 @@ class PreparationFolder(OutputFolder):
         """Remove the unfinished work of a finished run, the lock last."""
         self._empty_work()
         self.close(remove_lock=True)
-        with suppress(OSError):  # the next run may have begun already
+        with suppress(OSError):  # the next run may have started already
             self.work.rmdir()
 
 

@@ -309,7 +309,7 @@ class _Segment:
             self.records += len(array)
 
     def facts(self) -> dict[str, Any]:
-        """What the later stages need to know about the segment besides its files."""
+        """Facts about the segment that the later stages need besides its files."""
         return {
             "tokens": self.tokens,
             "records": self.records,

@@ -160,7 +160,7 @@ class LineRemover:
         if continues and self._end_gone and text.startswith(b"\r\n"):
             lines.starts[0] = 1  # the line end belongs to the line that was removed
         if continues and not started and lines.starts[0] == lines.ends[0]:
-            kept[0] = False  # and so does the newline
+            kept[0] = False  # and the newline is removed too
         elif not flags.any() and not self._held:
             self._end_gone = False
             self._started = started or bool(text) or not self._tidy
@@ -211,7 +211,7 @@ def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: 
     stays[::2] = kept
     stays[1::2] = last
     stays[2 * inner + 1] = True
-    stays[-1] = False  # nothing follows the last line
+    stays[-1] = False  # the last line has no line end
     places = np.stack([lines.starts, lines.ends], 1).ravel()
     edges = np.flatnonzero(np.diff(stays, prepend=False))
     spans = places[edges].tolist()

@@ -1,10 +1,10 @@
-"""A worker's share of the memory: what fits into it, and how the worker stays within it.
+"""A worker's share of the memory: what fits in it, and how the worker stays within it.
 
 A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be held
 whole costs `_COPIES` times its size on top: the copies as read, parsed and cleaned, and most of all
 merging, which takes 25 times the size of a word.
 
-A tokenizer caches every word it has met. `Workspace` clears that cache when the process grows beyond
+A tokenizer caches every word that it has encoded. `Workspace` clears that cache when the process grows beyond
 its share. The check takes about 10 µs and is made after each slice of text. With less memory, slices
 are smaller, because the cache can grow by many times the size of a slice if its words never repeat.
 """
@@ -26,7 +26,7 @@ _BASE = 120 << 20
 _COPIES = 32
 _LEAST_HELD = 1 << 20
 _LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
-_RESERVE = 8 << 20  # of the share, left free within a chunk
+_RESERVE = 8 << 20  # bytes of the share to leave free within a chunk
 _LEAST_SLICE = 2 << 20  # smaller ones clear the cache twice as often for words that never repeat
 _MOST_SLICE = 8 << 20  # for the default share; copying ids per slice takes time
 
@@ -67,7 +67,7 @@ def memory_in_use() -> int:
 
 
 class Workspace:
-    """What a worker keeps from task to task: the tokenizer, and its share of the memory.
+    """The state that a worker keeps between tasks: the tokenizer, and its share of the memory.
 
     Pickling creates a new one in the worker process.
     """
@@ -111,7 +111,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ReleaseMemory:
-    """A task: release what memory a worker can do without."""
+    """A task: release the memory that a worker does not need."""
 
     def run(self, worker: Worker) -> None:
         """Release it."""

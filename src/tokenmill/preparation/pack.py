@@ -131,7 +131,7 @@ def plan_shards(
 def _choose(
     part: SegmentSlice, task: PackShard
 ) -> Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.void]]]:
-    """What a shard takes from a segment, some records at a time: the ranges of the segment's tokens
+    """Choose what a shard takes from a segment, some records at a time: the ranges of its tokens
     to copy, and the table of the documents that start in the shard."""
     fate = 1 + SPLITS.index(task.split)
     in_segment, in_split = 0, part.before

@@ -1,4 +1,4 @@
-"""Read a part: its documents, in chunks of a good size.
+"""Read the documents of a part in chunks that are neither too small nor too large.
 
 Many small files are read into one chunk, because each step has a cost per chunk that hardly depends
 on how many documents it has.
@@ -71,7 +71,7 @@ class PartTask:
         _refuse_changed(source)
 
     def too_large(self, path: str, error: TooLongError) -> TooLargeError:
-        """The error for a document that does not fit, with the memory that would be enough."""
+        """The error for a document that does not fit, with the `memory` that it needs."""
         need = -(-share_to_hold(error.size) * self.workers // 10**8) * 10**8
         return TooLargeError(
             path,
@@ -199,7 +199,7 @@ def may_skip(task: PartTask, error: BadFileError) -> bool:
 
 
 def _is_small(chunk: Chunk) -> bool:
-    """Whether a chunk can be joined with others: nothing in it concerns one file alone."""
+    """Whether a chunk is small and can be joined with chunks of other files."""
     return (
         sum(map(len, chunk.texts)) < _SMALL
         and not (chunk.continues or chunk.unfinished or chunk.rejections)

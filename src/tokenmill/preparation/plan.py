@@ -38,7 +38,7 @@ Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much is processed at once. No value changes the dataset; tests use small ones."""
+    """How much is processed at once. The dataset does not depend on these; tests use small ones."""
 
     part_bytes: int = 16 << 20
     parts: int = 16_384  # above this number, parts grow instead
@@ -77,7 +77,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to read, what to make of it, and with what resources."""
+    """The input, the settings and the resources of a run."""
 
     settings: PrepareSettings
     tokenizer: Tokenizer
@@ -107,7 +107,7 @@ class Plan:
         return self.memory // self.workers
 
     def record(self) -> dict[str, Any]:
-        """What a resumed run compares with its own plan."""
+        """The settings and input that a resumed run must share."""
         return {
             "settings": self.settings.to_json(),
             "tokenizer": self.tokenizer.fingerprint,
@@ -116,7 +116,7 @@ class Plan:
 
 
 def hash_names(*names: str) -> str:
-    """A name that follows from other names."""
+    """A name made from a hash of other names."""
     return xxhash.xxh3_128_hexdigest("\n".join(names).encode())
 
 

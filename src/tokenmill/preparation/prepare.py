@@ -52,11 +52,11 @@ from tokenmill.tokenizers import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `prepare` made."""
+    """The result of `prepare`."""
 
     path: Path
     manifest: Manifest
-    was_finished: bool  # before this run, which then changed nothing
+    was_finished: bool  # by an earlier run; this one changed nothing
     parts: int
     parts_done_before: int
     bytes_read: int  # input bytes that this run read
@@ -141,7 +141,7 @@ def run_plan(
     restart: bool = False,
     start: Callable[[Plan], Engine] = start_engine,
 ) -> Report:
-    """Do what is left to do of a plan. `start` chooses the engine."""
+    """Run the unfinished stages of a plan. `start` starts the engine."""
     with explain_disk_errors(), PreparationFolder(out, restart=restart) as folder:
         manifest = folder.finished(plan)
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0

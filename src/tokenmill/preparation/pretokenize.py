@@ -41,7 +41,7 @@ _ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretokenized:
-    """What `pretokenize` made of a file; the last three are None if it was there before."""
+    """The result of `pretokenize`; the last three fields are None if the file already existed."""
 
     path: Path
     tokens: int
@@ -98,7 +98,8 @@ def pretokenize(
     folder = target.with_name(f".{target.name}.work")
     if target.exists() and not restart:
         found = _check_existing(source, target, kind, tokenizer)
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed at its very end
+        # A run that was killed just before it ended leaves its folder.
+        shutil.rmtree(folder, ignore_errors=True)
         return found
     report = prepare(
         source,
@@ -155,7 +156,7 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
 def _check_existing(
     source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
 ) -> Pretokenized:
-    """The existing file, if it can be the one that was asked for."""
+    """The existing file, if it can be the requested one."""
     again = "Add `restart=True` to make it again."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
         raise FolderError(f"{target} is older than {source}. {again}")
@@ -167,7 +168,7 @@ def _check_existing(
         ) from error
     if array.dtype != kind:
         raise FolderError(f"{target} holds {array.dtype}, not {kind}. {again}")
-    # It may be of another text of the same name, such as x.jsonl beside x.txt, or another tokenizer.
+    # The file may be from another text, such as x.jsonl beside x.txt, or from another tokenizer.
     begin = _first_ids(source, target, tokenizer)
     if array.ndim != 1 or not np.array_equal(array[: len(begin)], begin):
         raise FolderError(
@@ -184,7 +185,7 @@ def _check_existing(
 
 
 def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
-    """The first ids of a text, at most those of a few MB."""
+    """The ids of the first few MB of a text."""
     out = target.with_suffix(".work")
     plan = make_plan(source, out, tokenizer=tokenizer, workers=1, **_UNCHANGED)
     part = plan.parts[0]

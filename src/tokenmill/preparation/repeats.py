@@ -1,4 +1,4 @@
-"""Find the keys of a long list that occurred before: exact, and in bounded memory.
+"""Find repeated keys in a long list, exactly and in bounded memory.
 
 The list is all document keys, or all line keys, of an input, in input order. The result is a file
 with one byte per key: 1 if an equal key is earlier in the list. Keys that do not fit in memory are
@@ -22,14 +22,14 @@ import numpy.typing as npt
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
 _TABLE = 1 << 20  # keys read from a table at once
-_PAGES = 1 << 15  # writes into the map before its pages are released
+_PAGES = 1 << 15  # marks to write before the pages of the map are released
 _ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
 
 Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
 
 
 def keys_in_memory(memory: int) -> int:
-    """How many keys can be sorted in so many bytes of memory."""
+    """How many keys can be sorted in this many bytes of memory."""
     return max(_LEAST_KEYS, memory // _SORT_BYTES)
 
 
@@ -132,7 +132,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
-    """Mark the repeats among some keys. `places` ascend; None: the keys are all there are."""
+    """Mark the repeats among some keys, at ascending `places`; None if these are all keys."""
     found = _find(keys)
     return _write(found if places is None else places[found], marks)
 

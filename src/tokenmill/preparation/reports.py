@@ -1,4 +1,4 @@
-"""What went wrong in the input: rejected records, repaired documents, files in other encodings.
+"""Reports about the input: rejected records, repaired documents, files in other encodings.
 
 Positions are computed only here: segments count lines from their own start. The list of repairs is
 written to disk in input order, 40 bytes per repaired document, while `sift` decides which documents
@@ -41,7 +41,7 @@ _READ = 1 << 16  # records
 
 @dataclass
 class FileRepairs:
-    """What was repaired in one file."""
+    """The repairs in one file."""
 
     first: int  # the offset of the first repaired document
     replaced: int = 0
@@ -169,7 +169,7 @@ def _position(plan: Plan, number: int, line: int | None, offset: int) -> dict[st
 
 
 def write_json_lines(path: Path, entries: Iterator[dict[str, Any]]) -> None:
-    """Write a report; without entries, there is no file."""
+    """Write a report; without entries, no file is written."""
     first = next(entries, None)
     if first is None:
         path.unlink(missing_ok=True)

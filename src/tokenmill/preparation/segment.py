@@ -1,4 +1,4 @@
-"""The files of a segment: what a part has become, complete or not there.
+"""The files of a segment, the result of processing a part: complete, or absent.
 
 A bundle is `NAME.tokens`, `NAME.docs`, … and a receipt `NAME.json` that is written last: if the
 receipt is there, the files are complete. The files are not flushed to the disk one by one, which
@@ -50,7 +50,7 @@ _READ_BYTES = 4 << 20
 
 
 class Bundle:
-    """Writes one bundle. Without `finish`, nothing is left after the `with` block."""
+    """Writes one bundle. Unless `finish` is called, the `with` block removes its files."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -120,7 +120,7 @@ def read_receipt(folder: Path, name: str) -> Receipt | None:
 
 @dataclass(frozen=True)
 class CheckBundle:
-    """A task: check that every byte of a bundle is as it was written."""
+    """A task: check the files of a bundle against their checksums."""
 
     folder: Path
     name: str

@@ -1,8 +1,8 @@
-"""Segments to fates: which documents stay, and in which split each belongs.
+"""Sift segments: decide which documents to keep, and in which split each belongs.
 
 Of equal documents, the first in input order stays. The split follows from a salted hash of the
-document's key, so equal texts never land on both sides, and adding to a corpus moves no document
-that was there. Everything is counted, and must add up before anything is written.
+document's key, so equal texts never land on both sides, and adding to a corpus moves none of its
+earlier documents. Everything is counted, and must add up before anything is written.
 
 Memory holds one segment's records at a time and what sorting the keys takes. Fates take one byte per
 document on disk.
@@ -138,7 +138,7 @@ class _Spanning:
         self._later: list[int] = []
 
     def freeze(self) -> _Spanning:
-        """Make the numbers searchable; they were met in order."""
+        """Make the numbers searchable; they were added in ascending order."""
         self._firsts, self._later = list(self.wholes), list(self.followers)
         return self
 
@@ -220,7 +220,7 @@ def _all_keys(
 
 @dataclass
 class _Totals:
-    """Counts by fate. `dropped` maps a reason to documents and bytes."""
+    """Counts of kept and dropped documents. `dropped` maps a reason to documents and bytes."""
 
     kept: int = 0
     kept_bytes: int = 0
@@ -247,8 +247,8 @@ def _ledger(totals: _Totals, receipts: Sequence[Receipt], tokens: int) -> dict[s
     documents, size = (sum(entry[i] for entry in totals.dropped.values()) for i in (0, 1))
     if (documents_in, bytes_in) != (totals.kept + documents, totals.kept_bytes + size):
         raise AssertionError(
-            f"the ledger does not add up: {documents_in} documents, {bytes_in} bytes in; "
-            f"{totals.kept}, {totals.kept_bytes} kept; {documents}, {size} dropped"
+            f"the ledger does not add up: read {documents_in} documents ({bytes_in} bytes), "
+            f"kept {totals.kept} ({totals.kept_bytes}), dropped {documents} ({size})"
         )
     return {
         "documents_in": documents_in,

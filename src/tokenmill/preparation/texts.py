@@ -45,7 +45,7 @@ _MOST_REPLACED = 2**32 - 1
 _LONG = 2 * WINDOW  # a longer text is encoded in windows
 
 Marks = npt.NDArray[np.void]
-EncodedTexts = tuple[Ids, Offsets]  # as from `encode_terminated`
+EncodedTexts = tuple[Ids, Offsets]  # the result of `encode_terminated`
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Texts:
         return count_characters(self.block, *self._borders)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Texts:
-        """Some of the documents."""
+        """The selected documents."""
         kept, sizes = chosen.tolist(), self.sizes[chosen]
         offsets = list(compress(self.offsets, kept))
         marks = None if self.marks is None else self.marks[chosen]

@@ -183,7 +183,7 @@ def _to_tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> bytes:
 def _byte_letters() -> list[str]:
     """The character for each byte in a byte-level vocabulary.
 
-    A byte whose Latin-1 character is visible is that character; the others take the code points
+    Bytes that are visible characters in Latin-1 stand for themselves; the others get the code points
     from 256 on, in order.
     """
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

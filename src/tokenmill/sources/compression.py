@@ -23,16 +23,16 @@ else:
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 USUAL_WINDOW = 1 << 27  # the largest that zstd uses without --long
 LARGEST_WINDOW = 1 << 31  # --long=31
-_COMPRESSED = 1 << 18  # bytes given to a decompressor at once
+_COMPRESSED = 1 << 18  # bytes per call of a decompressor
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST_HEADER = 18  # of a zstd frame
 
 
 class Stream(Protocol):
-    """Something that can be read in blocks."""
+    """Anything with a `read` method."""
 
     def read(self, size: int, /) -> bytes:
-        """Some bytes, at most `size`; none at the end."""
+        """Read at most `size` bytes; empty at the end."""
 
 
 class WindowError(Exception):

@@ -1,6 +1,6 @@
-"""Recognise text where tokens were expected, for a clearer error than a list of token formats.
+"""Recognise text where tokens were expected, to say so instead of listing token formats.
 
-Costs: reading the first bytes of some files, and only after every format was ruled out.
+Costs: reads the first bytes of some files, only after every format has refused the path.
 """
 
 from __future__ import annotations

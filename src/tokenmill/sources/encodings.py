@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from unicodedata import category
 
-_MARKS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
+_MARKS = (  # UTF-32 first: its little-endian mark begins with the mark of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"),
@@ -19,7 +19,7 @@ _WIDE = {"UTF-32LE": (4, 3), "UTF-32BE": (4, 0), "UTF-16LE": (2, 1), "UTF-16BE":
 _STOPS_LE = tuple(stop.encode("utf-16-le") for stop in "、。")
 _STOPS_BE = tuple(stop.encode("utf-16-be") for stop in "、。")
 _HEAD = 4096
-_FEW = 32  # one NUL byte in this many bytes may be a stray one
+_FEW = 32  # fewer than one NUL byte in this many bytes may be accidental
 _SAMPLE = 1 << 14  # bytes; more makes the guess slower but hardly better
 _LEAST = 4  # bytes beyond ASCII; with fewer, a guess is worthless
 _GUESSED = {  # Python's name of each codec, and iconv's; the most common first
@@ -50,7 +50,7 @@ def find_wide_encoding(head: bytes) -> str | None:
     head = head[:_HEAD]
     if head.count(0) * _FEW >= len(head):
         for name, (width, high) in _WIDE.items():
-            # Few characters have a low byte of 0. In the wrong byte order, most seem to.
+            # Few characters have a low byte of 0; read in the wrong byte order, most do.
             low = head[width - 1 - high :: width].count(0)
             if head[high::width].count(0) > 4 * low and _decode(head, name):
                 return name
@@ -67,7 +67,7 @@ def _decode(head: bytes, encoding: str) -> set[str]:
         characters = set(codecs.getincrementaldecoder(encoding)().decode(head))
     except UnicodeDecodeError:
         return set()
-    odd = {"Cc", "Cn", "Co"}  # controls; unassigned and private use, which text does not contain
+    odd = {"Cc", "Cn", "Co"}  # control, unassigned and private-use characters do not occur in text
     plain = all(
         character in "\t\n\r\f" or category(character) not in odd for character in characters
     )
@@ -91,7 +91,7 @@ def guess_encoding(sample: bytes) -> str | None:
     best = matches[0]
     fitting = set(best.could_be_from_charset)
     for match in matches:
-        # Western European text can also look like Central European words, some likelier by chance.
+        # By chance, Western European text can look even more like Central European words.
         latin = {best.encoding, match.encoding} == {"cp1250", "cp1252"}
         if match.chaos <= best.chaos and (latin or match.coherence == best.coherence):
             fitting.update(match.could_be_from_charset)

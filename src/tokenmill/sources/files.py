@@ -27,7 +27,7 @@ class BadFileError(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """One input file, and what shows whether it changed.
+    """One input file, with the size and time that show whether it changed.
 
     `path` is always UTF-8: any other name is stored as a `file:` URI, which `local_path` resolves.
     `fault` says why the file cannot be read, if that is known before reading it.
@@ -42,7 +42,7 @@ class SourceFile:
 
     @property
     def unit(self) -> str:
-        """What positions in this file count."""
+        """The unit of positions in this file."""
         return "row" if self.kind == "parquet" else "byte"
 
 

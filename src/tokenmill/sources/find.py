@@ -21,7 +21,7 @@ from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_near
 
 _SPECIAL = "a pipe, socket or device"
-_REASONS = {  # for passing over one, and several
+_REASONS = {  # the reason for one item, and for several
     NOT_TEXT: ("file that is not text", "files that are not text"),
     "an archive": ("archive", "archives"),
     "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
@@ -33,7 +33,7 @@ _REASONS = {  # for passing over one, and several
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """Something in a folder, or among the matches of a glob, that is not read."""
+    """An entry of a folder, or a match of a glob, that is not read."""
 
     path: str
     reason: str
@@ -149,7 +149,7 @@ def _explain_missing(path: Path) -> str:
         near = find_near(path)
         hint = f" Did you mean {near}?" if near is not None else ""
         return f"There is no file or folder {path}.{hint}"
-    except (OSError, ValueError) as error:  # a NUL byte in a name is a ValueError
+    except (OSError, ValueError) as error:  # a NUL byte in a name raises ValueError
         return f"{path} cannot be read: {getattr(error, 'strerror', error)}."
     return f"{path} cannot be read."
 
@@ -198,7 +198,7 @@ def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedO
 
 
 def _is_dataset(folder: Path) -> bool:
-    # Unlike Path's, it does not raise for a folder without permission; walking it does.
+    # Unlike Path.is_dir, this does not raise for a folder without permission; walking it does.
     return os.path.isfile(folder / MANIFEST_NAME)  # noqa: PTH113
 
 

@@ -45,7 +45,7 @@ def read_json_lines(
 
 
 def _read_lines(lines: list[bytes], start: int, text_field: str) -> Chunk:
-    """The texts in some lines, of which the first begins at offset `start`."""
+    """The texts in some lines; `start` is the offset of the first line."""
     texts: list[bytes] = []
     offsets: list[int] = []
     chunk = Chunk(texts, offsets)
@@ -76,7 +76,7 @@ def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """The text in a line that the fast path refused; None, and a rejection with the reason, if it has none."""
+    """Parse a line that the fast path refused; None, and a rejection with the reason, if it has none."""
     if not line.strip():
         return None
     size = len(line)
@@ -86,7 +86,7 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
     try:
         line.decode("utf-8")
     except UnicodeDecodeError as error:
-        # Such bytes are kept as they are; `on_bad_text` decides later.
+        # Invalid bytes are kept for now; `on_bad_text` decides later.
         errors = "surrogateescape"
         chunk.bad_bytes[start] = start + size - len(line) + error.start
     try:
@@ -121,7 +121,7 @@ def list_names(names: list[str]) -> str:
     """
     shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
     listed = ", ".join([*shown, "…"] if len(names) > 20 else shown)
-    return listed.encode("utf-8", "replace").decode()  # a name may hold half a surrogate pair
+    return listed.encode("utf-8", "replace").decode()  # a name may contain half of a surrogate pair
 
 
 def _json_kind(value: Any) -> str:

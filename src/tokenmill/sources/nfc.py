@@ -19,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
-_TABLED = 0x30000  # code points in the tables; NFC changes none beyond
+_TABLED = 0x30000  # code points in the tables; NFC changes no larger ones
 _NEAR = 32
 _MANY_MARKS = 32
 
@@ -27,9 +27,9 @@ _MANY_MARKS = 32
 class _Tables(NamedTuple):
     leads: bytes  # by first byte; nonzero: NFC may change characters that begin with it
     classes: Bytes  # by the key of a character: its canonical combining class
-    unsure: Mask  # by key: it changes, or may compose with what precedes it
+    unsure: Mask  # by key: whether the character changes or may compose with the one before it
     classes_by_code: Bytes
-    moved: frozenset[int]  # code points that change, or may compose with what precedes them
+    moved: frozenset[int]  # code points that change or may compose with the character before
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def _tables() -> _Tables:
         leads[encoded[0]] = 1
         key = _key(encoded)
         keys = slice(key, key + 64 if len(encoded) == 2 else key + 1)
-        # Characters of four bytes share a key in groups of 64: all of them are looked at.
+        # Each key of four-byte characters stands for 64 of them, so check all 64.
         unsure[keys] = code in moved or len(encoded) == 4
         classes[keys] = 0 if len(encoded) == 4 else classes_by_code[code]
     leads[0xF0:0xF5] = b"\1" * 5
@@ -123,7 +123,7 @@ def compose(text: bytes) -> bytes:
 
 def _in_canonical_order(text: str) -> str:
     """Sort marks as NFC requires, which takes unicodedata quadratic time."""
-    for mark in "\u0344\u0f73\u0f75\u0f81":  # all the marks that decompose into two
+    for mark in "\u0344\u0f73\u0f75\u0f81":  # these are all the marks that decompose into two
         text = text.replace(mark, unicodedata.normalize("NFD", mark))
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     classes = _tables().classes_by_code[np.minimum(codes, _TABLED)]

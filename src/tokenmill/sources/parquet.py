@@ -17,7 +17,7 @@ from tokenmill.sources.json_lines import list_names
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, Rejection, limit_chunk
 
 ROWS = 256  # decoded at once
-_DICTIONARY = 16  # a dictionary takes this many times less memory than text that is held
+_DICTIONARY = 16  # text held in memory takes this many times as much as a dictionary
 _BUFFER = 1 << 20  # without one, Arrow reads a whole column chunk, which is also slower
 
 

@@ -28,11 +28,11 @@ from tokenmill.sources.nfc import begins_anew
 Places = npt.NDArray[np.int64]
 
 BLOCK = 4 << 20  # bytes read at once; also the longest fragment of a document, normally
-MOST_RECORDS = 1 << 15  # in one chunk: each takes up to 1 kB of memory until it is tokenized
-PARSED = 4  # a record that is parsed whole and then cut takes this many times less memory
+MOST_RECORDS = 1 << 15  # documents per chunk: each takes up to 1 kB of memory until it is tokenized
+PARSED = 4  # a record that is parsed whole and then cut may be this many times larger
 _NEWLINE = 10
 _CONTEXT = 8  # bytes before a space or line end that show whether a letter is there
-_TRIES = 20_000  # newlines looked at for a cut before giving up on newlines
+_TRIES = 20_000  # newlines to try as a cut before trying other places
 _WIDEST = 4  # bytes of a character
 
 # A run of blank lines with something after it. No part of a run can match in two ways, so that
@@ -68,9 +68,9 @@ class Chunk:
     unfinished: bool = False
     mid_line: bool = False
     rejections: list[Rejection] = field(default_factory=list)
-    lines: int = 0  # line ends in what this chunk was cut from
+    lines: int = 0  # line ends in the block that this chunk was cut from
     read: int = 0  # bytes of the source, for progress
-    whole: bytes = b""  # what it was cut from, if that is known, and where that begins
+    whole: bytes = b""  # the block that it was cut from, if known, and the offset of that block
     begin: int = 0
     # For records that are not UTF-8, by offset: where the first invalid byte is. In plain text,
     # the text shows it.
@@ -188,7 +188,7 @@ def _is_solid(data: bytes) -> bool:
 
 
 def overlaps_itself(separator: bytes) -> bool:
-    """Whether two occurrences can share bytes, so that where one begins depends on the past.
+    """Whether two occurrences can share bytes, so that matches depend on where the search began.
 
     >>> overlaps_itself(b"----"), overlaps_itself(b"<|endoftext|>")
     (True, False)
@@ -329,8 +329,8 @@ def is_utf8(data: bytes) -> bool:
 
 
 def count_byte(data: bytes, byte: int) -> int:
-    """How often a byte occurs. `bytes.count` is ten times slower where that is often."""
-    if len(data) < 1024:  # calling NumPy would take longer
+    """How often a byte occurs. `bytes.count` is ten times slower for frequent bytes."""
+    if len(data) < 1024:  # for few bytes, calling NumPy takes longer
         return data.count(byte)
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
 

@@ -1,1 +1,1 @@
-"""Durable files: atomic writes, locks, claimed folders, and reading files from strangers."""
+"""Durable files: atomic writes, locks, claimed folders, and reading untrusted files."""

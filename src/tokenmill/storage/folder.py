@@ -1,4 +1,4 @@
-"""Where files live: the five operations that durable files are built on, and a folder that has them.
+"""Storage of files: the five operations that durable files need, and a folder that has them.
 
 `Storage` is the interface; `Folder` implements it for a folder on disk. An object store can implement
 the same operations.

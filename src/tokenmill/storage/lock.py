@@ -36,7 +36,7 @@ class FileLock:
     def acquire(self) -> bool:
         """Take the lock if it is free; returns whether this process holds it now."""
         is_folder = self.path.is_dir()
-        # Without O_NOFOLLOW, a link in a stranger's folder could make this overwrite another file.
+        # Without O_NOFOLLOW, a link in an untrusted folder could make this overwrite another file.
         flags = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
             handle = os.open(self.path, flags, 0o644)

@@ -1,4 +1,4 @@
-"""Claim a folder for writing: one run at a time, and never in a folder with other things in it.
+"""Claim a folder for writing: one run at a time, and never a folder that holds other files.
 
 empty or missing         a new run starts
 one of the run's marks   an earlier run: resumed if its settings are the same, refused otherwise
@@ -123,7 +123,7 @@ is 'mds'. Choose another `out`, or delete that folder.
         if foreign:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise FolderError(
-                f"{self.path} holds other things ({shown}). "
+                f"{self.path} holds other files ({shown}). "
                 f"Choose a new or empty folder for `{self.argument}`."
             )
 

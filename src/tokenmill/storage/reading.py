@@ -1,4 +1,4 @@
-"""Open files that may come from strangers.
+"""Open untrusted files.
 
 A file that is missing, has the wrong size or is not a regular file is refused by name, with the cure.
 Links that lead out of a dataset's folder are not followed.

@@ -1,4 +1,4 @@
-"""The documents of a split: where each is, where it came from, and which start in a row.
+"""The documents of a split: their positions, their sources, and the starts inside a row.
 
 A split's documents tile its tokens: each starts where the one before ends. Finding a document costs
 two binary searches in its shard's table, which is mapped, not read. `mapping.Maps` limits how many
@@ -110,7 +110,9 @@ class Documents(DocumentTable):
             or length > int(self._token_starts[-1]) - start
             or source >= len(self._sources)
         ):
-            raise self._damaged(shard, f"document {number} has an impossible place or source")
+            raise self._damaged(
+                shard, f"document {number} has a position or source that does not exist"
+            )
         high, low = record["key"].tolist()
         return Document(
             number=number,
@@ -269,7 +271,7 @@ def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
     except Exception as error:  # NumPy's parser raises anything on damaged bytes
         raise DamagedFileError(path, f"has no readable .npy header ({str(error)!r})") from None
     if dtype != DOCUMENT_DTYPE:
-        raise DamagedFileError(path, "has other records than a table of documents")
+        raise DamagedFileError(path, "is not a table of documents: its records have other fields")
     if shape != (documents,):
         raise DamagedFileError(
             path, f"has the shape {shape}; the manifest says {documents:,} records"
@@ -319,7 +321,7 @@ def find_by_shard(
     starts: Integers = numbers[at] * length + places
     starts.sort()
     fresh = starts[1:] != starts[:-1]
-    if not fresh.all():  # an empty document starts nowhere
+    if not fresh.all():  # an empty document has no first token
         starts = starts[np.append(True, fresh)]
     return starts
 
@@ -355,7 +357,7 @@ def between(bounds: Integers) -> Integers:
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:
-    """For each count n, its index n times, beside 0 to n - 1.
+    """For each count n, its index repeated n times, and the numbers 0 to n - 1.
 
     >>> [part.tolist() for part in spread(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
@@ -365,7 +367,7 @@ def spread(counts: Integers) -> tuple[Integers, Integers]:
 
 
 def sums(counts: npt.ArrayLike) -> Integers:
-    """0, and the sum of the first n counts for every n."""
+    """The running sums of counts, starting with 0."""
     numbers = np.asarray(counts, np.int64)
     result = np.zeros(len(numbers) + 1, np.int64)
     np.cumsum(numbers, out=result[1:])

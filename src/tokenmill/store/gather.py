@@ -30,7 +30,7 @@ from tokenmill.store.shards import Shards
 PIECE = 1 << 18  # bytes that are copied or read ahead at once: well within an L2 cache
 MANY = min(max(mapping.OPEN_FILES // 4, 16), 4096)  # shards whose maps are held during a copy
 FEW = max(mapping.OPEN_FILES // 64, 1)  # shards whose maps a `RowReader` keeps
-_LONG = 1 << 18  # bytes that take longer to copy than threads take to wake each other
+_LONG = 1 << 18  # from this many bytes on, a copy takes longer than waking another thread
 _MOST_STEPS = 8
 
 Integers = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ RowReader = Callable[[int, int], npt.NDArray[Any]]  # reads the rows [first, las
 
 
 class _Mapped(NamedTuple):
-    """The ids of a shard, and their memory address if all are there and contiguous."""
+    """The ids of a shard, and their memory address if they are complete and contiguous."""
 
     ids: npt.NDArray[Any]
     address: int | None
@@ -160,7 +160,7 @@ class Gatherer:
 
     def _find_shards(self, starts: Integers) -> Integers:
         """The shard that each row starts in."""
-        if len(starts) < len(self.counts):  # a table would take longer than it saves
+        if len(starts) < len(self.counts):  # making a table would take longer than it saves
             return self.starts.searchsorted(starts, "right") - 1
         return self._shard_finder.find(starts)
 
@@ -169,7 +169,7 @@ class Gatherer:
         return ShardFinder(self.starts)
 
     def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
-        """The ids of shards, and their memory addresses; all ids are there."""
+        """The ids of shards, and their memory addresses. Refuses a shard with too few ids."""
         maps = [self._map(shard) for shard in shards]
         addresses = [mapped.address for mapped in maps]
         if None in addresses:

@@ -1,7 +1,7 @@
 """`dataset_metadata.json`: what a dataset folder holds.
 
 The manifest is written last, so a folder that has one is complete. Its content is not trusted, because
-datasets come from strangers: every entry has its type, no entry is unknown or given twice, counts add
+datasets may be untrusted: every entry has its type, no entry is unknown or given twice, counts add
 up, and neither a path nor a link in place of the manifest leads out of the folder. Its last entry is
 the xxh3-128 checksum of every byte before that entry, so a flipped bit in a count or a setting is
 refused like one in a shard.
@@ -36,7 +36,7 @@ from tokenmill.wording import harmless
 
 FORMAT = "tokenmill"
 VERSION = 3
-MOST_BYTES = 1 << 30  # of a manifest: some three million shards
+MOST_BYTES = 1 << 30  # of a manifest: enough for about three million shards
 
 # One record per document that starts in a shard. `first` counts tokens from the shard's start;
 # `length` includes the end-of-text token and may reach into the next shards; `offset` is a byte
@@ -288,7 +288,7 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
         )
     if not _has_seal(data):
         return DamagedFileError(name, "is damaged: it does not match its own checksum")
-    # A stranger chose the names in it: no escape sequences, and not a megabyte of text.
+    # The names are untrusted: show them without escape sequences, and shortened.
     text = harmless(str(error)[:300]).replace("`", "'")
     text = text[:1].lower() + text[1:]
     if unknown := re.search("unknown field '(.*?)'", text):
@@ -298,7 +298,7 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
 
 
 def _check_body(body: _Body, data: bytes) -> None:
-    """Check what the types do not say; raises a ValueError."""
+    """Check what the types cannot express; raises a ValueError."""
     if not _has_seal(data):
         raise ValueError
     if _count_quotes(data) != 2 * _count_strings(body):
@@ -338,7 +338,7 @@ def _check_path(path: str) -> None:
 
 
 def _check_printable(value: str, what: str) -> None:
-    # Names appear in messages and on terminals, so an escape sequence must not be in one.
+    # Names are printed on terminals, so they must not contain escape sequences.
     if not value or not value.isprintable():
         raise ValueError(f"the {what} {_brief(value)} is empty or has control characters")
 
@@ -353,8 +353,8 @@ def _count_quotes(data: bytes) -> int:
 def _count_strings(value: Any) -> int:
     """How many strings JSON needs for a value, keys included.
 
-    Of entries with the same name, decoding keeps the last and says nothing. But then the text has
-    more strings than the value. Counting them costs a hundredth of decoding.
+    If an entry is repeated, decoding silently keeps the last one; the text then has more strings than
+    the value. Counting them costs a hundredth of decoding.
     """
     if isinstance(value, str):
         return 1

@@ -1,4 +1,4 @@
-"""Where the ids of a split are: in files, in an array, in a part of other shards, or in several.
+"""Sources of a split's ids: files, an array, a part of other shards, or several joined.
 
 A shard is a range of ids of one dtype in a file. Its file is opened when it is first mapped, never
 before, so 150,000 shards cost their names and three arrays of 150,000 numbers.
@@ -30,7 +30,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Shards(Protocol):
-    """What `Tokens` needs to read its ids. It must pickle."""
+    """The interface through which `Tokens` reads ids. It must pickle."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -95,7 +95,7 @@ class FileShards:
                 if len(data) < (last - first) * size:  # truncated since its size was checked
                     check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
                 return np.frombuffer(data, self.dtype, last - first)
-            except (OSError, ValueError) as error:  # a failing disk
+            except (OSError, ValueError) as error:  # the disk is failing
                 reason = getattr(error, "strerror", None) or error
                 raise DamagedFileError(name, f"cannot be read: {reason}", FOREIGN_CURE) from error
 
@@ -228,7 +228,7 @@ class JoinedShards:
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:
-    """Divide ids: those before a place, and those from it on.
+    """Divide ids at a position: those before it, and the rest.
 
     >>> ArrayShard(np.arange(5)).counts, [part.map(0) for part in cut(ArrayShard(np.arange(5)), 3)]
     (array([5]), [array([0, 1, 2]), array([3, 4])])

@@ -5,7 +5,7 @@ Shards are columns. Input files are `sources.jsonl`, one line per file, read on 
 holds only the number of lines, the total size and the checksum, so opening a dataset costs the same
 for one source as for a million. The first lookup maps the file, checks it and finds its lines, at
 about 1 s per GB and 8 bytes of memory per source; each later lookup parses one line. The file may
-come from a stranger, so every line is checked when it is read.
+be untrusted, so every line is checked when it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokenmill.storage.mapping import Maps, map_file
 from tokenmill.storage.names import SOURCES_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 
-MOST = 1 << 56  # tokens of a split: byte positions then fit in 64 bits with room to add
+MOST = 1 << 56  # tokens of a split: sums of byte positions then fit in 64 bits
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
@@ -101,7 +101,7 @@ class ShardTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One input file, by the name it was given with. `unit` says what offsets in it count."""
+    """One input file, under the name that the user gave. `unit` is the unit of its offsets."""
 
     path: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]
@@ -167,7 +167,7 @@ class SourceTable:
             return _SOURCE.decode(data[start : ends[number]].tobytes())
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
             raise DamagedFileError(
-                self.path, f"has a line {number + 1:,} that does not describe a source"
+                self.path, f"does not describe a source in line {number + 1:,}"
             ) from None
 
     def __iter__(self) -> Iterator[Source]:

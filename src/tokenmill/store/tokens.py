@@ -26,7 +26,7 @@ from tokenmill.store.documents import DocumentTable, inside
 from tokenmill.store.gather import PIECE, Gatherer, RowReader
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
-RUNS, RUN = 64, 256  # how many runs of how many tokens make the fingerprint
+RUNS, RUN = 64, 256  # the fingerprint covers this many runs of this many tokens
 
 Integers = npt.NDArray[np.int64]
 
@@ -205,7 +205,7 @@ class Tokens:
         if length < 1:
             raise UsageError(f"rows must have 1 token or more, not {length}.")
         starts = starts.astype(np.int64, copy=False)
-        # As unsigned integers, negative numbers are the largest: one comparison finds both.
+        # As unsigned integers, negative numbers are huge: one comparison finds both kinds of errors.
         if starts.size and (
             length > self._length
             or int(np.maximum.reduce(starts.view(np.uint64))) > self._length - length

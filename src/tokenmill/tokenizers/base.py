@@ -1,4 +1,4 @@
-"""What the pipeline asks of a tokenizer. Subclass `Tokenizer` to use your own.
+"""The interface between the pipeline and a tokenizer. Subclass `Tokenizer` to use your own.
 
 A subclass sets `kind`, `name` and `vocab_size` and implements `encode`, `decode` and `settings`.
 Everything else has a default that works for any tokenizer. The defaults encode one text at a time
@@ -158,7 +158,7 @@ class Tokenizer(ABC):
         """Free memory held by caches. The pipeline calls this when memory runs short."""
 
     def state(self) -> dict[str, Any]:
-        """What `tokenizer_state.json` contains: the kind and the settings."""
+        """The content of `tokenizer_state.json`: the kind and the settings."""
         return {"kind": self.kind, **self.settings()}
 
     def _measure(self, number: int) -> int:

@@ -42,7 +42,7 @@ TERMINATOR = "\0"
 
 
 class Vocabulary(Protocol):
-    """What a reader of vocabulary files provides."""
+    """The vocabulary in a file; one class per file format."""
 
     special_ids: dict[str, int]
     vocab_size: int
@@ -51,11 +51,11 @@ class Vocabulary(Protocol):
         """Everything that decides the ids of a text, as JSON values in canonical form."""
 
     def settings(self) -> dict[str, Any]:
-        """What the vocabulary can be made from again, as JSON values."""
+        """The settings that restore the vocabulary, as JSON values."""
 
 
 class BytePairVocabulary(Vocabulary, Protocol):
-    """What a reader of byte-level BPE files provides."""
+    """The byte-level BPE vocabulary in a file; one class per file format."""
 
     cuttable: bool
     joinable: bool  # whether NUL can be added as a token

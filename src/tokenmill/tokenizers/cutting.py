@@ -105,7 +105,7 @@ class CutRules:
     forbidden: frozenset[int] = frozenset()
 
     def find_last_cut(self, text: bytes) -> int:
-        """The last place to cut in some valid UTF-8, or 0.
+        """The last position where valid UTF-8 can be cut, or 0.
 
         >>> CutRules("gpt2", nfc=False).find_last_cut("日本語。日本".encode())
         12
@@ -142,7 +142,7 @@ class CutRules:
 
 
 def find_character_start(text: bytes, place: int) -> int:
-    """The start of the character at this byte, or the place itself at the end of a text."""
+    """The start of the character that contains this byte; at the end of a text, the end itself."""
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
     return place

@@ -58,7 +58,7 @@ class LongText:
         self._window = window
         self._most = most
         self._rest = b""
-        self._tried = 0  # bytes of the rest that settled no id
+        self._tried = 0  # bytes of the rest in which no id was settled
 
     def feed(self, text: bytes) -> list[Ids]:
         """Add some valid UTF-8. Returns the ids that are now final."""

@@ -2,7 +2,7 @@
 
 A state names a kind. The class of that kind is one that is built in, one that was registered, or one
 that an installed package provides as an entry point of the group `tokenmill.tokenizers`. A dataset may
-come from a stranger: nothing in a state is ever used as the name of a module to import, and a damaged
+be untrusted: nothing in a state is ever used as the name of a module to import, and a damaged
 state raises a TokenizerError.
 """
 
@@ -34,7 +34,7 @@ Class = TypeVar("Class", bound=type[Tokenizer])
 
 
 def register_tokenizer(tokenizer_class: Class) -> Class:
-    """Make datasets find a tokenizer class by its `kind`. Usable as a class decorator.
+    """Register a tokenizer class, so that datasets find it by its `kind`. Usable as a decorator.
 
     Call it in the module that defines the class, so that importing the module registers it. Defining
     a class again, as in a notebook, replaces it. A kind that another class uses is an error.
@@ -87,7 +87,7 @@ def check_picklable(tokenizer: Tokenizer) -> None:
     except Exception as error:
         raise TokenizerError(
             f"{_name(found)} cannot be pickled for worker processes ({error}). Define the class at "
-            "the top level of a module, and drop what cannot be pickled in __getstate__."
+            "the top level of a module, and omit what cannot be pickled from __getstate__."
         ) from error
 
 

@@ -72,7 +72,7 @@ def check_ids(tokens: Ids, vocab: int, first_row: int | None = None) -> None:
     >>> check_ids(np.array([[1, 2], [3, 70_000]]), 50_257, first_row=8)
     Traceback (most recent call last):
     ...
-    tokenmill.errors.DatasetError: row 9 of the run holds the id 70000, and the vocabulary has the \
+    tokenmill.errors.DatasetError: row 9 of the run contains the id 70000, but the vocabulary has the \
 ids 0 to 50,256. Give the tokenizer, or the vocabulary's size, that the tokens were made with; if \
 these are right, the tokens are damaged or in another format.
     """
@@ -85,7 +85,7 @@ these are right, the tokens are damaged or in another format.
         else f"row {first_row + row:,} of the run"
     )
     raise DatasetError(
-        f"{where} holds the id {tokens[row, place]}, and the vocabulary has the ids 0 to "
+        f"{where} contains the id {tokens[row, place]}, but the vocabulary has the ids 0 to "
         f"{vocab - 1:,}. Give the tokenizer, or the vocabulary's size, that the tokens were made "
         "with; if these are right, the tokens are damaged or in another format."
     )
@@ -142,7 +142,7 @@ def _keys(config: Config, kind: str, rows: npt.NDArray[np.int64]) -> Numbers:
 
 
 def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
-    """`count` numbers of 53 bits for each key, (keys, count); other numbers for another `series`."""
+    """`count` numbers of 53 bits for each key, (keys, count); each `series` gives different numbers."""
     numbers = np.arange(series * count, (series + 1) * count)
     return derive_keys(keys[:, None], numbers) >> np.uint64(11)
 

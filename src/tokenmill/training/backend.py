@@ -94,7 +94,9 @@ class Backend(Protocol):
     world_size: int
     device: str  # for display, such as "2 threads" or "NVIDIA H100 80GB HBM3"
     rows_at_once: int  # the most rows in a micro-batch
-    compiles: bool  # if so, the first micro-batch takes much longer than the others
+    compiles: (
+        bool  # whether it compiles: then the first micro-batch takes much longer than the others
+    )
     peak_flops: float | None  # of all devices together, if known
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
@@ -104,7 +106,7 @@ class Backend(Protocol):
         the step together. A collective call.
         """
 
-    def agree(self, wish: bool) -> bool:
+    def agree(self, vote: bool) -> bool:
         """Whether the flag is set on any rank. A collective call."""
 
     def wait(self) -> None:
@@ -157,9 +159,9 @@ def check_ranks(config: Config, world_size: int) -> None:
     """Raise `UsageError` if the ranks cannot share a step equally."""
     if config.batch_rows % world_size:
         raise UsageError(
-            f"a step has {config.batch_rows} rows (`batch_tokens` {config.batch_tokens:,} of `seq_len` "
-            f"{config.seq_len:,}), which {world_size} ranks cannot share equally; make `batch_tokens` "
-            f"a multiple of {world_size * config.seq_len:,}."
+            f"{world_size} ranks cannot share the {config.batch_rows} rows of a step equally. "
+            f"`batch_tokens` is {config.batch_tokens:,}; make it a multiple of "
+            f"{world_size * config.seq_len:,} (ranks times `seq_len`)."
         )
 
 
@@ -170,7 +172,7 @@ def check_optimizer_state(here: Mapping[str, Any], there: Mapping[str, Any]) -> 
         theirs = tuple(there[name].shape) if name in there else "missing"
         if ours != theirs:
             raise StateError(
-                f"the optimizer's {name} is {theirs} in the checkpoint and {ours} in this run; resume "
+                f"the optimizer's {name} is {theirs} in the checkpoint but {ours} in this run; resume "
                 "with the optimizer that wrote it."
             )
 

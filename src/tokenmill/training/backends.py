@@ -1,6 +1,6 @@
 """Choose and open a backend: PyTorch or JAX, imported only when used.
 
-PyTorch's OpenMP threads spin at barriers while they wait. On a busy machine they then take the cores
+PyTorch's OpenMP threads spin while they wait at barriers. On a busy machine they then take the cores
 from the threads they wait for. So `GOMP_SPINCOUNT` is set to 3,000 before PyTorch is imported, unless
 you set it or `OMP_WAIT_POLICY`: on two cores with two other busy processes, 15,129 tokens/s instead of
 9,340; on a quiet machine, 38,657 instead of 38,900.

@@ -17,7 +17,7 @@ MOST_POINTS = 400
 _WIDTH, _HEIGHT = 800, 450
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 36, 60, 48
 _COLOURS = ("#3b6fb6", "#d1603d", "#4c956c", "#8d6cab")
-_RATIO = 3.0  # of the largest to the smallest loss, from which the scale is logarithmic
+_RATIO = 3.0  # if the largest loss is this many times the smallest, the scale is logarithmic
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character
 _MARK = "o"
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at steps, with a name. NaN and infinity are left out."""
+    """Values at steps, with a name. NaN and infinity are omitted."""
 
     name: str
     steps: npt.ArrayLike

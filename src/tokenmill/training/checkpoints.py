@@ -41,7 +41,7 @@ _NAME = re.compile(r"step_(\d{7,})")
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a run is, and which run it is.
+    """The progress of a run, and the values that identify the run.
 
     `row` is the number of rows consumed, `loader` the loader's own state. `vocab` is the number of the
     tokenizer's ids; the shape's is padded. `val_loss` belongs to exactly these parameters; it is None
@@ -114,7 +114,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path) -> None:
-        _safetensors()  # fails now rather than when there is something to lose
+        _safetensors()  # fails now, not after hours of training
         self.folder = folder
 
     def write(
@@ -141,7 +141,7 @@ class Checkpoints:
             self._discard(target)
             temporary.rename(target)
             sync_folder(self.folder)
-        except BaseException:  # on a full disk, half a checkpoint would take the room
+        except BaseException:  # on a full disk, half a checkpoint would waste space
             remove(temporary)
             raise
         self._remove_old(state.step, keep)
@@ -282,7 +282,7 @@ def _read_state(path: Path) -> _StateFile:
         version = msgspec.json.decode(data, type=_Version).version
         if version != VERSION:
             raise _DamageError(
-                f"{STATE_NAME} has version {version}, and this tokenmill reads version {VERSION}"
+                f"{STATE_NAME} has version {version}, but this tokenmill reads version {VERSION}"
             )
         file = msgspec.json.decode(data, type=_StateFile)
     except FileNotFoundError:

@@ -48,7 +48,7 @@ class Config:
     seq_len
         Tokens per row: the context length of the model.
     softcap
-        Logits stay between -softcap and softcap; 0 is no cap.
+        Logits stay between -softcap and softcap; 0 means no cap.
     within_documents
         Keep attention inside documents.
     batch_tokens
@@ -74,7 +74,7 @@ class Config:
     weight_decay
         Weight decay of both optimisers.
     clip
-        Largest norm of the gradient; 0 is no limit.
+        Largest norm of the gradient; 0 means no limit.
     dtype
         Number format of the computation; auto is bfloat16 on GPUs and float32 elsewhere.
     compile
@@ -177,7 +177,7 @@ class Config:
         return self.batch_tokens // self.seq_len
 
     def find_due(self, step: int) -> dict[str, bool]:
-        """What is due after a number of steps: line, validation, sample, checkpoint.
+        """Which of line, validation, sample and checkpoint are due after a number of steps.
 
         >>> Config(val_every=0).find_due(250)
         {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}

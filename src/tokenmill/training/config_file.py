@@ -1,7 +1,7 @@
 """Settings from presets, from JSON and YAML files, and from keyword arguments.
 
-A file has the names of `Config`, flat or in the sections `model`, `training` and `data`, which have no
-effect. The guides' names for the same settings also work. An unknown key is an error that suggests a
+A file has the names of `Config`, flat or in the sections `model`, `training` and `data`; the section
+makes no difference. The guides' names for the same settings also work. An unknown key is an error that suggests a
 known one; a duplicate key is an error. Whole numbers may be written as 1e6, and numbers as 3e-4 even
 in YAML, which reads that as text.
 """

@@ -110,7 +110,7 @@ class _Source:
         return self.dataset["val"] if "val" in self.dataset.splits else None
 
     def check_same(self, other: _Source) -> None:
-        """Refuse another source with another tokenizer."""
+        """Refuse a source whose tokenizer differs from this one's."""
         ours, theirs = self.tokenizer, other.tokenizer
         if (ours and ours.fingerprint) != (theirs and theirs.fingerprint):
             raise TokenizerError(
@@ -335,7 +335,7 @@ class ReadTokens(Tokens):
         return read
 
     def read_ahead(self, starts: npt.NDArray[np.int64], length: int) -> None:
-        """Nothing: the system reads ahead."""
+        """Does nothing: the system reads ahead anyway."""
 
 
 @overload

@@ -1,4 +1,4 @@
-"""What a run shows, and when: lines on standard output, TensorBoard and Weights & Biases.
+"""The display of a run: lines on standard output, TensorBoard and Weights & Biases.
 
 The first loss appears after the first step. After that, a line appears for each line of
 `metrics.jsonl`, and after 10 seconds of silence.
@@ -33,7 +33,7 @@ class RunWatcher:
     silence = 10.0  # seconds without a line after which the run sends one
 
     def note(self, text: str) -> None:
-        """Something about the run."""
+        """Receive a notice about the run."""
 
     def warn(self, text: str) -> None:
         """A warning for the user."""
@@ -53,7 +53,7 @@ class RunDisplay(RunWatcher):
         self._translate = translate
 
     def note(self, text: str) -> None:
-        """Something about the run."""
+        """Print a notice about the run."""
         print(harmless(self._translate(text)), flush=True)
 
     def warn(self, text: str) -> None:
@@ -115,7 +115,7 @@ def format_line(
 
 
 class Clock:
-    """Measures steps without the time aside, and the share of them spent waiting for data.
+    """Measures the time of steps, and the share of it spent waiting for data.
 
     >>> clock = Clock()
     >>> with clock.waiting():
@@ -156,7 +156,7 @@ class Clock:
 
 
 class Pulse:
-    """Decides when a run has to print a line, and times its first micro-batches."""
+    """Decides when a run has to print a line, and measures its first micro-batches."""
 
     def __init__(self, *, compiles: bool, silence: float) -> None:
         self._silence = silence
@@ -170,7 +170,7 @@ class Pulse:
         return time.monotonic() - self._shown >= self._silence
 
     def restart(self) -> None:
-        """Something was printed."""
+        """Start the time over, because something was printed."""
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:

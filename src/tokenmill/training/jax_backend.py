@@ -146,9 +146,8 @@ class JaxBackend:
         """See `Backend.evaluate`."""
         count = len(rows.inputs)
         _, size = self._divide(count, self.rows_at_once)
-        self._widest = max(
-            self._widest, size
-        )  # so that the last, smaller batch needs no other program
+        # The last, smaller batch is padded to this size, so that no second program is compiled.
+        self._widest = max(self._widest, size)
         micro = math.ceil(count / (self._widest * self._own_mesh.size))
         batch = (rows.inputs, rows.targets, rows.documents)
         evaluate = _make_evaluation(self.shape, self._own_mesh, self._numerics)
@@ -217,9 +216,9 @@ class JaxBackend:
         summed: npt.NDArray[np.float64] = every.view(np.float64).sum(axis=0).reshape(values.shape)
         return summed
 
-    def agree(self, wish: bool) -> bool:
+    def agree(self, vote: bool) -> bool:
         """See `Backend.agree`."""
-        return wish if self.world_size == 1 else bool(self.total(np.array([float(wish)]))[0])
+        return vote if self.world_size == 1 else bool(self.total(np.array([float(vote)]))[0])
 
     def wait(self) -> None:
         """See `Backend.wait`."""
@@ -380,8 +379,9 @@ def _make_gradients(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
 
 @cache
 def _make_update(config: Config, mesh: Mesh, numerics: Numerics) -> Any:
-    """(parameters, state, sums of gradients, scale) to (parameters, state, norm), which are the same on
-    all devices. The first two are donated."""
+    """Make a function from (parameters, state, sums of gradients, scale) to (parameters, state, norm).
+
+    The results are the same on all devices. The parameters and the state are donated."""
 
     def run(
         parameters: Parameters, state: OptimizerState, sums: Parameters, scale: jax.Array

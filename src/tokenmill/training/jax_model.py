@@ -46,7 +46,7 @@ from tokenmill.training.model import (
 
 _BLOCKS_PER_ROUND = 4  # on CPUs a quarter faster than 1
 _ADAMW_EPSILON = 1e-8
-# optax adds it to a norm that PyTorch compares with 1e-7, so that only a zero matrix stays as it is.
+# optax adds this to a norm for which PyTorch uses max(norm, 1e-7); both leave a zero matrix unchanged.
 _MUON_EPSILON = 1e-20
 _MOMENTUM = 0.95
 _UPDATE_SIZE = 0.2  # root mean square of Muon's updates, times the rate, as in AdamW

@@ -1,4 +1,4 @@
-"""The loop of a run: steps, and what happens between them.
+"""The loop of a run: steps, and the validation, samples and checkpoints between them.
 
 After step n, in this order: collect and check the losses, write a line, validate, sample, write a
 checkpoint. Each of these gives the same result whether the run was interrupted before or not.
@@ -39,7 +39,7 @@ _CHART_EVERY = 5.0  # seconds
 
 
 class StopSignal:
-    """Turns Ctrl-C and SIGTERM into a flag, `asked`, which the loop checks between micro-batches.
+    """Sets the flag `asked` on Ctrl-C or SIGTERM; the loop checks it between micro-batches.
 
     Prints a notice, since a micro-batch can take seconds. With `impatient`, a second Ctrl-C stops
     immediately. With several ranks it does not: launchers forward signals that the terminal has
@@ -183,7 +183,7 @@ class Loop:
             raise
         except (TokenmillError, OSError) as error:
             if self.backend.world_size == 1 and self.step > self.saved:
-                with suppress(WorkError):  # it would hide the first error
+                with suppress(WorkError):  # a second error would hide the first
                     self._take_reports()
                     self._save(None)
             raise self._without_data(error) from error
@@ -246,7 +246,7 @@ class Loop:
 
     def _show(self, is_first: bool) -> None:
         """Print a line that is not recorded, because the next recorded one is far off."""
-        if self.backend.world_size > 1 and not is_first:  # ranks gather losses only when all do
+        if self.backend.world_size > 1 and not is_first:  # gathering losses needs all ranks
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return
         self._take_reports()

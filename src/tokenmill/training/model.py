@@ -63,7 +63,7 @@ from tokenmill.training.config import Config
 EPSILON = 1e-6
 GROUP = 1024  # ids
 MARKERS = 3  # of fill-in-the-middle: prefix, suffix and middle are the ids after the vocabulary
-_MULTIPLE = 64  # of ids in the padded vocabulary, for matrix units
+_MULTIPLE = 64  # the padded vocabulary is a multiple of this, for matrix units
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 

@@ -134,7 +134,7 @@ def train(
     val_fraction
         Share of the tokens, at the end, to validate on if there is no split val.
     tokenizer, vocab_size, eot_id, data_dtype, format
-        What the data does not say about itself, as in `tokenmill.open`.
+        Facts that the data does not include, as in `tokenmill.open`.
     backend
         torch or jax.
     device
@@ -317,7 +317,7 @@ class _Run:
     def _open_backend(self, checkpoint: Checkpoint | None, device: str | None) -> Backend:
         """The backend of this rank; rank 0 has the initial values."""
         shape = Shape(**self.state.shape)
-        # The values get no name: it would keep them in memory for the whole run.
+        # No variable refers to the values, because it would keep them in memory for the whole run.
         return open_backend(
             self.state.backend,
             self.config,

@@ -129,7 +129,7 @@ class Record:
         _write_all(self._losses, losses.astype(_FLOAT).tobytes())
 
     def mean_loss(self, end: int) -> float:
-        """The mean loss of the rows up to `end` that are not in a line yet."""
+        """The mean loss of the rows up to `end` that no line covers yet."""
         first = next((line["row"] for line in reversed(self.lines) if "loss" in line), 0)
         data = os.pread(self._losses, (end - first) * _FLOAT.itemsize, int(first) * _FLOAT.itemsize)
         losses = np.frombuffer(data, _FLOAT).astype(np.float64)

@@ -155,7 +155,7 @@ DATA --name none
     temperature
         0 always takes the most likely token; higher values give more variety.
     top_k
-        Sample among this many most likely tokens; 0 or None is all of them.
+        Sample among this many most likely tokens; 0 or None samples among all.
     seed
         Seed of the sampling; another seed gives another text.
     best
@@ -249,7 +249,7 @@ def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """The id that a number from 0 to 1 selects among the most likely ones."""
+    """The id that a random number from 0 to 1 selects among the most likely ones."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)

@@ -106,7 +106,7 @@ class TorchBackend:
         count = self._count_pieces(rows)
         row_losses = []
         for number, (inputs, targets, mask) in enumerate(self._pieces(rows), 1):
-            if self._hears(pause(number - 1, count)):
+            if self._any_stops(pause(number - 1, count)):
                 for optimizer in self._optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 return False
@@ -190,11 +190,11 @@ class TorchBackend:
         found: npt.NDArray[np.float64] = summed.cpu().numpy()
         return found
 
-    def agree(self, wish: bool) -> bool:
+    def agree(self, vote: bool) -> bool:
         """See `Backend.agree`."""
         if self.world_size == 1:
-            return wish
-        return self._answer(self._ask(wish))
+            return vote
+        return self._answer(self._ask(vote))
 
     def wait(self) -> None:
         """See `Backend.wait`."""
@@ -221,8 +221,8 @@ class TorchBackend:
             # gets it only while the interpreter shuts down would abort the process.
             time.sleep(0.1)
 
-    def _ask(self, wish: bool) -> tuple[Any, Tensor]:
-        votes = torch.tensor([int(wish)])
+    def _ask(self, vote: bool) -> tuple[Any, Tensor]:
+        votes = torch.tensor([int(vote)])
         return dist.all_reduce(votes, group=self._talk, async_op=True), votes
 
     def _answer(self, question: tuple[Any, Tensor]) -> bool:
@@ -230,12 +230,12 @@ class TorchBackend:
         work.wait()
         return bool(votes.item())
 
-    def _hears(self, wish: bool) -> bool:
+    def _any_stops(self, stop: bool) -> bool:
         """Whether any rank wants to stop. On GPUs this is the answer from one micro-batch ago, so that
         no GPU waits for the other ranks."""
         if self._talk is None:
-            return self.agree(wish)
-        before, self._question = self._question, self._ask(wish)
+            return self.agree(stop)
+        before, self._question = self._question, self._ask(stop)
         return before is not None and self._answer(before)
 
     def _count_pieces(self, rows: StepRows) -> int:

@@ -168,7 +168,7 @@ class MLP(nn.Module):
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Which positions see which, (B, 1, T, T): those before them in their own document (B, T).
+    """The attention mask (B, 1, T, T): each position sees itself and those before it in its document.
 
     >>> document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -274,7 +274,7 @@ class _RotateAndNorm(Function):
 class _SquaredRelu(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        positive = x.relu_()  # in place: the product that made x does not need it
+        positive = x.relu_()  # in place: the gradient of the product that made x does not need x
         ctx.save_for_backward(positive)
         return positive * positive
 
@@ -308,7 +308,8 @@ class _GroupedLosses(Function):
     ) -> tuple[Tensor, Tensor]:
         learn = any(ctx.needs_input_grad)
         listed = shape.shortlist
-        numbers = (targets - listed).div(GROUP, rounding_mode="floor")  # negative: on the shortlist
+        # Negative if the target is on the shortlist.
+        numbers = (targets - listed).div(GROUP, rounding_mode="floor")
         losses, states_gradient, first_gradient = _find_losses(
             states,
             torch.cat([head[:listed], groups]),

@@ -58,7 +58,7 @@ class Validator:
 
     def run(self, pause: Pause = never) -> Validation | None:
         """Evaluate the set; None if `pause` asks to stop on any rank. A collective call."""
-        sums = np.zeros(4)  # nats and targets; nats of text and its bytes
+        sums = np.zeros(4)  # nats, targets, nats of text, bytes of text
         for number, batch in enumerate(self._loader):
             if self.backend.agree(pause(number, self._batches)):
                 return None
