@@ -28,7 +28,7 @@ from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
-from tokenmill.store.tables import Shard, ShardTable
+from tokenmill.store.tables import Shard, ShardName, ShardTable
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
@@ -46,19 +46,9 @@ class DocumentRecords(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Range:
-    split: str
-    number: int
+class _Range(ShardName):
     start: int
     stop: int
-
-    @property
-    def path(self) -> str:
-        return f"{self.split}/shard_{self.number:05}.bin"
-
-    @property
-    def documents_path(self) -> str:
-        return f"{self.split}/shard_{self.number:05}.docs.npy"
 
 
 def write_splits(

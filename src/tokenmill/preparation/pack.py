@@ -23,6 +23,7 @@ from tokenmill.preparation.segment import CONTINUES, UNFINISHED, read_document_r
 from tokenmill.preparation.sift import SPLITS, Sifted, Stitched
 from tokenmill.storage.files import AtomicFile, NpyFile
 from tokenmill.store.manifest import DOCUMENT_DTYPE
+from tokenmill.store.tables import ShardName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,9 @@ class SegmentSlice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackShard:
+class PackShard(ShardName):
     """A task: write one shard, the tokens from `start` to `end` of a split."""
 
-    split: str
-    number: int
     start: int
     end: int
     slices: tuple[SegmentSlice, ...]
@@ -48,14 +47,6 @@ class PackShard:
     dtype: str
     folder: Path
     limits: Limits
-
-    @property
-    def path(self) -> str:
-        return f"{self.split}/shard_{self.number:05}.bin"
-
-    @property
-    def documents_path(self) -> str:
-        return f"{self.split}/shard_{self.number:05}.docs.npy"
 
     def run(self, worker: Worker) -> dict[str, Any]:
         """Write the shard and its document table; returns their entry in the manifest."""

@@ -31,6 +31,26 @@ MOST = 1 << 56  # tokens of a split: sums of byte positions then fit in 64 bits
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardName:
+    """A shard by its split and number, and the files that it is written to.
+
+    >>> ShardName(split="train", number=3).documents_path
+    'train/shard_00003.docs.npy'
+    """
+
+    split: str
+    number: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.split}/shard_{self.number:05}.bin"
+
+    @property
+    def documents_path(self) -> str:
+        return f"{self.split}/shard_{self.number:05}.docs.npy"
+
+
 class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One file of tokens and the table of the documents that start in it."""
 
