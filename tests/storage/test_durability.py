@@ -54,7 +54,7 @@ tokenmill.reshard(root / "new" / "prepared", root / "resharded", tokens_per_shar
 tokenmill.pretokenize(root / "beside" / "a.jsonl", tokenizer="bytes", progress=False)
 
 run = root / "run"
-run.mkdir()
+(run / "checkpoints").mkdir(parents=True)
 record = Record(run, step=0, row=0)
 checkpoints = Checkpoints(run / "checkpoints")
 for step in (1, 2):
