@@ -51,8 +51,10 @@ def test_rows_and_document_starts_equal_the_oracle(texts, shard_tokens, eot, pie
         )
         here = np.array(starts, np.int64)
         in_memory = tokens.in_memory()
-        for some in (tokens, in_memory, Tokens.of(oracle)):
+        for some in (tokens, in_memory, Tokens.of(oracle), tokens.unmapped()):
             for start in starts:
+                assert np.array_equal(some[start : start + length], oracle[start:][:length])
+                assert some[start] == oracle[start]
                 assert np.array_equal(some.read(start, start + length), oracle[start:][:length])
             rows = some.gather(here, length)
             assert rows.dtype == np.int64

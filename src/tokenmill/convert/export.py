@@ -37,6 +37,7 @@ from tokenmill.formats.end_of_text import move_eot
 from tokenmill.formats.writing import BLOCK, WriteRequest
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import make_subfolder, sync_folder
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.tokens import Tokens
 
@@ -144,8 +145,11 @@ class _Export:
                 before += 1
                 watcher.advance(job.tokens)
                 continue
-            path.parent.mkdir(exist_ok=True)
+            make_subfolder(folder, path.parent)
             job.write(path, watcher.advance)
+        # A file that was there before may be from a run that failed to flush its folder.
+        for parent in {(folder / name).parent for name in names} if before else ():
+            sync_folder(parent)
         written = self.read_back(folder)
         for split, tokens in self.splits.items():
             compare(tokens, written[split], watcher.advance)

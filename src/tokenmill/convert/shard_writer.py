@@ -8,7 +8,6 @@ files get checksums of their own, so damage in a prepared source must be found f
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import xxhash
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import AtomicFile, NpyFile, write_file
+from tokenmill.storage.files import AtomicFile, NpyFile, make_subfolder, remove, write_file
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
@@ -68,7 +67,7 @@ def write_splits(
     watcher.begin("writing shards", total, unit="tokens")
     made, facts = {}, []
     for split, (tokens, records) in splits.items():
-        (folder / split).mkdir(exist_ok=True)
+        make_subfolder(folder, folder / split)
         shards = []
         for number, start in enumerate(range(0, len(tokens), tokens_per_shard)):
             stop = min(start + tokens_per_shard, len(tokens))
@@ -141,7 +140,7 @@ def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> 
     """Finish: write the tokenizer and the manifest, and remove the work folder."""
     write_file(folder / TOKENIZER_NAME, tokenizer_state)
     manifest.write(Folder(folder))
-    shutil.rmtree(folder / WORK_NAME)
+    remove(folder / WORK_NAME)
 
 
 def read_finished(folder: Path) -> Manifest | None:
@@ -150,7 +149,7 @@ def read_finished(folder: Path) -> Manifest | None:
         return None
     manifest = Manifest.read(folder)
     if (folder / RECORD).exists():  # killed after the manifest was written
-        shutil.rmtree(folder / WORK_NAME)
+        remove(folder / WORK_NAME)
     return manifest
 
 

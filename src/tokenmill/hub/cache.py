@@ -25,7 +25,7 @@ from tokenmill.hub.paths import HubPath, parse_hub_path
 from tokenmill.hub.repository import HubFile, connect, find_commit, list_files
 from tokenmill.progress import Display
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import temporary_path, write_file
+from tokenmill.storage.files import make_subfolder, temporary_path, write_file
 from tokenmill.wording import counted, size
 
 
@@ -86,7 +86,7 @@ def _find(where: HubPath) -> _Found:
         files = tuple(HubFile(**file) for file in orjson.loads(_read(listing)))
     except (ValueError, TypeError, TokenmillError):  # missing or damaged
         files = list_files(where.repository, commit)
-        _write(listing, orjson.dumps([asdict(file) for file in files]))
+        _write(folder, listing, orjson.dumps([asdict(file) for file in files]))
     choice = choose(files, where.repository, path=where.path)
     return _Found(where=where, folder=folder, commit=commit, choice=choice, offline=offline)
 
@@ -102,7 +102,7 @@ def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
             return known, error
         raise
     if commit not in (known, where.revision):
-        _write(reference, commit.encode())
+        _write(folder, reference, commit.encode())
     return commit, None
 
 
@@ -137,13 +137,13 @@ def _fetch(found: _Found) -> list[Path]:
         fetch_files(list(transfers.values()), found.where, found.commit, found.folder, lines)
     with explain_disk_errors(KEPT):
         for file in missing:
-            _link(blobs[file], paths[file])
+            _link(found.folder, blobs[file], paths[file])
     return list(paths.values())
 
 
-def _link(blob: Path, path: Path) -> None:
+def _link(folder: Path, blob: Path, path: Path) -> None:
     """Give a blob its name; another process may do the same at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_subfolder(folder, path.parent)
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -167,7 +167,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(folder: Path, path: Path, data: bytes) -> None:
     with suppress(OSError):  # the cache may be read-only
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_subfolder(folder, path.parent)
         write_file(path, data)

@@ -33,7 +33,7 @@ from tokenmill.hub.paths import HubPath
 from tokenmill.hub.repository import HubFile, connect, explain_hub_errors
 from tokenmill.progress import Watcher
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import sync_folder
+from tokenmill.storage.files import make_folder, make_subfolder, open_entry, sync_folder
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.reading import DamagedFileError
 
@@ -88,6 +88,8 @@ def fetch_files(
                 f"{left:,} bytes remain to be fetched, but the disk of {folder} has only {free:,} "
                 "free. Choose fewer files, or a folder on another disk."
             )
+        for one in missing:
+            make_subfolder(folder, one.target.parent)
         watcher.begin("downloading", total, total - left)
         return _fetch_missing(missing, where, commit, watcher)
 
@@ -95,8 +97,8 @@ def fetch_files(
 @contextmanager
 def _hold(folder: Path, watcher: Watcher) -> Iterator[None]:
     """Lock a folder; waits for any other process that downloads into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder)
+    make_folder(folder)
+    lock = FileLock(folder, is_folder=True)
     if not lock.acquire():
         watcher.note(f"Waiting for another process that downloads into {folder}.")
         while not lock.acquire():
@@ -108,7 +110,7 @@ def _hold(folder: Path, watcher: Watcher) -> Iterator[None]:
 
 
 def _find_missing(transfers: Sequence[Transfer], watcher: Watcher) -> list[Transfer]:
-    there = [one for one in transfers if one.target.exists()]
+    there = [one for one in transfers if one.target.is_file()]
     if there:
         watcher.begin("checking", sum(one.file.size for one in there))
     right = set()
@@ -188,7 +190,6 @@ def _fetch(
 ) -> None:
     """Fetch one file under its partial name, check it, and rename it."""
     file, part = transfer.file, transfer.part
-    part.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(_TRIES):
         if _fill(transfer, url, advance, stop) == file.digest:
             break
@@ -219,10 +220,9 @@ def _fill(transfer: Transfer, url: str, advance: Callable[[int], None], stop: Ev
     from huggingface_hub import errors
 
     size = transfer.file.size
-    with transfer.part.open("ab+") as part:
-        if part.tell() > size:
+    with os.fdopen(open_entry(transfer.part), "r+b") as part:
+        if os.fstat(part.fileno()).st_size > size:
             part.truncate(0)
-        part.seek(0)
         digest = _hash(transfer.file, part)
         have, failures = part.tell(), 0
         while have < size:

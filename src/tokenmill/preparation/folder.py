@@ -15,7 +15,7 @@ import orjson
 from tokenmill.errors import FolderError
 from tokenmill.preparation.plan import Plan
 from tokenmill.preparation.sift import SPLITS
-from tokenmill.storage.files import remove, remove_temporaries
+from tokenmill.storage.files import make_subfolder, remove, remove_temporaries
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.output import OutputFolder, describe_changes
 from tokenmill.store.manifest import Manifest
@@ -44,7 +44,7 @@ class PreparationFolder(OutputFolder):
             if restart:
                 self._discard()
             for folder in (self.segments, self.shards):
-                folder.mkdir(exist_ok=True)
+                make_subfolder(path, folder)
         except BaseException:
             self.close()
             raise
@@ -52,7 +52,7 @@ class PreparationFolder(OutputFolder):
     def _discard(self) -> None:
         """Remove everything that `prepare` writes, and nothing else; the lock stays."""
         for name in _WRITTEN:
-            if name in SPLITS:
+            if name in SPLITS and not (self.path / name).is_symlink():
                 for shard in (self.path / name).glob("shard_*"):
                     remove(shard)
                 with suppress(OSError):  # missing, or holds files of the user
@@ -69,7 +69,8 @@ class PreparationFolder(OutputFolder):
     def remove_temporaries(self) -> None:
         """Remove half-written files of any process."""
         super().remove_temporaries()
-        remove_temporaries(*(path for path in (self.segments, self.shards) if path.is_dir()))
+        below = (path for path in (self.segments, self.shards) if path.is_dir())
+        remove_temporaries(*(path for path in below if not path.is_symlink()))
 
     def finished(self, plan: Plan) -> Manifest | None:
         """The manifest if this dataset is finished. Refuses a folder with a different dataset."""

@@ -43,7 +43,7 @@ from tokenmill.preparation.sift import SPLITS, Sifted, sift
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import make_subfolder, write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.store.manifest import Manifest, Split
 from tokenmill.store.tables import Shard, ShardTable, Source, SourceTable
@@ -260,7 +260,7 @@ def pack(run: Run, segments: Bundles, sifted: Sifted) -> dict[str, list[Shard]]:
     """The shards of each split, made now or before."""
     plan, root = run.plan, run.folder.path
     for split in SPLITS:
-        (root / split).mkdir(exist_ok=True)
+        make_subfolder(root, root / split)
     paths = segments.paths(run.folder.segments)
     per_shard = plan.settings.tokens_per_shard
     tasks = list(plan_shards(sifted, paths, per_shard, plan.dtype, root, plan.limits))

@@ -16,9 +16,17 @@ from typing import Any, Self
 import orjson
 
 from tokenmill.errors import FolderError
-from tokenmill.storage.files import is_temporary, remove_temporaries
+from tokenmill.storage.files import (
+    check_entries,
+    is_temporary,
+    make_folder,
+    make_subfolder,
+    remove_temporaries,
+    sync_folder,
+)
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.lock import FileLock
+from tokenmill.storage.names import WORK_NAME
 
 
 class OutputFolder(Folder):
@@ -52,10 +60,11 @@ is 'mds'. Choose another `out`, or delete that folder.
         super().__init__(path)
         self.argument = argument
         self._refuse_if_foreign(marks, ignored)
-        self._lock = FileLock(path / lock)
+        self._lock = FileLock(path / lock, is_folder=path / lock == path)
         self._take_lock()
         try:
             self.remove_temporaries()
+            check_entries(path / WORK_NAME)  # from now on, its files are opened by their names
         except BaseException:
             self.close()
             raise
@@ -76,7 +85,8 @@ is 'mds'. Choose another `out`, or delete that folder.
 
     def remove_temporaries(self) -> None:
         """Remove half-written files of any process, here and one level below."""
-        remove_temporaries(self.path, *(path for path in self.path.iterdir() if path.is_dir()))
+        below = (path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink())
+        remove_temporaries(self.path, *below)
 
     def remember(self, name: str, settings: Mapping[str, Any]) -> None:
         """Record the settings of a run; refuse to resume one with other settings."""
@@ -96,8 +106,10 @@ is 'mds'. Choose another `out`, or delete that folder.
 
     def _take_lock(self) -> None:
         while True:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.path.parent.mkdir(exist_ok=True)
+            make_folder(self.path)
+            sync_folder(self.path.parent)  # an earlier run may have been killed before it did
+            if self._lock.path != self.path:
+                make_subfolder(self.path, self._lock.path.parent)
             with suppress(FileNotFoundError):  # a run that finished just now removed the folder
                 self._lock.acquire_or_refuse(
                     f"Another run is working in {self.path}",

@@ -6,6 +6,7 @@ before, so 150,000 shards cost their names and three arrays of 150,000 numbers.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,33 @@ class FileShards:
             except (OSError, ValueError) as error:  # the disk is failing
                 reason = getattr(error, "strerror", None) or error
                 raise DamagedFileError(name, f"cannot be read: {reason}", FOREIGN_CURE) from error
+
+    def read_rows(
+        self,
+        number: int,
+        firsts: Integers,
+        rows: npt.NDArray[Any],
+        places: Integers,
+        between: Callable[[], None] | None,
+    ) -> None:
+        """See `read_rows` below."""
+        name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
+        memory, size = memoryview(rows).cast("B"), rows.shape[1] * width
+        with self._open(number) as file:
+            descriptor = file.fileno()
+            try:
+                for first, place in zip(firsts.tolist(), places.tolist(), strict=True):
+                    if between is not None:
+                        between()
+                    start, row = offset + first * width, memory[place * size : (place + 1) * size]
+                    while (count := os.preadv(descriptor, [row], start)) < len(row):
+                        if not count:  # truncated since its size was checked
+                            check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
+                            raise DamagedFileError(name, "was changed while it was read")
+                        row, start = row[count:], start + count
+            except OSError as error:  # the disk is failing
+                what = f"cannot be read: {error.strerror}"
+                raise DamagedFileError(name, what, FOREIGN_CURE) from error
 
     def _open(self, number: int) -> BinaryIO:
         name = self.names[number]
@@ -225,6 +253,32 @@ class JoinedShards:
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
         part, own = self._find(number)
         return part.read(own, first, last)
+
+
+def read_rows(
+    shards: Shards,
+    number: int,
+    firsts: Integers,
+    rows: npt.NDArray[Any],
+    places: Integers,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Read rows of one shard without a map: the row from id `firsts[n]` on becomes `rows[places[n]]`.
+
+    A file is opened only once. `between` is called before each row.
+    """
+    if isinstance(shards, FileShards):
+        shards.read_rows(number, firsts, rows, places, between)
+    elif isinstance(shards, PartOfShards):
+        low, begin, _ = shards._ranges
+        read_rows(shards.whole, low + number, firsts + begin[number], rows, places, between)
+    elif isinstance(shards, JoinedShards):
+        read_rows(*shards._find(number), firsts, rows, places, between)
+    else:
+        for first, place in zip(firsts.tolist(), places.tolist(), strict=True):
+            if between is not None:
+                between()
+            rows[place] = shards.read(number, first, first + rows.shape[1])
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:

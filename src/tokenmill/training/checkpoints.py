@@ -25,6 +25,7 @@ import xxhash
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.storage.files import (
+    make_subfolder,
     remove,
     sync_file,
     sync_folder,
@@ -126,7 +127,7 @@ class Checkpoints:
         keep: int,
     ) -> Path:
         """Write a checkpoint, then remove those that need not be kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_subfolder(self.folder.parent, self.folder)
         target = self._path(state.step)
         temporary = temporary_path(target)
         remove(temporary)

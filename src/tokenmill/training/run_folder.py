@@ -26,7 +26,7 @@ import orjson
 
 from tokenmill.errors import UsageError
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import remove, temporary_path
+from tokenmill.storage.files import open_entry, refuse_link, remove, sync_folder, temporary_path
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.output import OutputFolder
 from tokenmill.training.chart import Curve
@@ -78,12 +78,14 @@ class RunFolder(OutputFolder):
                 lock=_LOCK_NAME,
                 argument="name",
             )
-            if restart:
-                try:
+            try:
+                if restart:
                     self._discard()
-                except BaseException:
-                    self.close()
-                    raise
+                for name in _OURS:  # now, not at the first checkpoint
+                    refuse_link(path / name)
+            except BaseException:
+                self.close()
+                raise
 
     def _discard(self) -> None:
         """Remove everything that a run makes, and nothing else; the lock stays."""
@@ -111,9 +113,13 @@ class Record:
     """
 
     def __init__(self, folder: Path, *, step: int, row: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT
-        self._metrics = os.open(folder / METRICS_NAME, flags, 0o644)
-        self._losses = os.open(folder / LOSSES_NAME, flags, 0o644)
+        self._metrics = open_entry(folder / METRICS_NAME)
+        try:
+            self._losses = open_entry(folder / LOSSES_NAME)
+        except BaseException:
+            os.close(self._metrics)
+            raise
+        sync_folder(folder)
         with os.fdopen(os.dup(self._metrics), "rb") as file:
             self.lines, end = _parse(file.read(), step)
         os.truncate(self._metrics, end)
