@@ -216,6 +216,16 @@ def test_another_run_is_refused_by_name_with_both_values(other: dict, text: str)
     assert str(refused.value).count(" then, ") == 1
 
 
+def test_other_validation_data_is_refused_by_the_checksums_of_its_manifest() -> None:
+    one, other, cut = (
+        msgspec.structs.replace(STATE, fingerprints={**STATE.fingerprints, "val": identity})
+        for identity in ("sample:cut:sum", "sample:cut:other", "sample:other:other")
+    )
+    refuse_other_run(one, cut, "")  # the same tokens in shards of another size
+    with pytest.raises(StateError, match="the data of val: sample:cut:sum then, sample:cut:other"):
+        refuse_other_run(one, other, "")
+
+
 def test_settings_that_may_change_are_not_refused() -> None:
     changed = msgspec.structs.replace(
         STATE, config={**STATE.config, "learning_rate": 1.0}, step=5, row=9

@@ -112,7 +112,7 @@ class TextDataSource:
 
     def __repr__(self) -> str:
         settings = f"max_length={self.max_length}, pad_token_id={self.pad_token_id}"
-        return f"TextDataSource({self.tokens.fingerprint}, {settings})"
+        return f"TextDataSource({self.tokens.identity}, {settings})"
 
     def read(self, numbers: Integers) -> npt.NDArray[np.int32]:
         """Examples, (examples, max_length + 1): the inputs lack the last token, the targets the

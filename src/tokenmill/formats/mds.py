@@ -284,6 +284,10 @@ class MdsShards:
         return self.layout.dtype
 
     @property
+    def checksum(self) -> None:
+        return None
+
+    @property
     def kept(self) -> int:
         return max(1, self.kept_bytes // max(file.size for file in self.files))
 

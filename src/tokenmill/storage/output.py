@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import orjson
 
 from tokenmill.errors import FolderError
@@ -27,6 +28,9 @@ from tokenmill.storage.files import (
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import WORK_NAME
+from tokenmill.storage.reading import DamagedFileError, read_inside
+
+_MOST_BYTES = 1 << 20  # of the settings of a run, unless those of this run are as large
 
 
 class OutputFolder(Folder):
@@ -90,15 +94,16 @@ is 'mds'. Choose another `out`, or delete that folder.
 
     def remember(self, name: str, settings: Mapping[str, Any]) -> None:
         """Record the settings of a run; refuse to resume one with other settings."""
-        if self.create(name, orjson.dumps(settings)):
+        record = orjson.dumps(settings)
+        if self.create(name, record):
             return
         try:
-            before = orjson.loads(self.read(name))
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise FolderError(
-                f"{self.path / name} cannot be read ({error}). Delete {self.path}."
-            ) from None
-        if changes := describe_changes(before, orjson.loads(orjson.dumps(settings))):
+            data = read_inside(self.path, name, max(_MOST_BYTES, 2 * len(record)))
+            before = msgspec.json.decode(data, type=dict[str, Any])
+        except (DamagedFileError, ValueError, RecursionError) as error:
+            reason = error.what if isinstance(error, DamagedFileError) else f"is damaged ({error})"
+            raise FolderError(f"{self.path / name} {reason}. Delete {self.path}.") from None
+        if changes := describe_changes(before, orjson.loads(record)):
             raise FolderError(
                 f"{self.path} holds an unfinished run with other settings: {'; '.join(changes)}. "
                 f"Choose another `{self.argument}`, or delete that folder."
@@ -147,10 +152,14 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     ['b was 2, is 3']
     """
     return [
-        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        f"{_brief(name)} was {_brief(repr(before.get(name)))}, is {_brief(repr(now.get(name)))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _is_empty_folder(path: Path) -> bool:

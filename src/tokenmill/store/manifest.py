@@ -113,6 +113,19 @@ class Manifest:
         head = encoded.removesuffix(b"\n}") + b",\n  "
         return head + _seal(head)
 
+    def find_incomplete(self, folder: Path) -> str | None:
+        """The first shard whose file is missing or has another size, if any. Opens no file."""
+        width = np.dtype(self.dtype).itemsize
+        for split in self.splits.values():
+            for path, tokens in zip(split.shards.path, split.shards.tokens.tolist(), strict=True):
+                try:
+                    is_whole = (folder / path).stat().st_size == tokens * width
+                except OSError:
+                    is_whole = False
+                if not is_whole:
+                    return path
+        return None
+
     def write(self, storage: Storage) -> None:
         """Write the table of sources, then the manifest, which completes the dataset."""
         storage.write(SOURCES_NAME, self.sources.encode())

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import (
@@ -45,6 +46,11 @@ class Shards(Protocol):
     def kept(self) -> int | None:
         """How many shards to keep, if they are copies in memory; None if they are maps."""
 
+    @property
+    def checksum(self) -> str | None:
+        """How the ids are divided into files, and a hash of the checksums that a manifest has of
+        these: `"CUT:SUM"`. None if there is no manifest."""
+
     def name(self, number: int) -> str:
         """The file of a shard, relative to what was opened."""
 
@@ -61,7 +67,8 @@ class FileShards:
 
     `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the sizes of
     the files in bytes, checked again whenever a file is opened. `check` checks a file's header before it is mapped; it
-    is a function of a module, so that it pickles. Files that tokenmill did not write are `foreign`:
+    is a function of a module, so that it pickles. `checksums` are those of the files, if a manifest has
+    them; they are not checked here. Files that tokenmill did not write are `foreign`:
     they may be links to anywhere, and names with `..` are followed too, so the reader of a format must
     refuse such names in its metadata.
     """
@@ -74,10 +81,17 @@ class FileShards:
     sizes: Integers
     check: Callable[[BinaryIO, str], None] | None = None
     foreign: bool = False
+    checksums: Sequence[str] = ()
 
     @property
     def kept(self) -> int | None:
         return None
+
+    @property
+    def checksum(self) -> str | None:
+        if not self.checksums:
+            return None
+        return f"{_hash(self.dtype.str, *map(str, self.counts.tolist()))}:{_hash(*self.checksums)}"
 
     def name(self, number: int) -> str:
         return self.names[number]
@@ -142,9 +156,10 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard that is an array in memory."""
+    """One shard that is an array in memory; `checksum` is that of the files it was copied from."""
 
     ids: npt.NDArray[Any]
+    checksum: str | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -201,6 +216,13 @@ class PartOfShards:
     def kept(self) -> int | None:
         return self.whole.kept
 
+    @property
+    def checksum(self) -> str | None:
+        if self.whole.checksum is None:
+            return None
+        cut, sum = self.whole.checksum.split(":")
+        return f"{_hash(cut, str(self.start), str(self.stop))}:{sum}"
+
     def name(self, number: int) -> str:
         return self.whole.name(self._ranges[0] + number)
 
@@ -232,6 +254,10 @@ class JoinedShards:
     @property
     def kept(self) -> int | None:
         return min((part.kept for part in self.parts if part.kept is not None), default=None)
+
+    @property
+    def checksum(self) -> None:
+        return None  # prepared datasets are never joined
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -279,6 +305,10 @@ def read_rows(
             if between is not None:
                 between()
             rows[place] = shards.read(number, first, first + rows.shape[1])
+
+
+def _hash(*texts: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\n".join(texts).encode())
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:

@@ -275,11 +275,21 @@ class Tokens:
             digest.update(np.ascontiguousarray(ids, "<i8").data)
         return digest.hexdigest()
 
+    @property
+    def identity(self) -> str:
+        """What identifies the tokens in a saved state; compare it with `is_same_data`.
+
+        With a manifest, it has the checksums of all shards: tokens that differ anywhere have another
+        identity. In other formats it is the fingerprint, which is a sample.
+        """
+        checksum = self._shards.checksum
+        return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
+
     def in_memory(self) -> Tokens:
         """The same tokens, copied into one array of the process's memory."""
-        return Tokens.of(
-            self[:],
-            split=self.split,
+        return Tokens(
+            ArrayShard(self[:], self._shards.checksum),
+            self.split,
             documents=self.documents,
             eot_id=self.eot_id,
             eot=self.eot,
@@ -326,6 +336,24 @@ class _UnmappedTokens(Tokens):
     def __reduce__(self) -> tuple[Any, ...]:
         known = {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
         return partial(_UnmappedTokens, **known), (self._shards, self.split, self._between)
+
+
+def is_same_data(one: Any, other: Any) -> bool:
+    """Whether two identities can be of the same tokens.
+
+    If both have checksums of files of the same lengths, these decide. Otherwise the fingerprints do:
+    resharded tokens, or tokens in another format, are the same data.
+
+    >>> is_same_data("f:cut:sum", "f:cut:other"), is_same_data("f:cut:sum", "other:cut:sum")
+    (False, False)
+    >>> is_same_data("f:cut:sum", "f:other:other"), is_same_data("f:cut:sum", "f")
+    (True, True)
+    """
+    if not isinstance(one, str) or not isinstance(other, str):
+        return bool(one == other)
+    (fingerprint, *checksum), (theirs, *their_checksum) = one.split(":"), other.split(":")
+    is_comparable = bool(checksum and their_checksum) and checksum[0] == their_checksum[0]
+    return fingerprint == theirs and (not is_comparable or checksum == their_checksum)
 
 
 def join(sources: Sequence[Tokens]) -> Tokens | None:

@@ -32,6 +32,7 @@ from tokenmill.storage.files import (
     temporary_path,
     write_file,
 )
+from tokenmill.store.tokens import is_same_data
 from tokenmill.training.model import Arrays
 
 VERSION = 2
@@ -241,10 +242,14 @@ def refuse_other_run(state: RunState, own: RunState, cure: str) -> None:
         f"{name.replace('the data of tokenizer', 'the tokenizer')}: "
         f"{there.get(name, 'none')} then, {here.get(name, 'none')} now"
         for name in [*here, *(name for name in there if name not in here)]
-        if there.get(name) != here.get(name)
+        if not _is_equal(name, there.get(name), here.get(name))
     ]
     if found:
         raise StateError("The run was started differently:\n  " + "\n  ".join([*found, cure]))
+
+
+def _is_equal(name: str, there: Any, here: Any) -> bool:
+    return is_same_data(there, here) if name.startswith("the data of ") else there == here
 
 
 def _describe_mixture(loader: dict[str, Any]) -> str:

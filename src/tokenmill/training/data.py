@@ -61,7 +61,7 @@ class RunData:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each part of the data, by name: equal only for the same tokens."""
+        """What identifies each part of the data, by name; see `Tokens.identity`."""
         if isinstance(self.train, Mixture):
             names = [f"train {name}" for name in self.train.names]
             found = dict(zip(names, self.train.tokens, strict=True))
@@ -69,7 +69,7 @@ class RunData:
             found = {"train": self.train}
         if self.val is not None:
             found["val"] = self.val
-        named = {name: tokens.fingerprint for name, tokens in found.items()}
+        named = {name: tokens.identity for name, tokens in found.items()}
         return named | ({"tokenizer": self.tokenizer.fingerprint} if self.tokenizer else {})
 
 
