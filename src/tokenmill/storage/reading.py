@@ -80,15 +80,25 @@ file again from its source, or run the same tokenmill prepare command with --res
 def read_inside(folder: Path, path: str, most: int) -> bytes:
     """Read a small file of a dataset; one with more than `most` bytes is refused."""
     with open_inside(folder, path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise DamagedFileError(
-                path, f"in {folder} has {size:,} bytes, but at most {most:,} are allowed"
-            )
-        try:
-            return file.read(size)
-        except OSError as error:
-            raise _refuse(path, folder, error, CURE) from error
+        return _read_all(file, folder, path, most, CURE)
+
+
+def read_foreign(folder: Path, path: str, most: int) -> bytes:
+    """Read a small file of another program; one with more than `most` bytes is refused."""
+    with open_foreign(folder, path) as file:
+        return _read_all(file, folder, path, most, FOREIGN_CURE)
+
+
+def _read_all(file: BinaryIO, folder: Path, path: str, most: int, cure: str) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        raise DamagedFileError(
+            path, f"in {folder} has {size:,} bytes, but at most {most:,} are allowed", cure
+        )
+    try:
+        return file.read(size)
+    except OSError as error:
+        raise _refuse(path, folder, error, cure) from error
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:
