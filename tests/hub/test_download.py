@@ -275,7 +275,7 @@ def test_failures_give_one_line_with_the_cure(hub: LocalHub, tmp_path: Path, cas
     hub.fail(**faults)
     with pytest.raises(TokenmillError, match=text) as caught:
         tokenmill.download(repository, to=tmp_path / "out")
-    assert type(caught.value) is kind
+    assert isinstance(caught.value, kind)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "evil.bin").exists()
     assert "web_train_000002.bin" not in contents(tmp_path / "out")

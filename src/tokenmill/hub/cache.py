@@ -21,8 +21,9 @@ import orjson
 from tokenmill.errors import DatasetError, InputError, TokenmillError, UsageError, WorkError
 from tokenmill.hub.choose import Choice, choose
 from tokenmill.hub.fetch import KEPT, Transfer, fetch_files
+from tokenmill.hub.http import find_endpoint
 from tokenmill.hub.paths import HubPath, parse_hub_path
-from tokenmill.hub.repository import HubFile, connect, find_commit, list_files
+from tokenmill.hub.repository import COMMIT, HubFile, find_commit, list_files
 from tokenmill.progress import Display
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder, temporary_path, write_file
@@ -75,7 +76,7 @@ class _Found:
 
 
 def _find(where: HubPath) -> _Found:
-    connect()
+    find_endpoint()  # reports a missing package
     from huggingface_hub import constants
 
     cache = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
@@ -98,7 +99,7 @@ def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
     try:
         commit = find_commit(where)
     except WorkError as error:
-        if known and _listing_path(folder, known).is_file():
+        if COMMIT.fullmatch(known) and _listing_path(folder, known).is_file():
             return known, error
         raise
     if commit not in (known, where.revision):

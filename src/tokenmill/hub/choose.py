@@ -173,6 +173,7 @@ def _in_split(files: list[HubFile], split: str, repository: str) -> list[HubFile
 
 
 def _sort_key(path: str) -> list[tuple[int, str]]:
-    # Digits and text alternate, so numbers are compared with numbers only.
+    # Text and digits alternate, so numbers are compared with numbers only. `isdigit` would be true for
+    # digits that `int` refuses.
     parts = re.split("([0-9]+)", path)
-    return [(int(part), part) if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part) if place % 2 else -1, part) for place, part in enumerate(parts)]

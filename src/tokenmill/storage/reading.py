@@ -11,7 +11,9 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import orjson
 
 from tokenmill.errors import DatasetError
 
@@ -19,6 +21,7 @@ CURE = (
     "Copy the file again from its source, or run the same tokenmill prepare command with --restart."
 )
 FOREIGN_CURE = "Copy or download the file again from its source."
+MOST_VALUES = 1 << 22  # in one JSON text: at most about 500 MB of Python objects
 _MORE_FILES = "The file is fine: let the process open more files, for example with ulimit -n 65536."
 _PERMISSION = "Let this user read it: chmod a+r on the file, and a+x on the folders it is in."
 _SYSTEM_CURES = {
@@ -99,6 +102,16 @@ def _read_all(file: BinaryIO, folder: Path, path: str, most: int, cure: str) -> 
         return file.read(size)
     except OSError as error:
         raise _refuse(path, folder, error, cure) from error
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse untrusted JSON; ValueError if it is invalid, or has more than `MOST_VALUES` values.
+
+    A list of empty lists takes 20 times its size in memory, so a limit on bytes alone is not enough.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ValueError(f"it has over {MOST_VALUES:,} values")
+    return orjson.loads(data)
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:
