@@ -23,11 +23,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 
-from tests.lab import results, watcher
+from . import results, watcher
 
 _SLICE = 180.0  # seconds that a part gets before the next one
 _GRACE = 300.0  # seconds after which a part that does not end is killed
@@ -44,7 +45,7 @@ def main() -> int:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fault:
-        from tests.lab import reproduce
+        from . import reproduce
 
         return reproduce.run_one(arguments.what[0], arguments.fault, arguments.seed or 0)
     if arguments.one:
@@ -63,7 +64,7 @@ def find_parts() -> Iterator[str]:
 
 
 def _import_part(name: str) -> ModuleType:
-    return importlib.import_module(f"tests.lab.{name}")
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def _run_part(name: str, seed: int, seconds: float) -> int:
@@ -96,10 +97,8 @@ class Laboratory:
             thread.start()
         shown = time.monotonic()
         while any(thread.is_alive() for thread in threads) or not self._messages.empty():
-            try:
+            with suppress(queue.Empty):
                 self._take(*self._messages.get(timeout=1.0))
-            except queue.Empty:
-                pass
             if time.monotonic() - shown > _SHOW:
                 self._show()
                 shown = time.monotonic()
