@@ -30,6 +30,7 @@ from . import control
 from .control import Control, Fault
 
 Contents = dict[str, bytes]
+_PREFIX = "tokenmill-lab-"
 PATIENCE = 60.0  # seconds after which a command counts as hanging
 
 
@@ -153,7 +154,9 @@ class Bench:
         assert control.is_preloaded()
         memory = Path("/dev/shm")
         place = memory if os.access(memory, os.W_OK) else None
-        self.root = Path(tempfile.mkdtemp(prefix="tokenmill-lab-", dir=place)).resolve()
+        _remove_old(place or Path(tempfile.gettempdir()))
+        prefix = f"{_PREFIX}{os.getpid()}-"
+        self.root = Path(tempfile.mkdtemp(prefix=prefix, dir=place)).resolve()
         self.random = random.Random(self.seed)
         self.control = Control(self.root / "control")
         self.trace = self.root / "trace"
@@ -259,7 +262,9 @@ class Bench:
         """Run the command again; returns what is wrong afterwards."""
         ended = self.run(scenario)
         if ended.status != 0:
-            return f"the same command did not resume: status {ended.status}, {shorten(ended.stderr)}"
+            return (
+                f"the same command did not resume: status {ended.status}, {shorten(ended.stderr)}"
+            )
         different = self.compare(scenario)
         return different and f"after resuming, {different}"
 
@@ -365,6 +370,14 @@ def _import_all(names: list[str]) -> None:
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+def _remove_old(place: Path) -> None:
+    """Remove the folders of benches that were killed."""
+    for folder in place.glob(f"{_PREFIX}*-*/"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pause(seconds: float) -> None:

@@ -43,15 +43,13 @@ def run_case(bench: Bench, scenario: Scenario, fault: Fault) -> tuple[bool, str 
     return True, judge(bench, scenario, fault, ended)
 
 
-def sweep(bench: Bench, scenario: Scenario, kind: Fault, end: float, watcher: Watcher) -> bool:
-    """Let every call fail once; returns whether there was time for all of them."""
+def sweep(bench: Bench, scenario: Scenario, kind: Fault, end: float, watcher: Watcher) -> None:
+    """Let every call fail once, from where the last sweep ran out of time."""
     count = bench.counts(scenario)[kind.operation]
+    number = results.find_sweep(scenario.name, kind.name)[1]
     cases = failures = 0
-    finished = True
-    for number in range(1, count + 1):
-        if time.monotonic() > end:
-            finished = False
-            break
+    while number < count and time.monotonic() < end:
+        number += 1
         fault = kind.at(number)
         happened, wrong = run_case(bench, scenario, fault)
         if not happened:  # workers that run side by side may make fewer calls
@@ -64,7 +62,7 @@ def sweep(bench: Bench, scenario: Scenario, kind: Fault, end: float, watcher: Wa
     if cases:
         how = "kills" if kind.what in ("kill", "tear", "die") else "faults"
         results.record(how, scenario.name, kind.name, cases, failures, bench.seed)
-    return finished
+    results.record_sweep(scenario.name, kind.name, count, number)
 
 
 def describe(scenario: Scenario, fault: object, seed: int) -> str:
@@ -79,14 +77,26 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
         return
     control.restart_preloaded()
     rng = random.Random(seed)
-    todo = [(scenario, kind) for scenario in SCENARIOS.values() for kind in KINDS]
-    rng.shuffle(todo)
-    swept = {(s.name, k.name): results.count_sweeps(s.name, k.name) for s, k in todo}
-    todo.sort(key=lambda pair: swept[pair[0].name, pair[1].name])
+    swept = {
+        scenario.name: {kind: results.find_sweep(scenario.name, kind.name)[0] for kind in kinds}
+        for scenario in SCENARIOS.values()
+        if (kinds := kinds_for(scenario))
+    }
+    order = sorted(swept, key=lambda name: (min(swept[name].values()), rng.random()))
     with Bench(seed) as bench:
-        for scenario, kind in todo:
-            if time.monotonic() > deadline:
-                return
-            if sweep(bench, scenario, kind, deadline, watcher):
-                calls = bench.counts(scenario)[kind.operation]
-                results.record_sweep(scenario.name, kind.name, calls)
+        for name in order:
+            for kind in sorted(swept[name], key=lambda kind: (swept[name][kind], rng.random())):
+                if time.monotonic() > deadline:
+                    return
+                sweep(bench, SCENARIOS[name], kind, deadline, watcher)
+
+
+def kinds_for(scenario: Scenario) -> list[Fault]:
+    """The faults of a scenario; slow ones open and read files with fewer kinds of errors."""
+    few = ("open EIO", "open kill", "read EIO")
+    often = ("open", "read")
+    return [
+        kind
+        for kind in KINDS
+        if not scenario.slow or kind.operation not in often or kind.name in few
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import control, faults
-from .bench import Bench
+from . import control, faults, power
+from .bench import Bench, Scenario
 from .control import Fault
 from .scenarios import SCENARIOS
 
@@ -16,9 +16,18 @@ def run_one(name: str, text: str, seed: int) -> int:
     control.restart_preloaded()
     scenario = SCENARIOS[name]
     with Bench(seed) as bench:
-        happened, wrong = faults.run_case(bench, scenario, Fault.parse(text))
+        happened, wrong = _run(bench, scenario, text, seed)
         for path in sorted(bench.root.glob("output*")):
             print(f"--- {path.name}\n{path.read_text()}", end="")
         print(f"place: {bench.control.place or 'none'}")
     print("not reached" if not happened else wrong or "as expected")
     return 1 if wrong else 0
+
+
+def _run(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[bool, str | None]:
+    kind, _, rest = text.partition(":")
+    if kind == "power":
+        cut, mode = rest.split(":")
+        calls = power.record_calls(bench, scenario)
+        return True, power.run_case(bench, scenario, calls, int(cut), mode, seed)
+    return faults.run_case(bench, scenario, Fault.parse(text))

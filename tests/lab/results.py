@@ -36,18 +36,21 @@ def record(kind: str, scenario: str, fault: str, cases: int, failures: int, seed
             entry["seeds"] = sorted({*entry.get("seeds", []), seed})[-20:]
 
 
-def record_sweep(scenario: str, fault: str, calls: int) -> None:
-    """Note that every call of a scenario has failed once with this fault."""
+def record_sweep(scenario: str, fault: str, calls: int, done: int) -> None:
+    """Note how many calls of a scenario, counted from the first, have failed with this fault."""
     with _changing() as results:
-        entry = results["sweeps"].setdefault(f"{scenario}|{fault}", {"calls": 0, "sweeps": 0})
+        entry = results["sweeps"].setdefault(
+            f"{scenario}|{fault}", {"calls": 0, "done": 0, "sweeps": 0}
+        )
         entry["calls"] = calls
-        entry["sweeps"] += 1
+        entry["done"] = done % max(1, calls)
+        entry["sweeps"] += done >= calls
 
 
-def count_sweeps(scenario: str, fault: str) -> int:
-    """How often all calls of a scenario have failed with this fault."""
-    sweeps = read()["sweeps"].get(f"{scenario}|{fault}", {"sweeps": 0})
-    return int(sweeps["sweeps"])
+def find_sweep(scenario: str, fault: str) -> tuple[int, int]:
+    """How often all calls have failed with this fault, and how many in the sweep under way."""
+    entry = read()["sweeps"].get(f"{scenario}|{fault}", {"done": 0, "sweeps": 0})
+    return int(entry["sweeps"]), int(entry["done"])
 
 
 def read() -> dict[str, dict[str, Any]]:

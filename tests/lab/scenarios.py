@@ -12,7 +12,6 @@ import os
 import random
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 from .bench import Bench, Scenario
@@ -42,7 +41,9 @@ def make_texts(_: Bench, folder: Path) -> None:
     texts = folder / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text(_EOT.join(_documents(30, 1)))
-    (texts / "b.txt").write_bytes(b"a caf\xe9 by the river\n" + "\n".join(_sentences(20, 2)).encode())
+    (texts / "b.txt").write_bytes(
+        b"a caf\xe9 by the river\n" + "\n".join(_sentences(20, 2)).encode()
+    )
     records = [json.dumps({"text": text}) for text in _documents(20, 3)]
     (texts / "c.jsonl").write_text("\n".join([*records, '{"text": 5}', ""]))
     with gzip.GzipFile(texts / "d.txt.gz", "wb", mtime=0) as file:
@@ -80,6 +81,19 @@ def make_one_text(_: Bench, folder: Path) -> None:
     (folder / "book.txt").write_text("\n".join(_sentences(300, 6)))
 
 
+def make_small_dataset(bench: Bench, folder: Path) -> None:
+    """A dataset `data` with one shard per split, to train on."""
+    # In this process: frameworks read these when they are imported.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(bench.root / "programs")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    source = SCENARIOS["prepare-book"]
+    bench.reset(source)
+    ended = bench.run(source, real_workers=False)
+    assert ended.status == 0, ended.stderr
+    (bench.folder(source) / "data").rename(folder / "data")
+
+
 def start_hub(bench: Bench, folder: Path) -> None:
     """A Hub on this machine with three files to download; the folder stays empty."""
     site = bench.root / "site" / "lab" / "web"
@@ -106,7 +120,8 @@ def use_small_parts() -> None:
     """Cut inputs into many parts, and sort in little memory, so that files are used instead."""
     from tokenmill.preparation import plan
 
-    plan.Limits = partial(plan.Limits, part_bytes=1_000, sorted_keys=64)  # type: ignore
+    # The class must stay the same object, because plans are pickled.
+    plan.Limits.__init__.__kwdefaults__.update(part_bytes=1_000, sorted_keys=64)
 
 
 def drop_times(name: str, data: bytes) -> bytes:
@@ -157,7 +172,7 @@ def _train(backend: str) -> Scenario:
     return Scenario(
         name=f"train-{backend}",
         arguments=(*_TRAIN, backend),
-        make_inputs=make_dataset,
+        make_inputs=make_small_dataset,
         set_up=limit_threads,
         normalize=drop_times,
         slow=True,
@@ -169,6 +184,14 @@ _ALL = [
     _prepare("prepare-lines", "--dedup", "lines"),
     _prepare("prepare-all", "--dedup", "none"),
     _prepare("prepare-parts", "--dedup", "lines", workers=2, small=True),
+    Scenario(
+        name="prepare-book",
+        arguments=(
+            *("prepare", "book.txt", "--out", "data", "--tokenizer", "bytes", "--workers", "1"),
+            *("--documents", "line", "--val-fraction", "0.3"),
+        ),
+        make_inputs=make_one_text,
+    ),
     Scenario(
         name="import",
         arguments=("import", "tokens", "--out", "data", "--tokens-per-shard", "2000"),
@@ -190,7 +213,9 @@ _ALL = [
         arguments=("tokenizer", "train", "book.txt", "--vocab-size", "300"),
         make_inputs=make_one_text,
     ),
-    Scenario(name="download", arguments=("download", "lab/web", "--to", "out"), make_inputs=start_hub),
+    Scenario(
+        name="download", arguments=("download", "lab/web", "--to", "out"), make_inputs=start_hub
+    ),
     *(_train(name) for name in ("torch", "jax") if importlib.util.find_spec(name)),
 ]
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
