@@ -42,6 +42,7 @@ def run_case(
     shutil.rmtree(folder)
     folder.mkdir()
     disk.write_after_power_loss(folder, mode, random.Random(f"{seed} {cut} {mode}"))
+    bench.restore_times(scenario)
     if cut == len(calls):
         found, expected = bench.found(scenario), bench.expected(scenario)
         kept = {name: data for name, data in found.items() if name in expected}
