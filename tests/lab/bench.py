@@ -67,7 +67,7 @@ class Ended:
 
 @dataclass(kw_only=True)
 class Limits:
-    """Limits of a process: bytes of address space above what it has, and open files."""
+    """Limits of a process: bytes of address space, and open files."""
 
     memory: int | None = None
     files: int | None = None
@@ -78,9 +78,7 @@ class Limits:
         if self.files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))
         if self.memory is not None:
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            most = pages * resource.getpagesize() + self.memory
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory))
 
 
 class Process:
@@ -162,6 +160,7 @@ class Bench:
         self.trace = self.root / "trace"
         self._expected: dict[str, Contents] = {}
         self._counts: dict[str, dict[str, int]] = {}
+        self._seconds: dict[str, float] = {}
         self._ending: list[Callable[[], object]] = []
         self._runs = 0
 
@@ -207,8 +206,12 @@ class Bench:
         limits: Limits | None = None,
         real_workers: bool | None = None,
         modules: Path | None = None,
+        fresh: bool = False,
     ) -> Process:
-        """Start the command of a scenario in its folder. If `armed`, it meets the faults."""
+        """Start the command of a scenario in its folder. If `armed`, it meets the faults.
+
+        If `fresh`, it runs in a new interpreter.
+        """
         if real_workers is None:
             real_workers = self.real_workers
         if real_workers is None:
@@ -223,6 +226,10 @@ class Bench:
             scenario.set_up()
             control.attach(self.control.path if armed else None)
             (limits or Limits()).set()
+            if fresh:
+                os.environ["OPENBLAS_NUM_THREADS"] = "1"
+                command = [sys.executable, "-m", "tokenmill.cli", *scenario.arguments]
+                os.execv(command[0], command)
             status = main(scenario.arguments)
             if modules is not None:
                 modules.write_text("\n".join(sys.modules))
@@ -249,8 +256,10 @@ class Bench:
             _import_all(modules.read_text().split("\n"))
             self.reset(scenario)
             self.control.arm(self.folder(scenario))
+            started = time.monotonic()
             ended = self.run(scenario, armed=True, real_workers=False)
             assert ended.status == 0, f"{scenario.name}: {ended.stderr}"
+            self._seconds[scenario.name] = time.monotonic() - started
             same = difference(first, self.found(scenario))
             assert same is None, f"{scenario.name}: two undisturbed runs differ: {same}"
             self._expected[scenario.name] = first
@@ -261,6 +270,11 @@ class Bench:
         """The number of calls of each operation in an undisturbed run."""
         self.expected(scenario)
         return self._counts[scenario.name]
+
+    def seconds(self, scenario: Scenario) -> float:
+        """How long an undisturbed run took."""
+        self.expected(scenario)
+        return self._seconds[scenario.name]
 
     def compare(self, scenario: Scenario) -> str | None:
         """How the folder differs from that of an undisturbed run; None if it does not."""
@@ -386,8 +400,3 @@ def _remove_old(place: Path) -> None:
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def pause(seconds: float) -> None:
-    """Sleep, however little."""
-    time.sleep(max(0.0, seconds))

@@ -18,7 +18,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("faults.c")
 OPERATIONS = (
     *("open", "write", "pwrite", "fsync", "rename", "mkdir", "unlink", "ftruncate", "mmap"),
-    *("link", "read", "call"),  # "call" is any of them
+    *("link", "read", "call", "malloc"),  # "call" is any of those before it
 )
 ACTIONS = ("nothing", "fail", "short", "kill", "die", "tear", "delay")
 _ERRNOS = ("ENOSPC", "EIO", "EINTR", "ENOMEM", "EDQUOT", "EMFILE", "EACCES")

@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OPEN, WRITE, PWRITE, FSYNC, RENAME, MKDIR, UNLINK, FTRUNCATE, MMAP, LINK, READ, ALL };
+enum { OPEN, WRITE, PWRITE, FSYNC, RENAME, MKDIR, UNLINK, FTRUNCATE, MMAP, LINK, READ, ALL, MALLOC };
 enum { NOTHING, FAIL, SHORT, KILL, DIE, TEAR, DELAY };
 enum { T_CREATE, T_WRITE, T_SYNC, T_RENAME, T_LINK, T_SYMLINK, T_UNLINK, T_MKDIR, T_RMDIR, T_SIZE };
 
@@ -415,6 +415,25 @@ int unlinkat(int folder, const char *name, int flags) {
 }
 int unlink(const char *name) { return unlinkat(AT_FDCWD, name, 0); }
 int rmdir(const char *name) { return unlinkat(AT_FDCWD, name, AT_REMOVEDIR); }
+
+/* Large allocations, which can fail as well; small ones are not worth an error message. */
+enum { LARGE = 8192 };
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+extern void *__libc_realloc(void *old, size_t size);
+
+static int has_memory(size_t size) {
+    if (!control || control->op != MALLOC || size < LARGE) return 1;
+    uint64_t number = __atomic_add_fetch(&control->counts[MALLOC], 1, __ATOMIC_SEQ_CST);
+    if (control->action != FAIL || !control->number || number < control->number) return 1;
+    if (number > control->number && !control->sticky) return 1;
+    __atomic_add_fetch(&control->fired, 1, __ATOMIC_SEQ_CST);
+    errno = ENOMEM;
+    return 0;
+}
+void *malloc(size_t size) { return has_memory(size) ? __libc_malloc(size) : NULL; }
+void *calloc(size_t count, size_t size) { return has_memory(count * size) ? __libc_calloc(count, size) : NULL; }
+void *realloc(void *old, size_t size) { return has_memory(size) ? __libc_realloc(old, size) : NULL; }
 
 /* A clock that jumps. */
 static int64_t find_shift(void) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import control, faults, power
+from . import concurrency, control, faults, kills, memory, power
 from .bench import Bench, Scenario
 from .control import Fault
 from .scenarios import SCENARIOS
@@ -30,4 +30,12 @@ def _run(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[bool, 
         cut, mode = rest.split(":")
         calls = power.record_calls(bench, scenario)
         return True, power.run_case(bench, scenario, calls, int(cut), mode, seed)
+    if kind == "memory":
+        return True, memory.run_limited(bench, scenario, int(rest))
+    if kind == "malloc":
+        return memory.run_case(bench, scenario, Fault.parse(text))
+    if kind == "condition":
+        return True, concurrency.run_case(bench, scenario, rest, seed)
+    if kind == "kills":
+        return True, kills.run_case(bench, scenario, rest.replace("-", " "), seed)[1]
     return faults.run_case(bench, scenario, Fault.parse(text))
