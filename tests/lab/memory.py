@@ -73,15 +73,20 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
             lower_limit(bench, scenario, rng, deadline, watcher)
 
 
+def count_allocations(bench: Bench, scenario: Scenario) -> int:
+    """The number of large allocations of an undisturbed run."""
+    bench.expected(scenario)
+    bench.reset(scenario)
+    bench.control.arm(bench.folder(scenario), _ONCE)
+    bench.run(scenario, armed=True, real_workers=False)
+    return bench.control.counts["malloc"]
+
+
 def fail_allocations(
     bench: Bench, scenario: Scenario, kind: Fault, deadline: float, watcher: Watcher
 ) -> None:
     """Let every large allocation fail, in steps if there are many."""
-    bench.expected(scenario)
-    bench.reset(scenario)
-    bench.control.arm(bench.folder(scenario), kind)
-    bench.run(scenario, armed=True, real_workers=False)
-    count = bench.control.counts["malloc"]
+    count = count_allocations(bench, scenario)
     cases = failures = 0
     most = 20 if scenario.slow else 200
     for number in random.Random(bench.seed).sample(range(1, count + 1), min(count, most)):
