@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test format demo bench mutate clean
+.PHONY: setup test format demo bench lab mutate clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/huge_training.py
 	$(BIN)/python benchmarks/killed_training.py
 	$(BIN)/python benchmarks/frameworks.py
+
+lab: $(STAMP)
+	LAB_MINUTES=$(or $(LAB_MINUTES),60) $(BIN)/python -m tests.lab
 
 # Changes the source in one place at a time and lists the changes that no test notices.
 mutate: $(STAMP)
