@@ -33,7 +33,7 @@ from .case import Case, Parser, empty_folder
 
 MOST_SECONDS = 5  # of processor time, for one case
 MOST_BYTES = 1 << 30  # for one case
-_MOST_WALL = 60.0  # seconds that a case may wait: something blocks
+_MOST_IDLE = 15.0  # seconds that a case may wait without using the processor
 _MEMORY = Path("/dev/shm")
 
 
@@ -79,7 +79,7 @@ class Batch:
 
     def _start(self, first: int) -> None:
         self._first = self._cursor.value = first
-        self._seen, self._seen_at = first, time.monotonic()
+        self._seen, self._seen_at = (first, 0), time.monotonic()
         self._reader, writer = os.pipe()
         self._folder = make_folder()
         self._buffer = b""
@@ -106,10 +106,11 @@ class Batch:
         return not block and self._end()
 
     def watch(self) -> None:
-        """Kill a process that has not finished a case for a long time."""
-        if self._cursor.value != self._seen:
-            self._seen, self._seen_at = self._cursor.value, time.monotonic()
-        elif time.monotonic() - self._seen_at > _MOST_WALL:
+        """Kill a process that waits and does nothing."""
+        state = self._cursor.value, _count_ticks(self._process)
+        if state != self._seen:
+            self._seen, self._seen_at = state, time.monotonic()
+        elif time.monotonic() - self._seen_at > _MOST_IDLE:
             os.kill(self._process, signal.SIGKILL)
 
     def _end(self) -> bool:
@@ -121,7 +122,7 @@ class Batch:
         self.done += min(case + 1, self.last) - self._first
         if status == 0:
             return True
-        what = _explain_status(status, time.monotonic() - self._seen_at > _MOST_WALL)
+        what = _explain_status(status, time.monotonic() - self._seen_at > _MOST_IDLE)
         self.failures.append(Failure(self.parser.name, self.seed, case, what, what))
         if case + 1 >= self.last:
             return True
@@ -153,7 +154,7 @@ def _explain_status(status: int, waited: bool) -> str:
         return f"the process ended with status {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)
     if waited:
-        return f"nothing happened for {_MOST_WALL:.0f} s"
+        return f"nothing happened for {_MOST_IDLE:.0f} s"
     if number == signal.SIGXCPU:
         return f"it took over {MOST_SECONDS} s of processor time"
     return f"the process was ended by {signal.Signals(number).name}"
@@ -171,6 +172,7 @@ def _work(batch: Batch, writer: int, first: int) -> None:
         for standard in (0, 1, 2):
             os.dup2(null, standard)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.CDLL(None).mallopt(-8, 1)  # each arena of a thread would reserve 64 MB
         limit = _used_bytes() + MOST_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         folder = batch._folder / "case"
@@ -226,6 +228,12 @@ def _shorten(name: str) -> str:
                 name.rpartition(mark)[2]
             )
     return name
+
+
+def _count_ticks(process: int) -> int:
+    """The processor time of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def _used_bytes() -> int:
