@@ -59,7 +59,9 @@ def run_many(arguments: argparse.Namespace) -> int:
             show(failure)
     seconds = time.monotonic() - started
     for name, cases in campaign.cases.items():
-        failed = {cause: len(some) for (one, cause), some in campaign.failures.items() if one == name}
+        failed = {
+            cause: len(some) for (one, cause), some in campaign.failures.items() if one == name
+        }
         rate = cases / max(campaign.seconds[name], 1e-3)
         print(f"{name:16} {cases:9,} cases  {rate:7,.0f}/s  {sum(failed.values()):6,} failures")
         for cause, count in failed.items():
@@ -91,8 +93,12 @@ def run_one(arguments: argparse.Namespace) -> int:
 
 
 def save(name: str, case: Case, failure: Failure) -> None:
-    files = {key: base64.b85encode(zlib.compress(data, 9)).decode() for key, data in case.files.items()}
-    text = json.dumps({"parser": name, "what": failure.what, "facts": case.facts, "files": files}, indent=1)
+    files = {
+        key: base64.b85encode(zlib.compress(data, 9)).decode() for key, data in case.files.items()
+    }
+    text = json.dumps(
+        {"parser": name, "what": failure.what, "facts": case.facts, "files": files}, indent=1
+    )
     path = FOUND / f"{name}-{zlib.crc32(text.encode()):08x}.json"
     FOUND.mkdir(exist_ok=True)
     path.write_text(text + "\n")
@@ -104,7 +110,9 @@ def read_found(names: list[str] | None = None) -> dict[str, list[tuple[str, Case
     found: dict[str, list[tuple[str, Case]]] = {}
     for path in sorted(FOUND.glob("*.json")):
         body = json.loads(path.read_text())
-        files = {key: zlib.decompress(base64.b85decode(data)) for key, data in body["files"].items()}
+        files = {
+            key: zlib.decompress(base64.b85decode(data)) for key, data in body["files"].items()
+        }
         if not names or body["parser"] in names:
             found.setdefault(body["parser"], []).append((path.name, Case(files, body["facts"])))
     return found

@@ -224,8 +224,9 @@ def _describe(error: BaseException) -> tuple[str, str]:
 def _shorten(name: str) -> str:
     for mark in ("/src/tokenmill/", "/site-packages/", "/tests/"):
         if mark in name:
-            return mark[1:].removeprefix("src/").removeprefix("site-packages/") + (
-                name.rpartition(mark)[2]
+            return (
+                mark[1:].removeprefix("src/").removeprefix("site-packages/")
+                + (name.rpartition(mark)[2])
             )
     return name
 

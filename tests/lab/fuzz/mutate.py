@@ -93,7 +93,9 @@ def _change_somewhere(random: Random, value: Any) -> Any:
     if random.randrange(3) == 0:
         owner, number = random.choice(places)
     if not owner:
-        owner.append(("new", pick_value(random)) if isinstance(owner, Pairs) else pick_value(random))
+        owner.append(
+            ("new", pick_value(random)) if isinstance(owner, Pairs) else pick_value(random)
+        )
     elif isinstance(owner, Pairs):
         _change_pair(random, owner, number)
     else:
@@ -156,10 +158,8 @@ def _change_value(random: Random, value: Any) -> Any:
             value + "/",
             f"{value}\0",
             [value],
-            value.encode(),
         ]
-        chosen = random.choice([*near, *STRINGS])
-        return chosen.decode("utf-8", "replace") if isinstance(chosen, bytes) else chosen
+        return random.choice([*near, *STRINGS])
     return random.choice([pick_value(random), [value], value])
 
 
@@ -254,8 +254,11 @@ def _swap(random: Random, data: bytes) -> bytes:
     size = random.choice([1, 2, 4, 8, 16, 100])
     one, two = sorted((_place(random, data), _place(random, data)))
     two = max(two, one + size)
-    return data[:one] + data[two : two + size] + data[one + size : two] + (
-        data[one : one + size] + data[two + size :]
+    return (
+        data[:one]
+        + data[two : two + size]
+        + data[one + size : two]
+        + (data[one : one + size] + data[two + size :])
     )
 
 
@@ -277,7 +280,9 @@ def change_fields(random: Random, data: bytes, fields: Sequence[tuple[int, str]]
         if offset + width > len(changed):
             continue
         before = int.from_bytes(changed[offset : offset + width], "little")
-        number = random.choice([before + 1, before - 1, before * 2, *INTEGERS, random.getrandbits(40)])
+        number = random.choice(
+            [before + 1, before - 1, before * 2, *INTEGERS, random.getrandbits(40)]
+        )
         changed[offset : offset + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
     return bytes(changed)
 
@@ -300,7 +305,9 @@ def change_lines(random: Random, data: bytes) -> bytes:
             case 3:
                 lines[place] = lines[place].rstrip(b"\r\n")
             case 4:
-                lines[place] = lines[place].rstrip(b"\r\n") + random.choice([b"\r\n", b"\r", b"\n\n"])
+                lines[place] = lines[place].rstrip(b"\r\n") + random.choice(
+                    [b"\r\n", b"\r", b"\n\n"]
+                )
             case 5:
                 text = random.choice(STRINGS).encode("utf-8", "surrogatepass")
                 words = lines[place].split(b" ")

@@ -91,7 +91,9 @@ class Message:
             case _ if field[1] == 0:
                 field[2] = random.choice([field[2] + 1, field[2] ^ 1, *INTEGERS])
             case _ if field[1] == 5:
-                field[2] = struct.pack("<f", random.choice([0, -1, float("nan"), float("inf"), 1e38]))
+                field[2] = struct.pack(
+                    "<f", random.choice([0, -1, float("nan"), float("inf"), 1e38])
+                )
             case _:
                 text = random.choice(STRINGS).encode("utf-8", "surrogatepass")
                 field[2] = random.choice([text, change_bytes(random, field[2])])
@@ -173,7 +175,9 @@ def _read(data: bytes, place: int, kind: int) -> tuple[Any, int]:
         size, place = (head >> 4, place + 1) if head >> 4 != 15 else read_varint(data, place + 1)
         items = []
         for _ in range(size):
-            item, place = _read(data, place, head & 15) if head & 15 > 2 else (data[place], place + 1)
+            item, place = (
+                _read(data, place, head & 15) if head & 15 > 2 else (data[place], place + 1)
+            )
             items.append(item)
         return [head & 15, items, None], place
     if kind == _STRUCT:
@@ -194,7 +198,9 @@ def _write(kind: int, value: Any) -> bytes:
     if kind in (_LIST, _SET):
         inner, items, claimed = value
         size = len(items) if claimed is None else claimed
-        head = bytes([size << 4 | inner]) if size < 15 else bytes([0xF0 | inner]) + write_varint(size)
+        head = (
+            bytes([size << 4 | inner]) if size < 15 else bytes([0xF0 | inner]) + write_varint(size)
+        )
         parts = [_write(inner, item) if inner > 2 else bytes([item & 255]) for item in items]
         return head + b"".join(parts)
     encoded: bytes = value.encode()

@@ -108,7 +108,9 @@ class NpyFormat(_Format):
     def variants(self) -> list[dict[str, bytes]]:
         def save(ids: Any) -> bytes:
             header = np.lib.format.magic(1, 0)
-            text = f"{{'descr': '{ids.dtype.str}', 'fortran_order': False, 'shape': ({len(ids)},), }}"
+            text = (
+                f"{{'descr': '{ids.dtype.str}', 'fortran_order': False, 'shape': ({len(ids)},), }}"
+            )
             text = text.ljust(117) + "\n"
             return header + len(text).to_bytes(2, "little") + text.encode() + ids.tobytes()
 
@@ -184,7 +186,19 @@ class OlmoFormat(_Format):
 
     def change(self, random: Random, name: str, data: bytes) -> bytes:
         if name.endswith(".gz") and random.randrange(2):
-            numbers = ["0", "3", "-1", "٣", "9" * 5000, "1e3", "2.0", "", "1_0", " 4", "18446744073709551616"]
+            numbers = [
+                "0",
+                "3",
+                "-1",
+                "٣",
+                "9" * 5000,
+                "1e3",
+                "2.0",
+                "",
+                "1_0",
+                " 4",
+                "18446744073709551616",
+            ]
             lines = gzip.decompress(data).decode().split("\n")
             place = random.randrange(len(lines))
             cells = lines[place].split(",")

@@ -108,7 +108,9 @@ class CheckpointParser(Parser):
         if sealed:
             files[place + "state.json"] = _seal(files, place)
         if random.randrange(20) == 0:
-            other = random.choice(["step_٣٣٣٣٣٣٣", "step_" + "9" * 200, "step_0000300", "step_9999999"])
+            other = random.choice(
+                ["step_٣٣٣٣٣٣٣", "step_" + "9" * 200, "step_0000300", "step_9999999"]
+            )
             files[other + "/state.json"] = files[place + "state.json"]
         return Case(files, {"sealed": sealed})
 
@@ -124,7 +126,8 @@ class CheckpointParser(Parser):
                 held = found.parameters(), found.optimizer_state()
                 if not case.facts["sealed"]:
                     same = all(
-                        one.keys() == two.keys() and all(np.array_equal(one[k], two[k]) for k in one)
+                        one.keys() == two.keys()
+                        and all(np.array_equal(one[k], two[k]) for k in one)
                         for one, two in zip(held, (MODEL, OPTIMIZER), strict=True)
                     )
                     require(same, "a damaged checkpoint was loaded")
@@ -160,7 +163,10 @@ class MetricsParser(Parser):
     name = "metrics"
 
     def prepare(self, folder: Path) -> None:
-        lines = [{"step": 10, "row": 80, "loss": 3.5, "seconds": 1.0}, {"step": 10, "val_loss": 3.0}]
+        lines = [
+            {"step": 10, "row": 80, "loss": 3.5, "seconds": 1.0},
+            {"step": 10, "val_loss": 3.0},
+        ]
         lines += [{"step": 20, "row": 160, "loss": 2.5}, {"step": 20, "sample": "Once upon"}]
         self.lines = lines
         text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
@@ -208,7 +214,16 @@ ALIASES = (
 YAML_VALUES = (
     *(b"!!python/object/apply:os.abort []", b"!!int x", b"!!binary x", b"2001-01-01", b"1:30:00"),
     *(b"0o17", b"0x" + b"f" * 9000, b"1" * 9000, b"1e999", b".nan", b"-.inf", b"~", b"*missing"),
-    *(b"&x [*x]", b"{*x: 1}", b"? [a]", b"|\n  text", b"'open", b'"\\ud800"', b"@", b"!!set {a, b}"),
+    *(
+        b"&x [*x]",
+        b"{*x: 1}",
+        b"? [a]",
+        b"|\n  text",
+        b"'open",
+        b'"\\ud800"',
+        b"@",
+        b"!!set {a, b}",
+    ),
     *(b"2001-99-99", b"[" * 3000, b"{a: " * 3000, b"- " * 3000, b"<<: *a", b"!!timestamp 9", b"-0"),
     *(b"0b" + b"1" * 20000, b"1_" * 3000, b"1" + b":59" * 5000, b"!!float 1_0", b"!!bool x"),
 )

@@ -184,8 +184,20 @@ def change_npy_header(random: Random, data: bytes) -> bytes:
         + ["()", "(1, 2)", "(True,)", "[5]", "None", "(" * 200, "('a',)", "(0x5,)", "(5L,)"],
         r"'fortran_order': \w+": ["'fortran_order': True", "'fortran_order': 5", ""],
         r"'descr': [^,]+,": ["'descr': '|O',", "'descr': '>u2',", "'descr': '<f8',", "'descr': 5,"]
-        + ["'descr': '<U99999999999',", "'descr': [('a', '|O')],", "'descr': '',", "'descr': None,"],
-        r"^\{": ["{'x': 1, ", "[", "{{", "(" * 5000, "-" * 9000 + "{", "__import__('os').abort() or {"],
+        + [
+            "'descr': '<U99999999999',",
+            "'descr': [('a', '|O')],",
+            "'descr': '',",
+            "'descr': None,",
+        ],
+        r"^\{": [
+            "{'x': 1, ",
+            "[",
+            "{{",
+            "(" * 5000,
+            "-" * 9000 + "{",
+            "__import__('os').abort() or {",
+        ],
         r"\}": ["", "}}", "}\0", ", **{}}"],
     }
     pattern = random.choice(list(changes))

@@ -28,7 +28,11 @@ from ..wire import Struct
 
 RECORDS: list[dict[str, Any]] = [
     {"text": "Hello, world!", "id": 1},
-    {"id": 2, "text": "Ünïcödé 🙂\nsecond line", "meta": {"url": "https://example.org", "n": [1, 2]}},
+    {
+        "id": 2,
+        "text": "Ünïcödé 🙂\nsecond line",
+        "meta": {"url": "https://example.org", "n": [1, 2]},
+    },
     {"text": ""},
     {"text": "The end.", "score": 0.5},
 ]
@@ -97,7 +101,15 @@ class TextParser(Parser):
         data = random.choice([change_bytes, change_lines])(random, PLAIN)
         if random.randrange(6) == 0:
             text = data.decode("utf-8", "replace")
-            encodings = ["utf-16", "utf-16-le", "utf-32", "utf-32-be", "latin-1", "cp1251", "gb18030"]
+            encodings = [
+                "utf-16",
+                "utf-16-le",
+                "utf-32",
+                "utf-32-be",
+                "latin-1",
+                "cp1251",
+                "gb18030",
+            ]
             data = text.encode(random.choice(encodings), "replace")
         name = random.choice(["x.txt", "x.md", "x", "x.html", "x.json"])
         return Case({name: data}, {"block": random.choice([16, 64, 1 << 20])})

@@ -130,9 +130,19 @@ STEPS: tuple[Any, ...] = (
     {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 40).decode()},
     {"type": "Precompiled", "precompiled_charsmap": "AAAAQAAAAAAAAA=="},
     {"type": "Prepend", "prepend": "y" * 100_000},
-    {"type": "Split", "pattern": {"Regex": "(?:a?){99}a{99}"}, "behavior": "Isolated", "invert": False},
+    {
+        "type": "Split",
+        "pattern": {"Regex": "(?:a?){99}a{99}"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
     {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False},
-    {"type": "Split", "pattern": {"Regex": "(?<!x)" * 999}, "behavior": "Isolated", "invert": False},
+    {
+        "type": "Split",
+        "pattern": {"Regex": "(?<!x)" * 999},
+        "behavior": "Isolated",
+        "invert": False,
+    },
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False},
 )
 
@@ -203,7 +213,12 @@ class SplitJsonParser(_Document):
         pre_tokenizer={
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False},
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": PATTERN},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
         },
@@ -263,7 +278,15 @@ class TiktokenParser(Parser):
                 lines = data.splitlines()
                 place = random.randrange(len(lines))
                 token, rank = lines[place].split()
-                odd = [b"-1", b"9" * 5000, "٣".encode(), b"1_0", b"2147483648", b"4294967296", b"1e3"]
+                odd = [
+                    b"-1",
+                    b"9" * 5000,
+                    "٣".encode(),
+                    b"1_0",
+                    b"2147483648",
+                    b"4294967296",
+                    b"1e3",
+                ]
                 rank = random.choice([*odd, str(len(lines)).encode(), rank])
                 long = base64.b64encode(b"he" * random.choice([1, 50_000]))
                 token = random.choice([token, long, b"!", b"", b"AAAA", base64.b64encode(b"xyz")])
