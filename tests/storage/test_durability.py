@@ -24,7 +24,8 @@ from tokenmill.formats import WRITABLE
 from tokenmill.storage.files import make_folder, sync_folder, write_file
 
 RECORDER = Path(__file__).parent / "recorder"
-sys.path.append(str(RECORDER))
+sys.path += [str(RECORDER), str(Path(__file__).parents[1] / "hub")]
+from local_hub import LocalHub  # noqa: E402
 from sitecustomize import checksum, identify  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -52,6 +53,9 @@ tokenmill.reshard(root / "new" / "prepared", root / "resharded", tokens_per_shar
 (root / "beside").mkdir()
 (root / "texts" / "a.jsonl").rename(root / "beside" / "a.jsonl")
 tokenmill.pretokenize(root / "beside" / "a.jsonl", tokenizer="bytes", progress=False)
+
+tokenmill.download("lab/text", to=root / "downloaded")
+tokenmill.train_tokenizer(root / "texts" / "b.txt", vocab_size=260, out=root / "vocabulary/a.json")
 
 run = root / "run"
 (run / "checkpoints").mkdir(parents=True)
@@ -121,19 +125,23 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     (root / "texts" / "a.jsonl").write_text("".join(lines) + '{"no": "text"}\n')
     (root / "texts" / "b.txt").write_bytes(b"repaired \xff text\n" * 10)
     path = root / "log.jsonl"
-    subprocess.run(
-        [sys.executable, "-P", "-c", COMMANDS, root],
-        env={**os.environ, "PYTHONPATH": str(RECORDER), "RECORD_TO": str(path)},
-        check=True,
-        timeout=120,
-    )
+    with LocalHub(tmp_path_factory.mktemp("site")) as hub:
+        hub.put("lab/text", {f"data/train-{n}.jsonl": b'{"text": "a"}\n' * n for n in (1, 2)})
+        recording = {"PYTHONPATH": str(RECORDER), "RECORD_TO": str(path), "HF_ENDPOINT": hub.url}
+        subprocess.run(
+            [sys.executable, "-P", "-c", COMMANDS, root],
+            env={**os.environ, **recording},
+            check=True,
+            timeout=120,
+        )
     return Log(root, [Event(*json.loads(line)) for line in path.read_text().splitlines()])
 
 
 DATASETS = ["new/prepared", "imported", "resharded"]
+OTHERS = ["beside", "downloaded", "vocabulary", "run"]
 
 
-@pytest.mark.parametrize("folder", [*DATASETS, "new", *WRITABLE, "beside", "run"])
+@pytest.mark.parametrize("folder", [*DATASETS, "new", *WRITABLE, *OTHERS])
 def test_every_file_is_flushed_before_it_gets_its_name_and_its_folder_after(
     log: Log, folder: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
 from tokenmill.store.gather import Gatherer, ShardFinder, find_distinct
+from tokenmill.store.shards import FileShards
 from tokenmill.store.tokens import Tokens, cast_rows
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
@@ -329,3 +331,22 @@ def test_distinct_numbers_are_those_of_numpy(numbers, more):
     found = find_distinct(array, int(array.max()) + 1 + more)
     expected = np.unique(array, return_inverse=True)
     assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+
+
+def test_a_file_that_is_cut_after_its_size_was_checked_is_an_error(tmp_path):
+    path = tmp_path / "x.bin"
+    np.arange(5_000, dtype="<u2").tofile(path)
+    shards = FileShards(
+        folder=tmp_path,
+        names=["x.bin"],
+        dtype=np.dtype("<u2"),
+        counts=np.array([5_000]),
+        offsets=np.array([0]),
+        sizes=np.array([10_000]),
+        check=lambda *_: os.truncate(path, 4_100),  # runs after the check of the size
+    )
+    tokens = Tokens(shards, "train").unmapped()
+    for start in (2_000, 3_000):  # across the new end, and behind it
+        np.arange(5_000, dtype="<u2").tofile(path)
+        with pytest.raises(DatasetError, match=r"x\.bin is 5,900 bytes too short"):
+            tokens.gather(np.array([0, start]), 100)

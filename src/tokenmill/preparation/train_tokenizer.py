@@ -30,7 +30,7 @@ from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import BLOCK, Cutter
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import make_folder, write_file
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -78,7 +78,7 @@ def train_tokenizer(
             named = ", ".join(map(str, given))
             raise InputError(f"There is no text to train a tokenizer on in {named}.")
         merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     write_file(target, _to_tokenizer_json(merges))
     return load_tokenizer(target)
 

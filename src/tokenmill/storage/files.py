@@ -89,7 +89,8 @@ def sync_folder(folder: Path) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder that the user named, and missing ones above it; it may be a link to a folder."""
     if not path.is_dir():
-        make_folder(path.parent)
+        if not path.parent.exists():
+            make_folder(path.parent)
         try:
             path.mkdir(exist_ok=True)
         except FileExistsError:

@@ -124,7 +124,7 @@ class FileShards:
     ) -> None:
         """See `read_rows` below."""
         name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
-        memory, size = memoryview(rows).cast("B"), rows.shape[1] * width
+        memory, size = rows.data.cast("B"), rows.shape[1] * width
         with self._open(number) as file:
             descriptor = file.fileno()
             try:

@@ -334,8 +334,8 @@ class _UnmappedTokens(Tokens):
         return _UnmappedTokens(shards, self.split, self._between)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
-        return partial(_UnmappedTokens, **known), (self._shards, self.split, self._between)
+        make = partial(_UnmappedTokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
+        return make, (self._shards, self.split, self._between)
 
 
 def is_same_data(one: Any, other: Any) -> bool:
