@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_builder import TEXTS, build, reseal
+from dataset_builder import TEXTS, build, edit_manifest, reseal
 from foreign import (
     litdata_files,
     mds_files,
@@ -178,6 +178,20 @@ def test_a_token_before_the_first_document_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="no document contains token 0 of split 'train'"):
         documents.at(0)
     assert [documents.at(token).number for token in (1, 3, 4, 6)] == [0, 0, 1, 1]
+
+
+def test_a_split_without_any_document_is_refused(tmp_path):
+    build(tmp_path, {"train": ["abc"]}, shard_tokens=100)
+    path = tmp_path / "train" / "shard_00000.docs.npy"
+    np.save(path, np.load(path)[:0])
+
+    def edit(body):
+        for one in (body["splits"]["train"], body["splits"]["train"]["shards"][0]):
+            one["documents"] = 0
+
+    edit_manifest(tmp_path, edit)
+    with pytest.raises(DatasetError, match="no document contains token 2 of split 'train'"):
+        tokenmill.open(tmp_path)["train"].documents.at(2)
 
 
 def test_a_gap_across_shards_is_refused(tmp_path):
