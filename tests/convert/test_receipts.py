@@ -153,6 +153,11 @@ def test_a_damaged_receipt_is_not_trusted(kind, made, out, damage):
     resume(kind, made, out)
 
 
+def test_the_receipt_of_another_shard_is_not_trusted(kind, made, out):
+    shutil.copyfile(out / ".work" / "train-00000.json", out / ".work" / "train-00001.json")
+    resume(kind, made, out)
+
+
 @pytest.mark.parametrize("content", [b"", b"\0" * 99, b"5", b"[]", b"[" * 100_000, b'{"a": 1}'])
 def test_a_damaged_record_of_the_settings_is_refused(kind, made, out, content):
     (out / ".work" / "conversion.json").write_bytes(content)

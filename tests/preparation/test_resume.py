@@ -110,7 +110,7 @@ def test_finished_shards_are_checked_and_not_written_again(made: Path, out: Path
 
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[-9] ^= 1
     path.write_bytes(data)
 
 
@@ -144,7 +144,7 @@ DAMAGE = [flip, truncate, empty, fill_with_zeros, lengthen, Path.unlink, link_to
 def test_a_shard_that_changed_is_written_again_with_a_notice(
     made: Path, out: Path, damage: Callable[[Path], None], suffix: str
 ) -> None:
-    shard = shards_of(out)[0]
+    shard = max(shards_of(out), key=lambda one: one.with_suffix(".docs.npy").stat().st_size)
     damage(shard.with_suffix(suffix))
     _, engine, notes = run(made / "text.txt", out)
     assert_same_files(made / "clean", out)
@@ -214,11 +214,26 @@ def test_a_damaged_receipt_of_a_shard_is_not_trusted(
     assert_same_files(made / "clean", out)
 
 
+def test_the_receipt_of_another_shard_is_not_trusted(made: Path, out: Path) -> None:
+    receipts = sorted((out / ".work" / "shards").iterdir())
+    shutil.copyfile(receipts[0], receipts[1])
+    _, engine, _ = run(made / "text.txt", out)
+    assert_same_files(made / "clean", out)
+    assert engine.count(CheckShard) == 3
+
+
+def change_a_count(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"documents_in":', b'"documents_in":1', 1))
+    assert path.read_bytes() != data
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         *DAMAGE,
         make_deep,
+        change_a_count,
         edit(lambda _: 7),
         put("name", value="../x"),
         put("files", value=[]),

@@ -25,7 +25,7 @@ from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.storage.receipts import hash_file
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import (
     ShardReceipt,
     describe_change,
@@ -67,6 +67,7 @@ def write_splits(
 
     An id that is not below `vocab_size` is an error.
     """
+    check_shard_count((len(tokens) for tokens, _ in splits.values()), tokens_per_shard)
     total = sum(len(tokens) for tokens, _ in splits.values())
     watcher.begin("writing shards", total, unit="tokens")
     made, facts = {}, []

@@ -46,7 +46,7 @@ from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.store.manifest import Manifest, Split
+from tokenmill.store.manifest import Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer
@@ -266,6 +266,7 @@ def pack(run: Run, segments: Bundles, sifted: Sifted) -> dict[str, list[Shard]]:
         make_subfolder(root, root / split)
     paths = segments.paths(run.folder.segments)
     per_shard = plan.settings.tokens_per_shard
+    check_shard_count(map(sum, sifted.tokens.values()), per_shard)
     tasks = list(plan_shards(sifted, paths, per_shard, plan.dtype, root, plan.limits))
     context = hash_names(plan.name, str(sifted.ledger["tokens"]))
     receipts = {
