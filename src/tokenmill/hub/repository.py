@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.errors import InputError, TokenmillError, UsageError, WorkError
 from tokenmill.hub.paths import HubPath
+from tokenmill.wording import one_line
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -38,6 +39,11 @@ class HubFile:
             raise InputError(
                 f"The repository has a file named {self.path!r}, which could be written outside the "
                 "target folder. Nothing was downloaded."
+            )
+        if one_line(self.path) != self.path:
+            raise InputError(
+                f"The repository has a file named {self.path!r}. Names with line ends, or with "
+                "characters that are invisible or reorder text, are refused. Nothing was downloaded."
             )
         if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", self.digest) or self.size < 0:
             raise InputError(f"The Hub gives no valid checksum for {self.path!r}. Try again later.")

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from tokenmill.sources.records import BLOCK, MOST_RECORDS, Chunk, Cutter, Rejection, limit_chunk
+from tokenmill.wording import one_line
 
 
 def read_json_lines(
@@ -119,9 +120,8 @@ def list_names(names: list[str]) -> str:
     >>> list_names(["id", "x" * 50])
     'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'
     """
-    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
-    listed = ", ".join([*shown, "…"] if len(names) > 20 else shown)
-    return listed.encode("utf-8", "replace").decode()  # a name may contain half of a surrogate pair
+    shown = [one_line(name if len(name) <= 40 else f"{name[:40]}…") for name in names[:20]]
+    return ", ".join([*shown, "…"] if len(names) > 20 else shown)
 
 
 def _json_kind(value: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-_TEMPORARY = re.compile(r"\.\d+\.tmp$")
+_TEMPORARY = re.compile(r"\.[0-9]+\.tmp$")
 _EARLY = 32 << 20  # bytes after which the disk starts writing
 
 
