@@ -20,6 +20,7 @@ from pathlib import Path
 from tokenmill.preparation.engine import Worker
 from tokenmill.sources.records import COPIES
 from tokenmill.tokenizers import Tokenizer
+from tokenmill.wording import size
 
 DEFAULT_SHARE = 288 << 20  # bytes per worker
 LEAST_SHARE = 128 << 20
@@ -47,6 +48,25 @@ def share_to_hold(size: int) -> int:
     True
     """
     return _BASE + COPIES * size
+
+
+def suggest_less_memory(workers: int, memory: int) -> str:
+    """How to run again with less memory than these workers had together: half of it, if possible.
+
+    >>> suggest_less_memory(8, 2_400_000_000)
+    'Run it again with `workers=4` and `memory=1200000000`.'
+    >>> suggest_less_memory(1, 134_217_728)
+    'A worker needs 134 MB, the least possible: free memory, or raise the limit of the job.'
+    """
+    fewer = max(1, workers // 2)
+    less = max(memory // 2, fewer * LEAST_SHARE)
+    if fewer == workers and less >= memory:
+        return (
+            f"A worker needs {size(memory)}, the least possible: free memory, or raise the limit of "
+            "the job."
+        )
+    change = f"`workers={fewer}` and " if fewer < workers else ""
+    return f"Run it again with {change}`memory={less}`."
 
 
 def machine_memory() -> int:

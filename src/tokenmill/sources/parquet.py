@@ -121,8 +121,8 @@ def read_parquet(
                     row += len(values)
                     yield from limit_chunk(chunk, cutter, block)
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: of a page header
-        if isinstance(error, OSError) and error.errno:
-            raise  # errors of the file system say what is wrong
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
+            raise  # not the file's fault, or an error of the file system, which says what is wrong
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(source.path, f"the Parquet file is damaged ({detail})") from error
 
