@@ -10,6 +10,7 @@ with the index. Checked when its documents are first used: all of its header.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -120,7 +121,7 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     formats = config.get("data_format", list)
     kind, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
     known = _KINDS.get(kind, {})
-    if not code.isdigit() or len(code) > 3 or int(code) not in known:
+    if not re.fullmatch("[0-9]{1,3}", code) or int(code) not in known:
         raise DatasetError(
             f"{config.where} has items of the format {str(formats)[:80]}, which are not tokens. "
             "Tokens are no_header_tensor or no_header_numpy of integers, as for TokensLoader."

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from tokenmill.errors import InputError
 from tokenmill.hub.http import find_endpoint, not_the_hub, read_json
 from tokenmill.hub.paths import HubPath
+from tokenmill.wording import one_line
 
 MOST_FILES = 1_000_000
 _ATTEMPTS = 5  # for each page of a listing
@@ -53,6 +54,11 @@ class HubFile:
         ):
             raise InputError(
                 f"The Hub gives no valid size and checksum for {self.path!r}. Try again later."
+            )
+        if one_line(self.path) != self.path:
+            raise InputError(
+                f"The repository has a file named {self.path!r}. Names with line ends, or with "
+                "characters that are invisible or reorder text, are refused. Nothing was downloaded."
             )
 
 

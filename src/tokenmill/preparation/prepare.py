@@ -29,7 +29,7 @@ from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
-from tokenmill.preparation.memory import ReleaseMemory, Workspace
+from tokenmill.preparation.memory import ReleaseMemory, Workspace, suggest_less_memory
 from tokenmill.preparation.pack import CheckShard, PackShard, plan_shards
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.repeats import keys_in_memory, mark_repeats, read_keys
@@ -132,7 +132,8 @@ def prepare(
 def start_engine(plan: Plan) -> Engine:
     """Worker processes, each with its share of the memory."""
     workspace = Workspace(plan.tokenizer, plan.share)
-    return LocalEngine(min(plan.workers, len(plan.parts)), workspace)
+    started = min(plan.workers, len(plan.parts))
+    return LocalEngine(started, workspace, suggest_less_memory(started, plan.memory))
 
 
 def run_plan(

@@ -24,7 +24,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
+from tokenmill.errors import InputError, TokenizerError, TooLongError, UsageError, WorkError
+from tokenmill.preparation.memory import DEFAULT_SHARE, holdable_bytes, machine_memory
 from tokenmill.sources.files import BadFileError, SourceFile, local_path
 from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
@@ -108,12 +109,17 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
 
 def extract_text(source: SourceFile, text_field: str, file: BinaryIO, block: int = BLOCK) -> None:
     """Append the texts of a source to a file, each document after END_OF_TEXT."""
-    how = Reading(text_field=text_field, cutter=Cutter(), block=block)
-    for chunk in read_range(source, 0, source.size, how):
-        for number, text in enumerate(chunk.texts):
-            if number or not chunk.continues:
-                file.write(END_OF_TEXT.encode())
-            file.write(text)
+    hold_limit = holdable_bytes(max(DEFAULT_SHARE, machine_memory() // 2))
+    how = Reading(text_field=text_field, cutter=Cutter(), block=block, hold_limit=hold_limit)
+    try:
+        for chunk in read_range(source, 0, source.size, how):
+            for number, text in enumerate(chunk.texts):
+                if number or not chunk.continues:
+                    file.write(END_OF_TEXT.encode())
+                file.write(text)
+    except TooLongError as error:
+        reason = f"{error}, which this machine cannot hold in memory; remove it"
+        raise BadFileError(source.path, reason) from None
 
 
 def _learn_merges(

@@ -27,7 +27,7 @@ import xxhash
 
 from tokenmill.errors import FolderError
 
-_TEMPORARY = re.compile(r"\.\d+\.tmp$")
+_TEMPORARY = re.compile(r"\.[0-9]+\.tmp$")
 _EARLY = 32 << 20  # bytes after which the disk starts writing
 # SMB and some other network file systems cannot flush a folder, and say so with one of these.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)

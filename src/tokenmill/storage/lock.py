@@ -84,5 +84,5 @@ class FileLock:
 
 
 def _read_owner(handle: int) -> int | None:
-    text = os.read(handle, 32).decode(errors="replace").strip()
+    text = os.read(handle, 32).strip()  # bytes, whose isdigit is true for ASCII digits only
     return int(text) if text.isdigit() else None

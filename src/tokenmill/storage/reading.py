@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from tokenmill.errors import DatasetError
+from tokenmill.wording import one_line
 
 CURE = (
     "Copy the file again from its source, or run the same tokenmill prepare command with --restart."
@@ -40,7 +41,7 @@ class DamagedFileError(DatasetError):
         self.file, self.what, self.cure = file, what, cure
 
     def __str__(self) -> str:
-        return f"{self.file} {self.what}. {self.cure}"
+        return f"{one_line(f'{self.file} {self.what}')}. {self.cure}"
 
 
 def find_cure(error: BaseException, cure: str) -> str:

@@ -75,7 +75,7 @@ nemotron, kimi
     specials: dict[str, int] = {}
     if published is not None and scheme == published[0]:
         specials = published[1]
-    elif isinstance(eot, str) and not eot.isdigit():
+    elif isinstance(eot, str) and not (eot.isascii() and eot.isdigit()):
         specials = {eot: len(tokens)}
     return TiktokenVocabulary(tokens, scheme, specials, name)
 

@@ -39,7 +39,7 @@ VERSION = 2
 MODEL_NAME = "model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
-_NAME = re.compile(r"step_(\d{7,})")
+_NAME = re.compile(r"step_([0-9]{7,18})")
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -311,7 +311,7 @@ def _save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
         _safetensors().save_file(data, path)
     except Exception as error:
         # safetensors mentions the system's error number only in its text.
-        if number := re.search(r"\(os error (\d+)\)", str(error)):
+        if number := re.search(r"\(os error ([0-9]{1,9})\)", str(error)):
             code = int(number[1])
             raise OSError(code, os.strerror(code), str(path)) from error
         raise

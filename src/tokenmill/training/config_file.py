@@ -82,7 +82,7 @@ _OTHER_PROGRAMS = {  # names in other programs, to suggest the name here
     "device_batch_size": "micro_batch",
     "random_seed": "seed",
 }
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*)(\.\d*)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, kw_only=True)

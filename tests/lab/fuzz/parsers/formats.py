@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import zstandard
-
 from tests.formats.foreign import (
     flat,
     litdata_files,
@@ -21,6 +20,7 @@ from tests.formats.foreign import (
     megatron_bytes,
     olmo_table,
 )
+
 from tokenmill.dataset.verify import examine
 
 from ..case import Case, Parser, refused, require, write_files

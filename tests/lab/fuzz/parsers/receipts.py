@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import xxhash
-
-import tokenmill
 from tests.preparation.preparing import InProcessEngine, small
 from tests.store.dataset_builder import build
+
+import tokenmill
 from tokenmill.preparation.engine import Progress, Task
 from tokenmill.preparation.pack import PackShard
 from tokenmill.preparation.plan import Plan, make_plan

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from tests.store.dataset_builder import build
 
 import tokenmill
-from tests.store.dataset_builder import build
 from tokenmill.dataset.verify import examine
 from tokenmill.inspect.info import describe
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
