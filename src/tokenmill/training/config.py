@@ -24,7 +24,7 @@ RowLength = Annotated[int, Meta(ge=1, le=1 << 20)]
 StepTokens = Annotated[int, Meta(ge=1, le=1 << 28)]
 Steps = Annotated[int, Meta(ge=0, le=MOST_STEPS)]
 Positive = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
-Number = Annotated[float, Meta(ge=0)]
+Number = Annotated[float, Meta(ge=0, le=1e30)]  # fits in float32
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]  # at 1, nothing is learned
 
@@ -139,7 +139,7 @@ class Config:
     clip: Number = 1.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    seed: Annotated[int, Meta(ge=0)] = 42
+    seed: int = 42
 
     mask_fraction: Fraction = 0.0
     noise_fraction: Fraction = 0.0
@@ -156,8 +156,10 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.seed >= 1 << 64:  # msgspec has no bounds beyond 2**63
-            raise UsageError(f"`seed` is {_show(self.seed)}; it must be below 2**64.")
+        if not 0 <= self.seed < 1 << 64:  # msgspec has no bounds beyond 2**63
+            raise UsageError(
+                f"`seed` is {_show(self.seed)}; it must be 0 or more, and below 2**64."
+            )
         if self.batch_tokens % self.seq_len:
             raise UsageError(
                 f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len`, "
@@ -249,14 +251,14 @@ def check_value(name: str, value: object, kind: object) -> None:
 def _describe_range(kind: Any) -> str:
     """The range of an annotated number, in words.
 
-    >>> _describe_range(Layers | None), _describe_range(Number), _describe_range(Decay)
-    ('between 1 and 4,096', '0 or more', '0 or more, and below 1')
+    >>> _describe_range(Layers | None), _describe_range(Decay)
+    ('between 1 and 4,096', '0 or more, and below 1')
     """
     parts = (kind, *get_args(kind))
     meta = next(meta for part in parts for meta in getattr(part, "__metadata__", ()))
     if meta.le is not None:
         return f"between {meta.ge:,} and {meta.le:,}"
-    return f"{meta.ge:,} or more" + ("" if meta.lt is None else f", and below {meta.lt:,}")
+    return f"{meta.ge:,} or more, and below {meta.lt:,}"
 
 
 def _show(value: object) -> str:
