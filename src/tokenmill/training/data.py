@@ -35,7 +35,7 @@ from tokenmill.load.prefetch import leave_if_stopped
 from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.training.config import Config
+from tokenmill.training.config import Config, Ids, check_value
 
 AnyPath = str | os.PathLike[str]
 
@@ -152,6 +152,7 @@ tokenmill prepare TEXTS --out no/such
         raise UsageError(
             "give the data once: either datasets (`data`) or a text file (`input_file`)."
         )
+    check_value("vocab_size", vocab_size, Ids | None)
     if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
 
