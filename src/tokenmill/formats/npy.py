@@ -125,7 +125,12 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
         )
     if len(shape) != 1 or not 0 <= shape[0] < 1 << 56:
         raise DatasetError(
-            f"{name} has the shape {shape}, but tokens have one dimension. "
+            f"{name} has the shape {_describe_shape(shape)}, but tokens have one dimension. "
             "Save it with: np.save(path, ids.reshape(-1))."
         )
     return int(shape[0]), dtype, file.tell()
+
+
+def _describe_shape(shape: tuple[int, ...]) -> str:
+    """A shape as text; Python refuses to print numbers of over 4,300 digits."""
+    return str(shape) if len(shape) < 9 and max(shape, default=0) < 1 << 63 else "of absurd size"
