@@ -133,4 +133,5 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
 
 def _describe_shape(shape: tuple[int, ...]) -> str:
     """A shape as text; Python refuses to print numbers of over 4,300 digits."""
-    return str(shape) if len(shape) < 9 and max(shape, default=0) < 1 << 63 else "of absurd size"
+    sizes = [str(size) if abs(size) < 1 << 63 else "…" for size in shape[:8]]
+    return f"({', '.join(sizes)}{', …' if len(shape) > 8 else ''})"
