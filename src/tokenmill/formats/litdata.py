@@ -40,6 +40,7 @@ TENSORS = {11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8",
 _ARRAYS = {0: "i1", 1: "i2", 2: "i4", 3: "i8", 4: "u1", 5: "u2", 6: "u4", 7: "u8"}
 _KINDS = {"no_header_tensor": TENSORS, "no_header_numpy": _ARRAYS}
 _WORD = np.dtype("<u4")
+_MOST_BYTES = 1 << 60  # of all chunks, so that sums fit in 64 bits
 # LitData's description of an item that is one value, not a tree of values.
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
@@ -147,6 +148,8 @@ def _read_chunks(
         names.append(name)
         items.append(count)
         places.append((tokens, offset, size))
+    if sum(size for *_, size in places) >= _MOST_BYTES:
+        raise index.damaged(f"its chunks have over {_MOST_BYTES:,} bytes")
     counts, offsets, sizes = np.array(places, np.int64).reshape(-1, 3).T.copy()
     shards = FileShards(
         folder=request.path.absolute(),

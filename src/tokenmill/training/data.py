@@ -283,6 +283,8 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
     fraction = IN_MEMORY_VAL if val_fraction is None else val_fraction
     if not 0 <= fraction < 1:
         raise UsageError(f"`val_fraction` is {fraction}; it must be 0 or more, and below 1.")
+    if path.is_char_device() or path.is_block_device():  # it may never end
+        raise InputError(f"{path} is a device, not a text file.")
     try:
         text = path.read_bytes()
     except OSError as error:
