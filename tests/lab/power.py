@@ -15,7 +15,7 @@ from . import control, results
 from .bench import Bench, Scenario, difference
 from .disk_model import MODES, Call, DiskModel, read_trace
 from .faults import describe
-from .scenarios import SCENARIOS
+from .scenarios import chosen
 from .watcher import Watcher
 
 
@@ -58,7 +58,7 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
         return
     control.restart_preloaded()
     rng = random.Random(seed)
-    scenarios = list(SCENARIOS.values())
+    scenarios = chosen()
     rng.shuffle(scenarios)
     with Bench(seed) as bench:
         for scenario in sorted(scenarios, key=lambda one: one.slow):
