@@ -343,7 +343,7 @@ static int allocate(int file, off_t start, off_t length) {
     if (control) {
         char path[PATH_MAX];
         find_file(file, path);
-        if (meet(FTRUNCATE, path) == FAIL) return control->error == EINTR ? 0 : control->error;
+        if (meet(FTRUNCATE, path) == FAIL) return control->error;
     }
     if (syscall(SYS_fallocate, file, 0, start, length)) return errno;
     if (control) {

@@ -13,7 +13,7 @@ import time
 from . import control, results
 from .bench import Bench, Scenario, judge
 from .control import Fault
-from .scenarios import SCENARIOS
+from .scenarios import SCENARIOS, chosen
 from .watcher import Watcher
 
 FAULTS = {
@@ -79,7 +79,7 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
     rng = random.Random(seed)
     swept = {
         scenario.name: {kind: results.find_sweep(scenario.name, kind.name)[0] for kind in kinds}
-        for scenario in SCENARIOS.values()
+        for scenario in chosen()
         if (kinds := kinds_for(scenario))
     }
     order = sorted(swept, key=lambda name: (min(swept[name].values()), rng.random()))

@@ -14,7 +14,7 @@ from . import control, results
 from .bench import Bench, Scenario
 from .control import Fault
 from .faults import describe
-from .scenarios import SCENARIOS
+from .scenarios import chosen
 from .watcher import Watcher
 
 _KILLS = 3  # at most, of one command
@@ -56,11 +56,11 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
         return
     control.restart_preloaded()
     rng = random.Random(seed)
-    fast = [scenario for scenario in SCENARIOS.values() if not scenario.slow]
-    slow = [scenario for scenario in SCENARIOS.values() if scenario.slow]
+    fast = [scenario for scenario in chosen() if not scenario.slow]
+    slow = [scenario for scenario in chosen() if scenario.slow]
     with Bench(seed) as bench:
         while time.monotonic() < deadline:
-            scenario = rng.choice(slow if slow and rng.random() < 0.01 else fast)
+            scenario = rng.choice(slow if slow and (not fast or rng.random() < 0.01) else fast)
             for _ in range(30 if scenario in fast else 10):
                 if time.monotonic() > deadline:
                     return

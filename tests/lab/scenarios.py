@@ -219,3 +219,9 @@ _ALL = [
     *(_train(name) for name in ("torch", "jax") if importlib.util.find_spec(name)),
 ]
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+
+
+def chosen() -> list[Scenario]:
+    """The scenarios to run: all, or those that LAB_SCENARIOS names, separated by commas."""
+    names = os.environ.get("LAB_SCENARIOS")
+    return [SCENARIOS[name] for name in (names.split(",") if names else SCENARIOS)]

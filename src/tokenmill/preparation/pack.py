@@ -58,7 +58,7 @@ class PackShard(ShardName):
             NpyFile(self.folder / self.documents_path, DOCUMENT_DTYPE) as documents_file,
         ):
             for part in self.slices:
-                with part.segment.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+                with part.segment.with_suffix(".tokens").open("rb") as tokens:
                     for ranges, table in _choose(part, self):
                         for low, high in ranges:
                             tokens.seek(low * dtype.itemsize)

@@ -122,7 +122,7 @@ class Bundle:
     def cut_back(self, file: str, size: int) -> None:
         """Remove the last `size` bytes of a file."""
         handle = self._files[file]
-        handle.truncate(handle.seek(-size, os.SEEK_CUR))
+        os.ftruncate(handle.fileno(), handle.seek(-size, os.SEEK_CUR))
         self._cut.add(file)
 
     def finish(self, facts: dict[str, Any]) -> Receipt:

@@ -31,7 +31,8 @@ from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import BLOCK, Cutter
-from tokenmill.storage.files import make_folder, write_file
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import is_temporary, make_folder, write_file
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -79,9 +80,23 @@ def train_tokenizer(
             named = ", ".join(map(str, given))
             raise InputError(f"There is no text to train a tokenizer on in {named}.")
         merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
-    make_folder(target.parent)
-    write_file(target, _to_tokenizer_json(merges))
+    with explain_disk_errors("no tokenizer was written"):
+        make_folder(target.parent)
+        _remove_left_behind(target)
+        write_file(target, _to_tokenizer_json(merges))
     return load_tokenizer(target)
+
+
+def _remove_left_behind(target: Path) -> None:
+    """Remove half-written files of killed processes; another run may be writing its own."""
+    for path in target.parent.iterdir():
+        if is_temporary(path.name) and path.name.startswith(f"{target.name}."):
+            try:
+                os.kill(int(path.name.split(".")[-2]), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
+            except (OSError, OverflowError):  # a process of another user, or not a process number
+                pass
 
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
