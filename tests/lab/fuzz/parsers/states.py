@@ -43,6 +43,9 @@ class LoaderStateParser(Parser):
                 next(loader)
             self.sound[f"{number}.json"] = json.dumps(loader.state_dict()).encode()
 
+    def list_sound(self) -> list[Case]:
+        return [Case({"state.json": self.sound[f"{one}.json"]}, {"loader": one}) for one in (0, 1)]
+
     def make(self, random: Random) -> Case:
         number = random.randrange(2)
         state = json.loads(self.sound[f"{number}.json"])
@@ -88,6 +91,9 @@ class CheckpointParser(Parser):
             state = msgspec.structs.replace(STATE, step=step, row=8 * step, val_loss=loss)
             Checkpoints(folder).write(state, MODEL, OPTIMIZER, keep=5)
         self.sound = read_files(folder)
+
+    def list_sound(self) -> list[Case]:
+        return [Case(self.sound, {"sealed": False})]
 
     def make(self, random: Random) -> Case:
         files = dict(self.sound)
@@ -235,6 +241,9 @@ class ConfigurationParser(Parser):
     def prepare(self, folder: Path) -> None:
         text = yaml.safe_dump(CONFIG).encode()
         self.sound = {"c.json": json.dumps(CONFIG).encode(), "c.yaml": text}
+
+    def list_sound(self) -> list[Case]:
+        return [Case({name: data}) for name, data in self.sound.items()]
 
     def make(self, random: Random) -> Case:
         name = random.choice(["c.json", "c.yaml", "c.yaml"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from tests.store.dataset_builder import build
 
 import tokenmill
-from tests.store.dataset_builder import build
 from tokenmill.dataset.verify import examine
 from tokenmill.inspect.info import describe
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
@@ -84,6 +84,8 @@ class _Dataset(Parser):
                 str(source)
             return
         read = use(folder)
+        if case.facts.get("intact"):
+            require(read.keys() == self.ids.keys(), "sound files were refused")
         problems = True
         with refused():
             problems = bool(examine(folder).problems)
@@ -183,12 +185,18 @@ def change_npy_header(random: Random, data: bytes) -> bytes:
         r"\((\d+),\)": [f"({one},)" for one in numbers]
         + ["()", "(1, 2)", "(True,)", "[5]", "None", "(" * 200, "('a',)", "(0x5,)", "(5L,)"],
         r"'fortran_order': \w+": ["'fortran_order': True", "'fortran_order': 5", ""],
-        r"'descr': [^,]+,": ["'descr': '|O',", "'descr': '>u2',", "'descr': '<f8',", "'descr': 5,"]
-        + [
-            "'descr': '<U99999999999',",
-            "'descr': [('a', '|O')],",
-            "'descr': '',",
-            "'descr': None,",
+        r"'descr': [^,]+,": [
+            f"'descr': {one},"
+            for one in (
+                "'|O'",
+                "'>u2'",
+                "'<f8'",
+                "5",
+                "'<U99999999999'",
+                "[('a', '|O')]",
+                "''",
+                "None",
+            )
         ],
         r"^\{": [
             "{'x': 1, ",
