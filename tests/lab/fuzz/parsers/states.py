@@ -112,7 +112,7 @@ class CheckpointParser(Parser):
             length = random.choice([len(header)] * 4 + [size, 0, 2**63, 2**64 - 1])
             files[place + name] = length.to_bytes(8, "little") + header + data[8 + size :]
         if sealed:
-            files[place + "state.json"] = _seal(files, place)
+            files[place + "state.json"] = seal_checkpoint(files, place)
         if random.randrange(20) == 0:
             other = random.choice(
                 ["step_٣٣٣٣٣٣٣", "step_" + "9" * 200, "step_0000300", "step_9999999"]
@@ -149,7 +149,7 @@ class CheckpointParser(Parser):
             checkpoints.at(200)
 
 
-def _seal(files: dict[str, bytes], place: str) -> bytes:
+def seal_checkpoint(files: dict[str, bytes], place: str) -> bytes:
     """`state.json` with the checksums that its files and it have now, if it can be parsed."""
     data = files[place + "state.json"]
     try:
