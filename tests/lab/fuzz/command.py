@@ -11,10 +11,11 @@ from pathlib import Path
 
 from . import __doc__ as _usage
 from .campaign import Campaign, prepare_all
-from .case import Case, write_files
+from .case import Case, Parser, write_files
 from .forks import Failure, make_case, run_batch
 from .minimize import minimize
 
+_MOST_KEPT = 20_000  # bytes
 FOUND = Path(__file__).with_name("found")
 
 
@@ -50,9 +51,11 @@ def run_many(arguments: argparse.Namespace) -> int:
     batches = campaign.count(arguments.cases)
     if arguments.minutes:
         batches = campaign.until(time.monotonic() + 60 * arguments.minutes)
-    for _, fresh in batches:
+    for batch, fresh in batches:
         for failure in fresh:
             show(failure)
+            if arguments.save:
+                keep(batch.parser, failure)
     seconds = time.monotonic() - started
     for name, cases in campaign.cases.items():
         failed = {
@@ -84,17 +87,24 @@ def run_one(arguments: argparse.Namespace) -> int:
     if not batch.failures:
         print("The case was read or refused, as it should be.")
     elif arguments.save:
-        save(name, minimize(parser, case, batch.failures[0].cause), batch.failures[0])
+        keep(parser, batch.failures[0])
     return 1 if batch.failures else 0
 
 
-def save(name: str, case: Case, failure: Failure) -> None:
+def keep(parser: Parser, failure: Failure) -> None:
+    """Keep the minimized case of a failure in found/."""
+    case = make_case(parser, failure.seed, failure.case)
+    case = minimize(parser, case, failure.cause)
+    name = parser.name
     files = {
         key: base64.b85encode(zlib.compress(data, 9)).decode() for key, data in case.files.items()
     }
     text = json.dumps(
         {"parser": name, "what": failure.what, "facts": case.facts, "files": files}, indent=1
     )
+    if len(text) > _MOST_KEPT:
+        print(f"Not kept: {len(text):,} bytes are too many.")
+        return
     path = FOUND / f"{name}-{zlib.crc32(text.encode()):08x}.json"
     FOUND.mkdir(exist_ok=True)
     path.write_text(text + "\n")
