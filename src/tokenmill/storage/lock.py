@@ -83,4 +83,4 @@ class FileLock:
 
 def _read_owner(handle: int) -> int | None:
     text = os.read(handle, 32).decode(errors="replace").strip()
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() else None
