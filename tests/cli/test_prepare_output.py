@@ -25,10 +25,11 @@ def test_dry_run_names_skipped_and_unusable_files(tmp_path: Path) -> None:
     result = run("prepare", texts, "--dry-run", *QUICK)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    kinds = "1 file that is not text, 1 archive, 1 link to a folder passed over"
+    kinds = "1 file that is not text, 1 archive, 1 link that leads out of its folder passed over"
     assert lines[0] == f"files      3 ({kinds})"
     named = (
-        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link to a folder"
+        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link that "
+        "leads out of its folder"
     )
     assert f"passed over: {named} ({texts}/d)" in lines
     refused = [line for line in lines if line.startswith("cannot be used: ")]
