@@ -120,3 +120,18 @@ def test_an_xz_dictionary_of_gigabytes_is_refused_with_the_memory_it_needs(tmp_p
 
 def source(path: Path) -> SourceFile:
     return source_of(path, compression="xz", size=path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    "descriptor", [bytes([0, 21 << 3]), bytes([0xA0]) + (1 << 31).to_bytes(4, "little")]
+)
+def test_a_zstd_window_of_gigabytes_is_refused_with_the_memory_it_needs(
+    tmp_path: Path, descriptor: bytes
+) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + descriptor + bytes([5 << 3 | 1, 0, 0]) + b"hello")
+    with pytest.raises(
+        InputError, match=r"window of 2,147,483,648 bytes.*\n.*memory=2281701376"
+    ) as refused:
+        read(path)
+    assert "more than a worker may use" in str(refused.value)
