@@ -5,6 +5,7 @@ Settings that never change a byte (workers, memory) are not among them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -81,10 +82,17 @@ class PrepareSettings:
             raise UsageError(
                 f"`val_fraction` is {self.val_fraction}; it must be at least 0 and below 1."
             )
-        if self.tokens_per_shard < 1:
-            raise UsageError(f"`tokens_per_shard` is {self.tokens_per_shard}; it must be positive.")
-        if self.min_line < 1:
-            raise UsageError(f"`min_line` is {self.min_line}; it must be at least 1.")
+        if not 1 <= self.tokens_per_shard < 1 << 62:
+            raise UsageError(
+                f"`tokens_per_shard` is {self.tokens_per_shard}; it must be positive, and below 2**62."
+            )
+        if not 1 <= self.min_line < 1 << 62:
+            raise UsageError(
+                f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
+            )
+        for name in ("documents", "text_field"):
+            if re.search("[\ud800-\udfff]", getattr(self, name)):
+                raise UsageError(f"`{name}` is {getattr(self, name)!r}, which is not valid UTF-8.")
         if not self.documents:
             raise UsageError(
                 "`documents` is empty; give auto, file, line, blank-line or a separator."
