@@ -1,0 +1,28 @@
+"""Fuzzing: mutated files for every parser of foreign bytes.
+
+    python -m tests.lab.fuzz                                  every parser, some cases each
+    python -m tests.lab.fuzz manifest --seed 7 --case 1234    one case
+    python -m tests.lab.fuzz manifest --seed 7 --case 1234 --save
+
+A case may be read or refused with a TokenmillError. It fails with any other exception, a signal, more
+than 5 s of processor time or 1 GB of memory, or if data with a checksum gives other ids than the sound
+files. `found/` keeps the input of everything that was ever found, which the tests read again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def run(deadline: float, seed: int, watcher: Any) -> None:
+    """Run cases of all parsers until `deadline`, a value of `time.monotonic()`."""
+    from .. import results
+    from .campaign import Campaign
+
+    campaign = Campaign(seed)
+    for batch, fresh in campaign.until(deadline):
+        name = batch.parser.name
+        results.record("fuzzing", name, "mutated files", batch.done, len(batch.failures), seed)
+        watcher.advance(f"fuzzing {name}", batch.done)
+        for failure in fresh:
+            watcher.fail(failure.command, failure.what)
