@@ -11,11 +11,21 @@ files. `found/` keeps the input of everything that was ever found, which the tes
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+
+def limit_threads() -> None:
+    """Let libraries that are imported later use one thread: processes are forked, and their memory is
+    limited."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[name] = "1"
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve memory that they do not use
 
 
 def run(deadline: float, seed: int, watcher: Any) -> None:
     """Run cases of all parsers until `deadline`, a value of `time.monotonic()`."""
+    limit_threads()
     from .. import results
     from .campaign import Campaign
 

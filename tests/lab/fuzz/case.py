@@ -44,9 +44,14 @@ class Parser(ABC):
     def make(self, random: Random) -> Case:
         """A case; it depends on nothing but the random numbers and the sound files."""
 
+    def list_sound(self) -> list[Case]:
+        """Cases without changes, which must be accepted."""
+        return [Case(self.sound)]
+
     @abstractmethod
     def check(self, case: Case, folder: Path) -> None:
-        """Read the files of a case, which `write_files` has not written yet, in an empty folder."""
+        """Read a case. The folder is empty; `write_files` writes the files. If the fact `intact` is set,
+        a refusal is an error too."""
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:

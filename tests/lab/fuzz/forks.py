@@ -29,7 +29,7 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError
 
-from .case import Case, Parser, empty_folder
+from .case import Case, Parser, WrongResultError, empty_folder
 
 MOST_SECONDS = 5  # of processor time, for one case
 MOST_BYTES = 1 << 30  # for one case
@@ -199,8 +199,8 @@ def run_case(
         soft = int(time.process_time()) + MOST_SECONDS + 1
         resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
         parser.check(case, folder)
-    except TokenmillError:
-        return None
+    except TokenmillError as error:
+        return _describe(error) if case.facts.get("intact") else None
     except BaseException as error:  # a panic of Rust is not an Exception
         return _describe(error)
     finally:
@@ -218,6 +218,8 @@ def _describe(error: BaseException) -> tuple[str, str]:
     text = str(error).partition("\n")[0][:200].encode("utf-8", "replace").decode()
     last = own[-1]
     cause = f"{kind} in {_shorten(last.filename)}:{last.name}"
+    if isinstance(error, WrongResultError):
+        cause = text[:60]
     return "\n".join([f"{kind}: {text}", *shown]), cause
 
 

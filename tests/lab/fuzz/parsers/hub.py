@@ -144,6 +144,11 @@ class HubParser(Parser):
         self.sound = {"info": json.dumps(INFO).encode(), "tree": json.dumps(TREE).encode()}
         self.sound |= {f"blob/{name}": data for name, data in FILES.items()}
 
+    def list_sound(self) -> list[Case]:
+        return [
+            Case(self.sound, {"address": "lab/web", "how": how}) for how in ("list", "download")
+        ]
+
     def make(self, random: Random) -> Case:
         files, facts = dict(self.sound), {"address": "lab/web", "how": "list"}
         name = random.choice(["info", "tree", "tree", "tree"])
@@ -205,6 +210,8 @@ class HubParser(Parser):
             case "download":
                 with refused():
                     download("lab/web", to=folder / "out")
+                if facts.get("intact"):
+                    require((folder / "out/web_01.bin").exists(), "sound files were refused")
                 for name, data in SHARDS.items():
                     path = folder / "out" / name
                     if path.exists():

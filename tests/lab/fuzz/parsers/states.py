@@ -43,6 +43,9 @@ class LoaderStateParser(Parser):
                 next(loader)
             self.sound[f"{number}.json"] = json.dumps(loader.state_dict()).encode()
 
+    def list_sound(self) -> list[Case]:
+        return [Case({"state.json": self.sound[f"{one}.json"]}, {"loader": one}) for one in (0, 1)]
+
     def make(self, random: Random) -> Case:
         number = random.randrange(2)
         state = json.loads(self.sound[f"{number}.json"])
@@ -89,6 +92,9 @@ class CheckpointParser(Parser):
             Checkpoints(folder).write(state, MODEL, OPTIMIZER, keep=5)
         self.sound = read_files(folder)
 
+    def list_sound(self) -> list[Case]:
+        return [Case(self.sound, {"sealed": False})]
+
     def make(self, random: Random) -> Case:
         files = dict(self.sound)
         place = "step_0000200/"
@@ -106,7 +112,7 @@ class CheckpointParser(Parser):
             length = random.choice([len(header)] * 4 + [size, 0, 2**63, 2**64 - 1])
             files[place + name] = length.to_bytes(8, "little") + header + data[8 + size :]
         if sealed:
-            files[place + "state.json"] = _seal(files, place)
+            files[place + "state.json"] = seal_checkpoint(files, place)
         if random.randrange(20) == 0:
             other = random.choice(
                 ["step_٣٣٣٣٣٣٣", "step_" + "9" * 200, "step_0000300", "step_9999999"]
@@ -143,7 +149,7 @@ class CheckpointParser(Parser):
             checkpoints.at(200)
 
 
-def _seal(files: dict[str, bytes], place: str) -> bytes:
+def seal_checkpoint(files: dict[str, bytes], place: str) -> bytes:
     """`state.json` with the checksums that its files and it have now, if it can be parsed."""
     data = files[place + "state.json"]
     try:
@@ -235,6 +241,9 @@ class ConfigurationParser(Parser):
     def prepare(self, folder: Path) -> None:
         text = yaml.safe_dump(CONFIG).encode()
         self.sound = {"c.json": json.dumps(CONFIG).encode(), "c.yaml": text}
+
+    def list_sound(self) -> list[Case]:
+        return [Case({name: data}) for name, data in self.sound.items()]
 
     def make(self, random: Random) -> Case:
         name = random.choice(["c.json", "c.yaml", "c.yaml"])

@@ -62,6 +62,9 @@ class JsonLinesParser(Parser):
     def prepare(self, folder: Path) -> None:
         self.sound = {"x.jsonl": LINES}
 
+    def list_sound(self) -> list[Case]:
+        return [Case(self.sound, {"block": 64})]
+
     def make(self, random: Random) -> Case:
         data = LINES
         match random.randrange(5):
@@ -96,6 +99,9 @@ class TextParser(Parser):
 
     def prepare(self, folder: Path) -> None:
         self.sound = {"x.txt": PLAIN}
+
+    def list_sound(self) -> list[Case]:
+        return [Case(self.sound, {"block": 64})]
 
     def make(self, random: Random) -> Case:
         data = random.choice([change_bytes, change_lines])(random, PLAIN)
@@ -215,6 +221,9 @@ class ParquetParser(Parser):
         pa.set_io_thread_count(1)
         random = Random(1)
         self.variants = [make_parquet(random) for _ in range(24)]
+
+    def list_sound(self) -> list[Case]:
+        return [Case({"x.parquet": data}) for data in self.variants]
 
     def make(self, random: Random) -> Case:
         data = random.choice(self.variants)
