@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test format demo bench clean
+.PHONY: setup test format demo bench lab mutate clean
 
 setup: $(STAMP)
 
@@ -37,5 +37,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/killed_training.py
 	$(BIN)/python benchmarks/frameworks.py
 
+lab: $(STAMP)
+	LAB_MINUTES=$(or $(LAB_MINUTES),60) $(BIN)/python -m tests.lab
+
+# Changes the source in one place at a time and lists the changes that no test notices.
+mutate: $(STAMP)
+	$(BIN)/python -m tests.mutation
+
 clean:
-	rm -rf .venv build dist demo .mypy_cache .ruff_cache
+	rm -rf .venv .mutation build dist demo .mypy_cache .ruff_cache

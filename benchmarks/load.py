@@ -6,7 +6,9 @@ same copy of the whole file, in order and from the page cache, shows the memory 
 thread. Everything else shuffles globally and reads a file in the page cache. The contestants take
 turns in one run, each in its own process; the result is the best of several rounds, for the limit too.
 
-    python benchmarks/load.py [--tokens 50] [--rounds 4]     tokens in millions
+With `--maps`, only the loader runs: through memory maps, and with `Tokens.unmapped`.
+
+    python benchmarks/load.py [--tokens 50] [--rounds 4] [--maps]     tokens in millions
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ def run_loader(folder: Path, batch: int, length: int, dtype: str, *extra: str) -
             for i, (name, weight) in enumerate(weights.items())
         }
         data = tokenmill.Mixture(sources)
+    if "unmapped" in extra:
+        data = data.unmapped()
     settings: dict[str, Any] = {"batch_size": batch, "seq_len": length, "seed": 42}
     settings["documents"] = "documents" in extra
     if "inline" in extra:
@@ -151,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tokens", type=int, default=50, help="millions of tokens")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--maps", action="store_true", help="only compare maps with reads")
     parser.add_argument("--contestant", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -169,7 +174,9 @@ def main() -> None:
         del ids
         options: dict[str, Any] = {"dtype": "uint16", "eot_id": 0, "tokenizer": "gpt2"}
         tokenmill.import_dataset(folder / "uint16.bin", folder / "prepared", **options)
-        _compare(folder, args.rounds, args.tokens)
+        if not args.maps:
+            _compare(folder, args.rounds, args.tokens)
+        _compare_maps(folder, args.rounds, args.tokens)
 
 
 def _compare(folder: Path, rounds: int, tokens: int) -> None:
@@ -223,6 +230,32 @@ def _compare(folder: Path, rounds: int, tokens: int) -> None:
     for name in ("Loader, 32 × 1,024", "torch Loader", "torch Loader, views"):
         print(f"{name} is {best[name] / best[peer]:.1f} times PyTorch's {peer}")
     record("load", {"tokens": tokens * 1_000_000, "rounds": rounds}, rows)
+
+
+def _compare_maps(folder: Path, rounds: int, tokens: int) -> None:
+    """Through maps, and from files with `Tokens.unmapped`."""
+    cases = {
+        f"{batch} × {length:,}": ["loader", str(batch), str(length), "uint16"]
+        for batch, length in SHAPES
+    }
+    first = next(iter(cases))
+    cases[f"{first}, {SHARDS:,} shards"] = [*cases[first], "shards"]
+    ways: tuple[list[str], ...] = ([], ["unmapped"])
+    best = contest(
+        folder,
+        rounds,
+        {" ".join([case, *way]): [*words, *way] for case, words in cases.items() for way in ways},
+    )
+    rows = [
+        {
+            "M tokens/s": case,
+            "mapped": round(best[case]),
+            "`unmapped()`": round(best[f"{case} unmapped"]),
+            "ratio": f"{best[case] / best[f'{case} unmapped']:.1f}",
+        }
+        for case in cases
+    ]
+    record("maps", {"tokens": tokens * 1_000_000, "rounds": rounds}, rows)
 
 
 if __name__ == "__main__":

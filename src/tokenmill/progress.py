@@ -133,7 +133,8 @@ class Display:
     def _print(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(text))
+        with suppress(OSError):  # a log on a full disk must not stop the work
+            self._console.print(Text(text))
 
     def _show(self, *, now: bool = False) -> None:
         since = time.monotonic() - self._said

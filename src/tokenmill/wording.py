@@ -1,7 +1,9 @@
 """Numbers, sizes and times in readable form, and text that is safe to print.
 
-Text in a dataset may be untrusted. `harmless` shows its control characters as visible
-escapes, so that it can neither move the cursor nor recolour the terminal.
+Text in a dataset may be untrusted, and so may the names of files. `harmless` shows control characters
+as visible escapes, so that text can neither move the cursor nor recolour the terminal, and characters
+that are invisible or reorder text, so that it reads as what it is. `one_line` is for names: a newline
+in one cannot look like a line of output.
 """
 
 from __future__ import annotations
@@ -10,17 +12,43 @@ import re
 
 from rich.filesize import decimal
 
-# C0 without tab and newline, DEL, C1, and the marks that change the text direction.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+# Control characters except tab and newline; all format characters (Cf) except signs that are drawn,
+# such as U+06DD; line and paragraph separators; surrogates; noncharacters; everything that Unicode
+# lists as ignorable when drawn (Default_Ignorable_Code_Point), such as fillers and tag characters.
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b"
+    "\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufdd0-\ufdef\ufe00-\ufe0d\ufeff"
+    "\uffa0\ufff0-\ufffb\ufffe\uffff\U00013430-\U00013455\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
+)
+# Persian and Indic spelling and emoji need joiners and U+FE0E and U+FE0F. They stay next to visible
+# characters beyond ASCII, whose shape they change; anywhere else they only hide.
+_NOT_VISIBLE = f"[\x00-\xa0\u200c\u200d\ufe0e{_HIDDEN}]"
+_UNSAFE = re.compile(
+    f"[{_HIDDEN}]|[\u200c\u200d](?={_NOT_VISIBLE})|(?<={_NOT_VISIBLE})[\u200c\u200d]"
+    f"|(?<={_NOT_VISIBLE}|\ufe0f)[\ufe0e\ufe0f](?!\u20e3)"
+)
 
 
 def harmless(text: str) -> str:
-    r"""Text with its control characters made visible.
+    r"""Text with characters that would control the terminal, or be invisible, as visible escapes.
 
-    >>> harmless("a\x1b[31mb\tc")
-    'a\\x1b[31mb\tc'
+    >>> harmless("a\x1b[31mb\tc"), harmless("pay\u200bpal"), harmless("👨\u200d👩")
+    ('a\\x1b[31mb\tc', 'pay\\u200bpal', '👨\u200d👩')
     """
+    if text.isascii() and text.isprintable():
+        return text
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def one_line(name: object) -> str:
+    r"""A name from untrusted data, for use within a line.
+
+    >>> one_line("a.txt\nDone.")
+    'a.txt\\nDone.'
+    """
+    return harmless(str(name)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def count(number: int) -> str:

@@ -32,9 +32,11 @@ from tokenmill.errors import DatasetError, FolderError, UsageError
 from tokenmill.formats import WRITABLE
 from tokenmill.formats.mds import Mds
 from tokenmill.formats.writing import WriteRequest
+from tokenmill.progress import Nobody
 from tokenmill.store.tokens import Tokens
 
 EVERY = sorted(WRITABLE)
+WITH_IDS = (".bin", ".npy", ".ds", ".mds")  # the suffixes of files that contain ids
 WITH_DOCUMENTS = [name for name in EVERY if WRITABLE[name].keeps_documents]
 
 
@@ -214,7 +216,9 @@ def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, to):
         }
         made = tokenmill.export(tmp_path / "data", out=out, **options)
         assert contents(out) == contents(tmp_path / "whole")
-        assert all(path.stat().st_ino == inode for path, inode in kept.items())
+        with_ids = [path for path in kept if path.suffix in WITH_IDS]
+        assert with_ids or after == 60
+        assert all(path.stat().st_ino == kept[path] for path in with_ids)
         assert made.files_done_before == len(kept) - 1  # without the record
 
 
@@ -250,17 +254,64 @@ def test_a_damaged_source_is_not_exported(tmp_path):
 
 
 def test_comparing_finds_a_file_that_changed_after_writing(tmp_path):
-    build(tmp_path / "data")
-    tokenmill.export(tmp_path / "data", tmp_path / "out", to="nanogpt")
+    write_llmc(tmp_path / "x.bin", range(20))
+    tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")
     path = tmp_path / "out" / "train.bin"
     data = bytearray(path.read_bytes())
     data[4] ^= 1
     path.write_bytes(data)
     with pytest.raises(DatasetError, match="at token 2"):
-        tokenmill.export(tmp_path / "data", tmp_path / "out", to="nanogpt")
+        tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")
     os.truncate(path, 10)
     with pytest.raises(DatasetError, match="has 5 tokens"):
-        tokenmill.export(tmp_path / "data", tmp_path / "out", to="nanogpt")
+        tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")
+
+
+class Notes(Nobody):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize("to", EVERY)
+def test_files_that_differ_from_a_prepared_source_are_written_again_with_a_notice(tmp_path, to):
+    build(tmp_path / "data")
+    options = {"to": to, "tokens_per_shard": 25}
+    out = tmp_path / "out"
+    made = tokenmill.export(tmp_path / "data", out, **options)
+    wanted = contents(out)
+    files = {(out / name).suffix: out / name for name in made.files}  # one of each kind
+    for suffix, path in files.items():
+        data = path.read_bytes()
+        flipped = bytearray(data)
+        flipped[-3] ^= 1
+        for damaged in (bytes(flipped), data[:-2], b"", bytes(len(data))):
+            path.write_bytes(damaged)
+            watcher = Notes()
+            again = tokenmill.export(tmp_path / "data", out, watcher=watcher, **options)
+            assert contents(out) == wanted
+            if suffix in WITH_IDS:  # other files are small, and always written again
+                (note,) = watcher.notes
+                assert "differ from the source; writing them again" in note
+                assert again.files_done_before == 0
+    watcher = Notes()
+    again = tokenmill.export(tmp_path / "data", out, watcher=watcher, **options)
+    assert (again.files_done_before, watcher.notes) == (len(made.files), [])
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 99, b"5", b"[]", b"[" * 100_000, b'{"to": [1]}'])
+def test_a_damaged_record_of_an_export_is_refused(tmp_path, content):
+    build(tmp_path / "data")
+    tokenmill.export(tmp_path / "data", tmp_path / "out", to="npy")
+    (tmp_path / "out" / ".tokenmill-export.json").write_bytes(content)
+    with pytest.raises(FolderError, match=r"elete ") as caught:
+        tokenmill.export(tmp_path / "data", tmp_path / "out", to="npy")
+    assert len(str(caught.value)) < 1_000
+    os.truncate(tmp_path / "out" / ".tokenmill-export.json", 1 << 40)
+    with pytest.raises(FolderError, match=r"1,099,511,627,776 bytes"):
+        tokenmill.export(tmp_path / "data", tmp_path / "out", to="npy")
 
 
 @pytest.mark.parametrize("block", [256, 300, 1 << 20])

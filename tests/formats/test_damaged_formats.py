@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import struct
 import tempfile
 import tracemalloc
@@ -22,6 +23,7 @@ from foreign import (
     mds_files,
     megatron_bytes,
     olmo_table,
+    write_files,
     write_llmc_folder,
     write_raw,
 )
@@ -220,6 +222,9 @@ def claim(header: str) -> bytes:
         claim("{'descr': '<u2', 'fortran_order': False, 'shape': (4611686018427387904,), }"),
         claim("{'descr': '<u2', 'fortran_order': False, 'shape': (-1,), }"),
         claim("{'descr': '<u2', 'fortran_order': False, 'shape': (True,), }"),
+        # More than 4,300 decimal digits, which Python refuses to print.
+        claim("{'descr': '<u2', 'fortran_order': False, 'shape': (0x" + "F" * 4000 + ",), }"),
+        claim("{'descr': '<u2', 'fortran_order': False, 'shape': (-0x" + "F" * 4000 + ", 1), }"),
         claim("{'descr': '|O', 'fortran_order': False, 'shape': (9,), }"),
         claim("{'descr': '<u2', 'fortran_order': False, 'shape': " + "(" * 9000),
         claim("__import__('os').abort()"),
@@ -290,6 +295,91 @@ def test_claims_of_very_many_samples_cost_no_memory(tmp_path, kind):
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
+
+
+def litdata_with(**values):
+    """A LitData folder with other values in its configuration or its only chunk."""
+    files = litdata_files([DOCUMENTS])
+    index = json.loads(files["index.json"])
+    for name, value in values.items():
+        (index["config"] if name in index["config"] else index["chunks"][0])[name] = value
+    return {**files, "index.json": json.dumps(index).encode()}
+
+
+def mds_with(**values):
+    """An MDS folder of samples of two tokens, with other values for its only shard."""
+    files = mds_files([[[1, 2], [3, 4]]], encoding="ndarray:uint16:2")
+    index = json.loads(files["index.json"])
+    index["shards"][0] |= values
+    return {**files, "index.json": json.dumps(index).encode()}
+
+
+HUGE = {"chunk_bytes": 2**55 + 12, "chunk_size": 1, "dim": 2**55}
+UINT8 = {"compression": None, "encryption": None, "data_format": ["no_header_numpy:4"]}
+HOSTILE = {
+    "digits that int refuses": litdata_with(data_format=["no_header_numpy:²"]),
+    "digits of another script": litdata_with(data_format=["no_header_numpy:٥"]),
+    "a name of 10 kB": litdata_with(filename="x" * 10_000),
+    "half a character": litdata_with(filename="\ud800"),
+    "above the folder": litdata_with(filename="../x.bin"),
+    "another root": litdata_with(filename="/etc/passwd"),
+    "negative": litdata_with(dim=-1),
+    "over 64 bits": litdata_with(dim=2**70),
+    "1e308": litdata_with(dim=1e308),
+    "NaN": {
+        **litdata_with(),
+        "index.json": litdata_with()["index.json"].replace(b'"dim": 10', b'"dim": NaN'),
+    },
+    "deep": {**litdata_with(), "index.json": b'{"chunks": ' + b"[" * 5000 + b"]" * 5000 + b"}"},
+    "more tokens than 64 bits can count": {
+        "index.json": json.dumps(
+            {"chunks": [{**HUGE, "filename": f"{n}.bin"} for n in range(256)], "config": UINT8}
+        ).encode()
+    },
+    "a shape that int refuses": mds_with(column_encodings=["ndarray:uint16:²"]),
+    "a shape in another script": mds_with(column_encodings=["ndarray:uint16:٢"]),
+    "samples beyond the file": mds_with(samples=2**31),
+    "a shard of 2 GB": mds_with(raw_data={"basename": "shard.00000.mds", "bytes": 2**31}),
+    "a method that is a list": mds_with(
+        raw_data={"basename": "none", "bytes": 1}, zip_data={"basename": "x"}, compression=["gz"]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_index_is_refused(tmp_path, case):
+    write_files(tmp_path, HOSTILE[case])
+    with pytest.raises(DatasetError, match=r"index\.json|\.mds|x{80}"):
+        tokenmill.open(tmp_path)["train"].gather(np.array([0]), 1)
+
+
+def test_an_index_of_millions_of_values_costs_little_memory(tmp_path):
+    """A list of empty lists takes 20 times its size in memory."""
+    index = b'{"chunks": [' + b"[]," * 5_000_000 + b"[]]}"
+    write_files(tmp_path, {**litdata_with(), "index.json": index})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DatasetError, match="over 4,194,304 values"):
+        tokenmill.open(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
+
+
+@pytest.mark.parametrize("ending", [".npy", ".bin", ".ds", ".idx", ".mds", ".array_record"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["shard_١٢٣", "shard_²"],
+        ["x_²-of-²", "x_2-of-١"],
+        ["train_1", "train_" + "9" * 200],
+        ["x_1-of-" + "9" * 200, "x_2-of-" + "9" * 200],
+        [os.fsdecode(b"train_\xff1"), os.fsdecode(b"train_\xff2")],
+        ["a\nb_1", "a\nb_2"],
+    ],
+)
+def test_hostile_file_names_are_read_or_refused(tmp_path, names, ending):
+    for name in names:
+        (tmp_path / f"{name}{ending}").write_bytes(NPY if ending == ".npy" else b"1234")
+    use(tmp_path)
+    use(tmp_path, dtype="uint16")
 
 
 def test_verify_reads_a_large_file_in_little_memory(tmp_path):

@@ -109,6 +109,27 @@ def test_text_keeps_its_folders_and_git_checksums_are_checked(
     assert done.kind == "text"
 
 
+def test_nothing_is_written_through_links_in_the_folder(hub: LocalHub, tmp_path: Path) -> None:
+    out, precious = tmp_path / "out", tmp_path / "outside" / "precious"
+    out.mkdir()
+    precious.parent.mkdir()
+    precious.write_bytes(b"content")
+    (out / "data").symlink_to(precious.parent)
+    with pytest.raises(FolderError, match="data is a symbolic link"):
+        tokenmill.download("lab/text", to=out)
+    file = HubFile(path="train.bin", size=198, digest=hashlib.sha256(b"\1\0" * 99).hexdigest())
+    part = Transfer(file=file, target=out / file.path).part
+    for make in (part.symlink_to, part.hardlink_to):
+        make(precious)
+        with pytest.raises(FolderError, match=r"symbolic link|hard link"):
+            tokenmill.download("lab/raw", to=out)
+        part.unlink()
+    (out / "train.bin").symlink_to(precious)  # replaced, not followed
+    tokenmill.download("lab/raw", to=out)
+    assert not (out / "train.bin").is_symlink()
+    assert [path.read_bytes() for path in precious.parent.iterdir()] == [b"content"]
+
+
 def test_the_folder_is_named_after_the_repository(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +275,7 @@ def test_failures_give_one_line_with_the_cure(hub: LocalHub, tmp_path: Path, cas
     hub.fail(**faults)
     with pytest.raises(TokenmillError, match=text) as caught:
         tokenmill.download(repository, to=tmp_path / "out")
-    assert type(caught.value) is kind
+    assert isinstance(caught.value, kind)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "evil.bin").exists()
     assert "web_train_000002.bin" not in contents(tmp_path / "out")

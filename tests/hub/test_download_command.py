@@ -130,7 +130,7 @@ def test_ctrl_c_keeps_what_arrived_and_progress_has_rate_and_time(
 
 def test_ctrl_c_ends_the_wait_for_another_process(hub: LocalHub, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    lock = FileLock(tmp_path / "out")
+    lock = FileLock(tmp_path / "out", is_folder=True)
     assert lock.acquire()
     process = start(hub, tmp_path, "download", "lab/web", "--to", "out")
     assert process.stderr is not None

@@ -421,3 +421,22 @@ def test_fewer_batches_are_read_at_once_if_they_are_larger():
     sizes = [count(batch_size) for batch_size in (1, 1_000, 100_000, 10_000_000)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == 1
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("prefetch", [None, 0])
+@pytest.mark.parametrize("length", [131_072, 131_073, 2_097_153])  # 1 MiB of int64, 4 MiB of uint16
+def test_a_batch_larger_than_what_is_read_and_cast_at_once(length, prefetch, contiguous):
+    ids = np.resize(np.arange(60_000, dtype=np.uint16), 3 * length + 1)
+    loader = Loader(
+        Tokens.of(ids), batch_size=1, seq_len=length, order="sequential", limit_epochs=1,
+        prefetch=prefetch, contiguous=contiguous,
+    )  # fmt: skip
+    assert loader.reader.group_size == 1
+    assert loader.reader.read_size == (1 if length > 2_000_000 else (2 << 20) // length)
+    batches = list(loader)
+    assert [batch.row for batch in batches] == [0, 1, 2]
+    for number, batch in enumerate(batches):
+        first = number * length
+        assert np.array_equal(batch.inputs, ids[None, first : first + length])
+        assert np.array_equal(batch.targets, ids[None, first + 1 : first + length + 1])

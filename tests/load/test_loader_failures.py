@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -50,6 +54,49 @@ def test_a_truncated_file_raises_an_error(tmp_path):
         file.truncate(1_000)
     with pytest.raises(DatasetError, match=r"x\.npy"):
         next(loader)
+
+
+CUT = """
+import os, pickle, sys
+import tokenmill
+from tokenmill import Loader, Mixture
+
+folder, how = sys.argv[1:]
+whole, part = (tokenmill.open(f"{folder}/{name}.npy")["train"] for name in ("whole", "part"))
+data = {
+    "mapped": lambda: part,
+    "unmapped": part.unmapped,
+    "pickled": lambda: pickle.loads(pickle.dumps(part.unmapped())),
+    "in memory": part.in_memory,
+    "mixture": Mixture({"a": (whole, 1), "b": (part, 1)}).unmapped,
+    "half": lambda: Mixture({"a": (whole, 1), "b": (part.unmapped(), 1)}),
+}[how]()
+loader = Loader(data, batch_size=8, seq_len=512, prefetch=0)
+next(loader)
+os.truncate(f"{folder}/part.npy", 4096)
+try:
+    for _ in range(50):
+        next(loader)
+    print("read")
+except tokenmill.errors.DatasetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["mapped", "unmapped", "pickled", "in memory", "mixture", "half"])
+def test_a_file_that_is_cut_while_it_is_read_kills_only_through_a_map(tmp_path, how):
+    for name in ("whole", "part"):
+        np.save(tmp_path / f"{name}.npy", np.resize(IDS, 100_000))
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, tmp_path, how], capture_output=True, text=True, check=False
+    )
+    if how == "mapped":
+        assert done.returncode == -signal.SIGBUS
+    elif how == "in memory":
+        assert (done.returncode, done.stdout) == (0, "read\n")
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("part.npy is 196,032 bytes too short: expected 200,128")
 
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])

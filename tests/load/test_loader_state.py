@@ -159,3 +159,13 @@ def test_an_invalid_state_is_refused(state):
     loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16)
     with pytest.raises(StateError):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_state_of_an_older_or_newer_version_is_refused(version, force):
+    loader = Loader(Tokens.of(IDS), batch_size=3, seq_len=16)
+    state = {**loader.state_dict(), "row": 9, "version": version}
+    with pytest.raises(StateError, match=rf"version {version!r}; .* reads version 1\. Resume with"):
+        loader.load_state_dict(state, force=force)
+    assert loader.row == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
 from tokenmill.store.gather import Gatherer, ShardFinder, find_distinct
+from tokenmill.store.shards import FileShards
 from tokenmill.store.tokens import Tokens, cast_rows
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
@@ -51,8 +53,10 @@ def test_rows_and_document_starts_equal_the_oracle(texts, shard_tokens, eot, pie
         )
         here = np.array(starts, np.int64)
         in_memory = tokens.in_memory()
-        for some in (tokens, in_memory, Tokens.of(oracle)):
+        for some in (tokens, in_memory, Tokens.of(oracle), tokens.unmapped()):
             for start in starts:
+                assert np.array_equal(some[start : start + length], oracle[start:][:length])
+                assert some[start] == oracle[start]
                 assert np.array_equal(some.read(start, start + length), oracle[start:][:length])
             rows = some.gather(here, length)
             assert rows.dtype == np.int64
@@ -327,3 +331,22 @@ def test_distinct_numbers_are_those_of_numpy(numbers, more):
     found = find_distinct(array, int(array.max()) + 1 + more)
     expected = np.unique(array, return_inverse=True)
     assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+
+
+def test_a_file_that_is_cut_after_its_size_was_checked_is_an_error(tmp_path):
+    path = tmp_path / "x.bin"
+    np.arange(5_000, dtype="<u2").tofile(path)
+    shards = FileShards(
+        folder=tmp_path,
+        names=["x.bin"],
+        dtype=np.dtype("<u2"),
+        counts=np.array([5_000]),
+        offsets=np.array([0]),
+        sizes=np.array([10_000]),
+        check=lambda *_: os.truncate(path, 4_100),  # runs after the check of the size
+    )
+    tokens = Tokens(shards, "train").unmapped()
+    for start in (2_000, 3_000):  # across the new end, and behind it
+        np.arange(5_000, dtype="<u2").tofile(path)
+        with pytest.raises(DatasetError, match=r"x\.bin is 5,900 bytes too short"):
+            tokens.gather(np.array([0, start]), 100)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from dataset_builder import build, edit_manifest, seal_bytes
 
 import tokenmill
 from tokenmill.dataset.verify import verify
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, UsageError
+from tokenmill.storage.folder import Folder
+from tokenmill.store import manifest as manifest_module
+from tokenmill.store.manifest import Manifest, Split, check_shard_count
+from tokenmill.store.tables import Shard, ShardTable, SourceTable
 
 
 @pytest.fixture
@@ -204,3 +211,99 @@ def test_a_name_with_dots_stays_inside_the_folder(folder):
 
     edit_manifest(folder, edit)
     assert tokenmill.open(folder)["train"][0] == ord("H")
+
+
+OPEN = """
+import resource, sys
+import tokenmill
+if sys.argv[2] != "0":
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    print(tokenmill.open(sys.argv[1]))
+except tokenmill.errors.DatasetError as error:
+    print(error)
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def open_in_child(folder, memory=0):
+    """What opening prints, and the most memory that the process had, in MB."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system does not say how much memory a process had")
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, folder, str(memory)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)},
+    )
+    text, size = done.stdout.rstrip().rsplit("\n", 1)
+    return text, int(size) >> 10
+
+
+@pytest.mark.parametrize("where", ["settings", "ledger"])
+def test_many_small_values_are_refused_before_they_take_memory(folder, where):
+    path = folder / "dataset_metadata.json"
+    edit_manifest(folder, lambda body: body[where].update(x=5))
+    values = b"[" + b"{}," * 20_000_000 + b"{}]"  # 60 MB, which would take 1.4 GB
+    path.write_bytes(seal_bytes(path.read_bytes().replace(b'"x": 5', b'"x": ' + values)))
+    text, size = open_in_child(folder, 1 << 30)
+    assert f"dataset_metadata.json is damaged: '{where}' has more than 4,000,000 values" in text
+    assert size < 400
+
+
+def test_a_long_name_is_refused(folder):
+    edit_manifest(folder, lambda body: body["tokenizer"].update(name="x" * 5_000))
+    with pytest.raises(DatasetError, match=r"length <= 4096 - at '\$\.tokenizer\.name'"):
+        tokenmill.open(folder)
+
+
+def test_many_splits_are_refused(folder):
+    nothing = {"tokens": 0, "documents": 0, "shards": []}
+    edit_manifest(
+        folder, lambda body: body["splits"].update({f"x{n}": nothing for n in range(1_001)})
+    )
+    with pytest.raises(DatasetError, match=r"length <= 1000 - at '\$\.splits'"):
+        tokenmill.open(folder)
+
+
+def make_manifest(shards):
+    return Manifest(
+        dtype="uint16",
+        vocab_size=257,
+        tokenizer="bytes",
+        tokenizer_fingerprint="",
+        eot="after",
+        eot_id=256,
+        splits={"train": Split(shards=ShardTable.of(shards))},
+        sources=SourceTable.of([]),
+    )
+
+
+def test_a_manifest_of_150_000_shards_takes_little_memory(tmp_path):
+    shards = [
+        Shard(
+            path=f"train/shard_{number:05}.bin",
+            tokens=100_000_000,
+            documents=90_000,
+            xxh3_128=f"{number:032x}",
+            documents_path=f"train/shard_{number:05}.docs.npy",
+            documents_xxh3_128=f"{number:032x}",
+        )
+        for number in range(150_000)
+    ]
+    make_manifest(shards).write(Folder(tmp_path))
+    assert (tmp_path / "dataset_metadata.json").stat().st_size > 40_000_000
+    text, size = open_in_child(tmp_path)
+    assert "train 15,000,000,000,000 tokens" in text
+    assert size < 250  # 150 when this was written, of which Python and NumPy are 45
+
+
+def test_more_shards_than_a_manifest_can_list_are_refused_before_any_work(tmp_path, monkeypatch):
+    check_shard_count([335_544 * 10], 10)
+    with pytest.raises(UsageError, match="makes 335,545 shards; at most 335,544"):
+        check_shard_count([335_544 * 10, 1], 10)
+    monkeypatch.setattr(manifest_module, "MOST_BYTES", 500)
+    with pytest.raises(DatasetError, match="at most 500 can be read"):
+        make_manifest([]).write(Folder(tmp_path))
+    assert not list(tmp_path.iterdir())

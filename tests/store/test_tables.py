@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -70,11 +72,12 @@ def test_without_the_sources_tokens_can_be_read_and_lookups_name_the_file(folder
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"path": "a"}\n', "does not describe a source in line 1"),
+        ('{"path": "a", "more": "0123456789"}\n', "does not describe a source in line 1"),
+        ('{"path": "a"}\n', "has 14 bytes, which is too short to describe 1 source"),
         ('{"path": "a", "bytes": -1, "unit": "byte"}\n', "does not describe a source in line 1"),
         ('{"path": "a", "bytes": true, "unit": "byte"}\n', "does not describe a source in line 1"),
         ('{"path": "a", "bytes": 1, "unit": "page"}\n', "does not describe a source in line 1"),
-        ("[\n", "does not describe a source in line 1"),
+        ("[" * 40 + "\n", "does not describe a source in line 1"),
         ("", "has 0 lines, but the manifest says 1"),
         ('{"path": "a", "bytes": 1, "unit": "byte"}', "has 0 lines"),
         ('{"path": "a", "bytes": 1, "unit": "byte"}\n', "sources of 1 bytes in total"),
@@ -88,6 +91,40 @@ def test_a_hostile_table_is_refused_by_name(folder, text, says):
     (problem,) = verify(folder)
     assert problem.file == "sources.jsonl"
     assert says in problem.what
+
+
+NEWLINES = """
+import resource, sys
+import tokenmill
+from tokenmill.errors import DatasetError
+tokens = tokenmill.open(sys.argv[1])["train"]
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    tokens.documents[0]
+except DatasetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("count", [5, 150_000_000])
+def test_a_table_of_newlines_is_refused_in_bounded_memory(folder, count):
+    """An index of these lines would take 1.2 GB."""
+    pytest.importorskip("resource")
+    data = b"\n" * 150_000_000
+    (folder / "sources.jsonl").write_bytes(data)
+    facts = {"path": "sources.jsonl", "count": count, "bytes": 5}
+    facts["xxh3_128"] = xxhash.xxh3_128_hexdigest(data)
+    edit_manifest(folder, lambda body: body.update(sources=facts))
+    done = subprocess.run(
+        [sys.executable, "-c", NEWLINES, folder], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("sources.jsonl has 150,000,000 ")
+
+
+def test_lines_across_blocks_are_found(tmp_path):
+    """A block of the search is 1 MiB."""
+    sources = [Source(path="x" * 700_000 + str(n), bytes=n, unit="byte") for n in range(7)]
+    assert list(SourceTable.of(sources)) == sources
 
 
 def test_a_table_is_not_read_through_a_link_out_of_the_folder(folder, tmp_path):

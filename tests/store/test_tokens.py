@@ -21,8 +21,10 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.prepared import read_contents
 from tokenmill.storage import mapping
+from tokenmill.store.gather import PIECE
 from tokenmill.store.manifest import Manifest, Split
 from tokenmill.store.tables import Shard, ShardTable, SourceTable
+from tokenmill.store.tokens import Tokens
 
 
 @pytest.fixture
@@ -94,6 +96,18 @@ def test_one_token_by_index(folder):
         tokens.documents.at(len(tokens))
     with pytest.raises(UsageError, match=r"tokens\[a:b\]\[::n\]"):
         tokens[::2]
+
+
+def test_iterating_reads_piece_after_piece(tmp_path):
+    ids = np.arange(2 * PIECE + 5, dtype=np.uint32) % 50_021
+    assert list(Tokens.of(ids)) == ids.tolist()
+    assert list(Tokens.of(ids[: 2 * PIECE])) == ids[: 2 * PIECE].tolist()
+    ids.astype("<u4").tofile(tmp_path / "x.bin")
+    one_by_one = iter(tokenmill.open(tmp_path / "x.bin", dtype="u4")["train"])
+    assert all(
+        type(one) is int and one == wanted
+        for one, wanted in zip(one_by_one, ids.tolist(), strict=True)
+    )
 
 
 def test_a_slice_is_a_copy(folder):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import copy
 import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenmill.tokenizers import load_tokenizer
 from tokenmill.tokenizers.gpt2 import read_gpt2
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -146,6 +149,46 @@ def write_document(folder: Path, document: dict[str, Any]) -> Path:
 
 def unflatten(ids: Any, offsets: Any) -> list[list[int]]:
     return [ids[a:b].tolist() for a, b in pairwise(offsets.tolist())]
+
+
+def make_small_states() -> dict[str, dict[str, Any]]:
+    """States with few merges, so that restoring them often is quick."""
+    whole = load_tokenizer("gpt2").state()
+    model = whole["tokenizer"]["model"]
+    vocabulary = {token: number for token, number in model["vocab"].items() if number < 300}
+    bpe = copy.deepcopy({**whole, "tokenizer": {**whole["tokenizer"], "model": {}}})
+    bpe["tokenizer"]["model"] = {**model, "vocab": vocabulary, "merges": model["merges"][:44]}
+    tiktoken = {"kind": "tiktoken", "name": "x", "eot_id": None, "special_ids": {}}
+    tiktoken |= {"scheme": "cl100k", "tokens": make_byte_tokens()}
+    byte_tokens = {f"<0x{value:02X}>": value + 3 for value in range(256)}
+    tokens = {"<unk>": 0, "<s>": 1, "</s>": 2, **byte_tokens, "a": 259, "▁": 260, "▁a": 261}
+    sentencepiece = {
+        "kind": "sentencepiece",
+        "name": "x",
+        "eot_id": 2,
+        "special_ids": {"<s>": 1, "</s>": 2},
+        "tokenizer": {
+            "trim_spaces": False,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": None,
+            "model": {
+                "type": "BPE",
+                "unk_token": "<unk>",
+                "fuse_unk": True,
+                "byte_fallback": True,
+                "ignore_merges": False,
+                "vocab": tokens,
+                "merges": [["▁", "a"]],
+            },
+        },
+    }
+    plain = {"kind": "bytes", "eot_id": 256}
+    return {"bpe": bpe, "tiktoken": tiktoken, "sentencepiece": sentencepiece, "bytes": plain}
+
+
+def make_byte_tokens() -> list[str]:
+    return [base64.b64encode(bytes([value])).decode() for value in range(256)]
 
 
 # Fragments to join to random texts: one of each class of characters, and pairs that belong together.

@@ -16,6 +16,7 @@ from tokenmill.errors import InputError, UsageError
 from tokenmill.training.config import Config
 from tokenmill.training.config_file import PRESETS, override, read_config, read_run_file
 from tokenmill.training.model import count_operations, count_parameters, make_shape
+from tokenmill.training.run import train
 
 SMALL = {"layers": 2, "heads": 2, "width": 32, "seq_len": 64, "batch_tokens": 640}
 
@@ -122,16 +123,16 @@ train_config:
         ("layers: two", "layers is 'two'; expected int, got str"),
         ("layers: 2.5", "layers is 2.5; expected int, got float"),
         ("layers: true", "layers is True; expected int, got bool"),
-        ("layers: 0", "layers is 0; expected int >= 1"),
+        ("layers: 0", "layers is 0; it must be between 1 and 4,096"),
         ("within_documents: 1", "within_documents is 1; expected bool, got int"),
         ("learning_rate: fast", "learning_rate is 'fast'; expected float, got str"),
-        ("learning_rate: .nan", "learning_rate is nan; expected float >= 0"),
+        ("learning_rate: .nan", "learning_rate is nan; it must be finite"),
         ("learning_rate: .inf", "learning_rate is inf; it must be finite"),
-        ("val_tokens: 0", "val_tokens is 0; expected int >= 1"),
+        ("val_tokens: 0", "val_tokens is 0; it must be between 1 and 1,000,000,000,000"),
         ("kv_heads: two", "kv_heads is 'two'; expected int or None, got str"),
         ("optimizer: sgd", "optimizer is 'sgd'; expected muon or adamw"),
-        ("mask_fraction: 1.5", "mask_fraction is 1.5; expected float <= 1"),
-        ("beta2: 1", "beta2 is 1; expected float < 1"),
+        ("mask_fraction: 1.5", "mask_fraction is 1.5; it must be between 0 and 1"),
+        ("beta2: 1", "beta2 is 1; it must be 0 or more, and below 1"),
         ("batch_tokens: 1000", "not a multiple of seq_len, 1,024; try 1,024"),
         ("{fim_fraction: 0.5, within_documents: true}", "cannot be combined"),
         ("{batch_size: 8, batch_tokens: 8192}", "batch_size and batch_tokens"),
@@ -142,6 +143,35 @@ train_config:
         ("batch_size: many", "batch_size is 'many'"),
         ("model: 3", "model is 3; it must hold settings"),
         ("- a\n- b", "expected a list of settings"),
+        ("layers: 1000000000", "layers is 1000000000; it must be between 1 and 4,096"),
+        ("heads: 1000000000", "heads is 1000000000; it must be between 1 and 4,096"),
+        ("width: 1e12", "width is 1000000000000; it must be between 1 and 1,048,576"),
+        ("seq_len: 0", "seq_len is 0; it must be between 1 and 1,048,576"),
+        ("seq_len: -1", "seq_len is -1; it must be between 1 and 1,048,576"),
+        ("batch_tokens: 1e18", "it must be between 1 and 268,435,456"),
+        ("batch_size: 1e18", "batch_size is '1e18'; expected int"),
+        ("max_steps: 1e18", "it must be between 1 and 1,000,000,000,000"),
+        ("max_steps: 1e300", "max_steps is a number of 997 bits; it must be between 1 and"),
+        ("seed: 1e30", "seed is a number of 100 bits; it must be 0 or more, and below 2**64"),
+        ("seed: -1", "seed is -1; it must be 0 or more, and below 2**64"),
+        ("learning_rate: 1e39", "learning_rate is 1e+39; it must be between 0 and 1e+30"),
+        ("rank_timeout: 0", "rank_timeout is 0; it must be between 1 and 604,800"),
+        ("beta1: true", "beta1 is True; expected float, got bool"),
+        ("layers: '1__0'", "layers is '1__0'; expected int, got str"),
+        ("layers: '\u0663'", "layers is '\u0663'; expected int, got str"),
+        ("model: {1: 2}", "model is {1: 2}; it must hold settings"),
+        ("num_epochs: true", "num_epochs is True; it must be above 0, and at most 1,000,000"),
+        ("num_epochs: 1e300", "it must be above 0, and at most 1,000,000"),
+        ("layers: &a [*a]", "an alias (*name) is not allowed"),
+        ("layers: !!timestamp x", "not YAML"),
+        ("layers: !!bool x", "not YAML"),
+        ("!!map [a]", "not YAML"),
+        ("layers: " + "[" * 100_000, "nested too deeply"),
+        ("layers: " + "9" * 5_000, "not YAML: Exceeds the limit"),
+        (f"{'a' * 500}: 1", "unknown setting 'aaaaaaaaaaaa...aaaaaaaaaaaaa'."),
+        (f"layers: {'a' * 10_000}", "layers is 'aaaaaaaaaaaa...aaaaaaaaaaaaa'; expected int"),
+        ("#" * ((1 << 20) + 1), "at most 1,048,576 bytes"),
+        ("\0\0\0", "not YAML"),
         ("{layers: 2", "not YAML"),
         ("!!python/object/apply:os.system ['true']", "not YAML"),
     ],
@@ -152,6 +182,71 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> No
         read_config(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 800
+
+
+LAUGHS = "\n".join(
+    [
+        "a0: &a0 {layers: 2}",
+        *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 9)),
+    ]
+)
+
+
+def test_a_bomb_of_aliases_is_refused_before_it_grows(tmp_path: Path) -> None:
+    """Eight lines that stand for 43 million keys."""
+    code = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from tokenmill.errors import UsageError
+from tokenmill.training.config_file import read_config
+try:
+    read_config(sys.argv[1])
+except UsageError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, write(tmp_path, LAUGHS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "an alias (*name) is not allowed" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"layers": ' + "[" * 100_000, "nested too deeply"),
+        ('{"learning_rate": NaN}', "learning_rate is nan; it must be finite"),
+        ('{"learning_rate": 1e999}', "learning_rate is inf; it must be finite"),
+        ('{"layers": "1__0"}', "layers is '1__0'; expected int, got str"),
+        (
+            '{"layers": ' + "9" * 4_000 + "}",
+            "layers is a number of 13,288 bits; it must be between",
+        ),
+        ('{"layers": ' + "9" * 5_000 + "}", "not JSON: Exceeds the limit"),
+        ("layers = 2", "not JSON: Expecting value: line 1 column 1 (char 0). (YAML needs"),
+    ],
+)
+def test_a_wrong_setting_in_json_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text, "config.json")
+    with pytest.raises(UsageError) as caught:
+        read_config(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_model_that_cannot_fit_in_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """Each value is in its range, and together they take 800 TB."""
+    (tmp_path / "text.txt").write_text("0123456789" * 1_000)
+    given = {"input_file": tmp_path / "text.txt", "tokenizer": "bytes", "runs": tmp_path / "runs"}
+    huge = {"layers": 4096, "width": 1 << 16, "heads": 4, "seq_len": 16, "batch_tokens": 64}
+    with pytest.raises(
+        UsageError, match=r"parameters, which take 844\.4 TB or more, .*`layers` is 4,096"
+    ):
+        train(**given, **huge)
+    with pytest.raises(
+        UsageError, match=r"`vocab_size` is 1099511627776; it must be between 1 and"
+    ):
+        train(**given, **SMALL, vocab_size=1 << 40)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_that_names_data_is_refused(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_a_prepared_dataset_needs_no_other_arguments(folder: Path) -> None:
     assert (found.vocab, found.eot_id, found.notes) == (257, 256, ())
     assert found.tokenizer is not None
     assert found.fingerprints == {
-        "train": data["train"].fingerprint,
-        "val": data["val"].fingerprint,
+        "train": data["train"].identity,
+        "val": data["val"].identity,
         "tokenizer": load_tokenizer("bytes").fingerprint,
     }
     json.dumps(found.fingerprints)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from tokenmill.errors import TokenmillError
+from tokenmill.cli.failures import drop_unwritten, fill_closed_streams, report
 
 _POLL = 0.005  # seconds, while waiting for an import to end
 
@@ -30,28 +30,32 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
     1
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not every terminal can show all characters
             stream.reconfigure(errors="backslashreplace")
     try:
         with _stoppable():
+            _bound_terminal_size()
             from tokenmill.cli.commands import run
 
-            return run(arguments, flags or {})
-    except TokenmillError as error:
-        from tokenmill.cli.flags import name_flags
-        from tokenmill.wording import harmless
+            status = run(arguments, flags or {})
+            sys.stdout.flush()  # a full disk is an error, and Python would report it too late
+            return status
+    except BaseException as error:
+        return report(error)
+    finally:
+        drop_unwritten()
 
-        print(f"tokenmill: {harmless(name_flags(str(error)))}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `tokenmill peek … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
-    except SystemExit as leave:  # rich raises it when a pipe is closed
-        return leave.code if isinstance(leave.code, int) else 2
+
+def _bound_terminal_size() -> None:
+    """Replace sizes for which rich never ends (two columns) or fails (digits that are not ASCII)."""
+    from shutil import get_terminal_size
+
+    columns, lines = get_terminal_size()
+    for name, size, least in (("COLUMNS", columns, 10), ("LINES", lines, 2)):
+        if name in os.environ or size < least:
+            os.environ[name] = str(min(max(size, least), 1000))
 
 
 @contextmanager

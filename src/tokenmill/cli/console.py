@@ -103,7 +103,7 @@ def parse_size(text: str) -> int:
     >>> parse_size("2GB"), parse_size("1.5 GiB"), parse_size("4096")
     (2000000000, 1610612736, 4096)
     """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*", text)
     if not match:
         raise UsageError(f"{text!r} is not a size; write it like 2GB or 512MiB.")
     power = " kmgt".index(match[2].lower() or " ")

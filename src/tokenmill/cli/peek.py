@@ -13,7 +13,7 @@ from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
-from tokenmill.wording import count
+from tokenmill.wording import count, one_line
 
 
 def peek(
@@ -65,7 +65,7 @@ def _show_origin(found: Peek) -> None:
     document = found.document
     if document is None:
         show(f"tokens:   {found.start} to {found.end - 1} of {count(found.tokens)}")
-        show(f"shard:    {found.shard}, from its token {found.shard_token}")
+        show(f"shard:    {one_line(found.shard)}, from its token {found.shard_token}")
         return
     last = document.start + document.length - 1
     shown = ""
@@ -79,7 +79,7 @@ def _show_origin(found: Peek) -> None:
     if document.key is not None:
         rows["key"] = document.key
     for name, value in rows.items():
-        show(f"{name + ':':10}{value}")
+        show(f"{name + ':':10}{one_line(value)}")
 
 
 def _show_ids(found: Peek) -> None:

@@ -28,7 +28,7 @@ from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
-from tokenmill.wording import count, counted, duration, size
+from tokenmill.wording import count, counted, duration, one_line, size
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
@@ -139,7 +139,7 @@ def show_report(report: Report, seconds: float) -> None:
     if ledger["repaired_documents"]:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
-        show(f"Set aside: {entry['source']}: {name_flags(entry['reason'])}.")
+        show(f"Set aside: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
     if (report.path / REJECTED_NAME).exists():
         show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])
@@ -171,7 +171,7 @@ def _show_repairs(report: Report) -> None:
         share = entry["replaced_bytes"] / max(1, entry["bytes"])
         guess = entry["encoding"]
         cure = f"; it looks like {guess}: try iconv -f {guess} -t UTF-8" if guess else ""
-        show(f"Not UTF-8: {entry['source']}: {share:.1%} of its text was replaced{cure}.")
+        show(f"Not UTF-8: {one_line(entry['source'])}: {share:.1%} of its text was replaced{cure}.")
     if files["files"] > len(files["examples"]):
         show(f"… and {count(files['files'] - len(files['examples']))} more files like that.")
 

@@ -106,6 +106,7 @@ def train(
     wandb
         Log to Weights & Biases.
     """
+    Path.cwd()  # an error if it was deleted; with PyTorch, the process would end without a message
     from tokenmill.load.distributed import find_rank
     from tokenmill.training.display import RunDisplay
     from tokenmill.training.run import find_run

@@ -11,7 +11,7 @@ from tokenmill.cli.console import Display, show, show_next, typed, typed_options
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.dataset.verify import examine
-from tokenmill.wording import count, size
+from tokenmill.wording import count, one_line, size
 
 PROBLEMS_SHOWN = 100
 
@@ -38,7 +38,7 @@ def verify(
     with Display() as display:
         findings = examine(path, watcher=display, vocab_size=vocab_size, **opening.options)
     for note in findings.notes:
-        show(f"note: {note}")
+        show(f"note: {one_line(note)}")
     if not findings.problems:
         known = findings.documents
         documents = "" if known is None else f"{count(known)} documents, "
@@ -49,7 +49,7 @@ def verify(
         show_next(f"tokenmill {'info' if opening.options else 'train'} {here}")
         return 0
     for problem in findings.problems[:PROBLEMS_SHOWN]:
-        show(f"{problem.file} {problem.what}.\n    {name_flags(problem.cure)}")
+        show(f"{one_line(f'{problem.file} {problem.what}')}.\n    {name_flags(problem.cure)}")
     if len(findings.problems) > PROBLEMS_SHOWN:
         show(f"… and {count(len(findings.problems) - PROBLEMS_SHOWN)} more problems")
     files = len({problem.file for problem in findings.problems})

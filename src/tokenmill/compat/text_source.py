@@ -25,6 +25,7 @@ from tokenmill.dataset.opening import open as open_tokens
 from tokenmill.errors import DatasetError, FolderError, InputError, UsageError
 from tokenmill.order.rows import RowOrder
 from tokenmill.preparation.prepare import prepare
+from tokenmill.storage.files import make_folder, refuse_link
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.store.tokens import Tokens
@@ -111,7 +112,7 @@ class TextDataSource:
 
     def __repr__(self) -> str:
         settings = f"max_length={self.max_length}, pad_token_id={self.pad_token_id}"
-        return f"TextDataSource({self.tokens.fingerprint}, {settings})"
+        return f"TextDataSource({self.tokens.identity}, {settings})"
 
     def read(self, numbers: Integers) -> npt.NDArray[np.int32]:
         """Examples, (examples, max_length + 1): the inputs lack the last token, the targets the
@@ -219,7 +220,10 @@ def open_texts(
     loaded = load_tokenizer(tokenizer)
     folder = path.with_name(f"{path.name}.tokens") if cache_dir is None else Path(cache_dir)
     name = f"{loaded.name.replace('/', '-')}-{loaded.fingerprint[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    if cache_dir is None:
+        refuse_link(folder)
+    refuse_link(folder / name)
     lock = FileLock(folder / f"{name}.lock")
     while not lock.acquire():
         time.sleep(_POLL)

@@ -4,7 +4,9 @@ Guarantees: ids and documents are those of the source, in its order; the written
 and compared with it. A format without a document table separates documents only by the end-of-text
 id, which is moved to the side of documents where its readers look for it. `Exported.notes` lists
 documents that were changed or lost. A prepared source is refused if a checksum does not match. After a
-kill at any moment, the same call resumes with the file that it was writing.
+kill at any moment, the same call resumes with the file that it was writing. If files of an earlier call
+differ from a prepared source, all files are written again; if the source is in another format, they are
+refused, since the source itself may have changed.
 
 Costs: the source is read in blocks, at most four times (checksums, copy, comparison of ids and of
 documents).
@@ -37,6 +39,7 @@ from tokenmill.formats.end_of_text import move_eot
 from tokenmill.formats.writing import BLOCK, WriteRequest
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import make_subfolder, sync_folder
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.tokens import Tokens
 
@@ -134,22 +137,17 @@ class _Export:
         )
 
     def run(self, folder: Path, watcher: Watcher) -> Exported:
-        # Writing is one half of the work, comparing the other.
-        watcher.begin("exporting", 2 * sum(map(len, self.splits.values())), unit="tokens")
-        names, before = [], 0
-        for job in self.format.plan(self.request):
-            path = folder / job.name
-            names.append(job.name)
-            if path.exists():
-                before += 1
-                watcher.advance(job.tokens)
-                continue
-            path.parent.mkdir(exist_ok=True)
-            job.write(path, watcher.advance)
-        written = self.read_back(folder)
-        for split, tokens in self.splits.items():
-            compare(tokens, written[split], watcher.advance)
-        documents = {split: self.count_documents(split, written[split]) for split in self.splits}
+        names, before = self.write_files(folder, watcher)
+        try:
+            documents = self.compare(folder, watcher)
+        except DatasetError:
+            if not before or self.source.manifest is None:
+                raise
+            watcher.note(
+                f"Files of an earlier run in {folder} differ from the source; writing them again."
+            )
+            names, before = self.write_files(folder, watcher, keep=False)
+            documents = self.compare(folder, watcher)
         return Exported(
             path=folder,
             format=self.format.name,
@@ -159,6 +157,39 @@ class _Export:
             documents=documents,
             notes=tuple(self.describe_changes(documents)),
         )
+
+    def write_files(
+        self, folder: Path, watcher: Watcher, *, keep: bool = True
+    ) -> tuple[list[str], int]:
+        """Write the missing files, or all; returns all names, and how many were there before.
+
+        Indexes and metadata are always written again: they are small, and comparing ids and documents
+        does not cover all of their bytes.
+        """
+        # Writing is one half of the work, comparing the other.
+        watcher.begin("exporting", 2 * sum(map(len, self.splits.values())), unit="tokens")
+        names, before = [], 0
+        for job in self.format.plan(self.request):
+            path = folder / job.name
+            names.append(job.name)
+            is_there = keep and path.exists()
+            before += is_there
+            if is_there and job.tokens:
+                watcher.advance(job.tokens)
+                continue
+            make_subfolder(folder, path.parent)
+            job.write(path, watcher.advance)
+        # A file that was there before may be from a run that failed to flush its folder.
+        for parent in {(folder / name).parent for name in names} if before else ():
+            sync_folder(parent)
+        return names, before
+
+    def compare(self, folder: Path, watcher: Watcher) -> dict[str, int | None]:
+        """Compare the written splits with the source; returns how many documents readers find."""
+        written = self.read_back(folder)
+        for split, tokens in self.splits.items():
+            compare(tokens, written[split], watcher.advance)
+        return {split: self.count_documents(split, written[split]) for split in self.splits}
 
     def read_back(self, folder: Path) -> dict[str, Tokens]:
         """The written splits, as the format's reader finds them."""

@@ -152,7 +152,7 @@ def _import(
         tokens_per_shard=tokens_per_shard,
         watcher=watcher,
     )
-    places = [place for place in ("after", "before") if all(one[place] for one in facts)]
+    places = [place for place in ("after", "before") if all(one.get(place) for one in facts)]
     manifest = Manifest(
         dtype=dtype.name,
         vocab_size=tokenizer.vocab_size,
@@ -233,7 +233,7 @@ class HashedDocuments:
         self.file_starts = sums(counts)
         self.after = self.before = eot_id is not None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, bool]:
         facts = {"after": self.after, "before": self.before}
         self.after = self.before = self.eot_id is not None
         return facts

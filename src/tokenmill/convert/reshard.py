@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +122,7 @@ class _TableRecords:
         self.folder, self.split = folder, split
         self.starts = sums(split.shards.tokens)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, bool]:
         return {}
 
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:

@@ -1,38 +1,41 @@
 """Write the shards of a prepared dataset from tokens that are already on disk.
 
 Each shard is written on its own, from a range of a split's tokens. A receipt in `.work` says that it is
-finished, with its entry for the manifest. The manifest is written last, as in `prepare`. Converted
-files get checksums of their own, so damage in a prepared source must be found first:
+finished, with its entry for the manifest. A resumed run reads finished shards once; one that does not
+have the checksums of its receipt is written again. The manifest is written last, as in `prepare`.
+Converted files get checksums of their own, so damage in a prepared source must be found first:
 `check_checksums` does that.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
-import xxhash
 
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import AtomicFile, NpyFile, write_file
+from tokenmill.storage.files import AtomicFile, NpyFile, make_subfolder, remove, write_file
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
-from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
+from tokenmill.storage.receipts import hash_file
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split, check_shard_count
+from tokenmill.store.shard_receipts import (
+    ShardReceipt,
+    describe_change,
+    is_intact,
+    read_shard_receipt,
+)
 from tokenmill.store.tables import Shard, ShardName, ShardTable
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
-_CHECKSUM_BLOCK = 4 << 20  # bytes
 
 
 class DocumentRecords(Protocol):
@@ -41,7 +44,7 @@ class DocumentRecords(Protocol):
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
         """The records of the documents that start in a range; `first` is counted from `start`."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, bool]:
         """Facts about the documents that were read last; kept in the receipt."""
 
 
@@ -59,34 +62,32 @@ def write_splits(
     vocab_size: int,
     tokens_per_shard: int,
     watcher: Watcher,
-) -> tuple[dict[str, Split], list[dict[str, Any]]]:
-    """Write the shards that are missing; returns the splits, and the facts about each shard.
+) -> tuple[dict[str, Split], list[dict[str, bool]]]:
+    """Write the shards that are missing or changed; returns the splits, and the facts about each shard.
 
     An id that is not below `vocab_size` is an error.
     """
+    check_shard_count((len(tokens) for tokens, _ in splits.values()), tokens_per_shard)
     total = sum(len(tokens) for tokens, _ in splits.values())
     watcher.begin("writing shards", total, unit="tokens")
     made, facts = {}, []
     for split, (tokens, records) in splits.items():
-        (folder / split).mkdir(exist_ok=True)
+        make_subfolder(folder, folder / split)
         shards = []
         for number, start in enumerate(range(0, len(tokens), tokens_per_shard)):
             stop = min(start + tokens_per_shard, len(tokens))
             job = _Range(split=split, number=number, start=start, stop=stop)
-            receipt = folder / WORK_NAME / f"{split}-{number:05}.json"
-            if not all(
-                path.exists() for path in (receipt, folder / job.path, folder / job.documents_path)
-            ):
+            place = folder / WORK_NAME / f"{split}-{number:05}.json"
+            receipt = read_shard_receipt(place, job, stop - start)
+            if receipt is not None and not is_intact(folder, receipt.shard, dtype):
+                watcher.note(describe_change(receipt.shard))
+                receipt = None
+            if receipt is None:
                 shard = _write_shard(folder, job, tokens, records, dtype, vocab_size)
-                write_file(
-                    receipt,
-                    orjson.dumps(
-                        {"shard": msgspec.structs.asdict(shard), "facts": records.facts()}
-                    ),
-                )
-            finished = orjson.loads(receipt.read_bytes())
-            shards.append(Shard(**finished["shard"]))
-            facts.append(finished["facts"])
+                receipt = ShardReceipt(shard=shard, facts=records.facts())
+                receipt.write(place)
+            shards.append(receipt.shard)
+            facts.append(receipt.facts)
             watcher.advance(stop - start)
         made[split] = Split(shards=ShardTable.of(shards))
     return made, facts
@@ -141,7 +142,7 @@ def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> 
     """Finish: write the tokenizer and the manifest, and remove the work folder."""
     write_file(folder / TOKENIZER_NAME, tokenizer_state)
     manifest.write(Folder(folder))
-    shutil.rmtree(folder / WORK_NAME)
+    remove(folder / WORK_NAME)
 
 
 def read_finished(folder: Path) -> Manifest | None:
@@ -149,8 +150,13 @@ def read_finished(folder: Path) -> Manifest | None:
     if not (folder / MANIFEST_NAME).exists():
         return None
     manifest = Manifest.read(folder)
+    if wrong := manifest.find_incomplete(folder):
+        raise FolderError(
+            f"{folder} holds a dataset that was finished, but {wrong} is missing or cut short. "
+            "Delete that folder to make the dataset again."
+        )
     if (folder / RECORD).exists():  # killed after the manifest was written
-        shutil.rmtree(folder / WORK_NAME)
+        remove(folder / WORK_NAME)
     return manifest
 
 
@@ -169,9 +175,6 @@ def check_checksums(folder: Path, manifest: Manifest) -> None:
                 (shard.path, shard.xxh3_128),
                 (shard.documents_path, shard.documents_xxh3_128),
             ):
-                digest = xxhash.xxh3_128()
                 with open_inside(folder, path) as file:
-                    while block := file.read(_CHECKSUM_BLOCK):
-                        digest.update(block)
-                if digest.hexdigest() != expected:
-                    raise DamagedFileError(path, "does not match its checksum")
+                    if hash_file(file) != expected:
+                        raise DamagedFileError(path, "does not match its checksum")

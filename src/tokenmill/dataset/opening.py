@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from tokenmill.dataset.paths import AnyPaths, find_all, read_paths
 from tokenmill.errors import (
@@ -30,7 +29,7 @@ from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
 from tokenmill.formats.file_documents import PartOfDocuments
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import CURE, read_inside
-from tokenmill.store.manifest import MOST_BYTES, Manifest
+from tokenmill.store.manifest import Manifest
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
@@ -222,13 +221,11 @@ tokenmill prepare TEXTS --out no/such/folder
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in a dataset folder; its fingerprint is not compared."""
     from tokenmill.tokenizers import from_state
+    from tokenmill.tokenizers.limits import MOST_BYTES, parse_json
 
     data = read_inside(folder, TOKENIZER_NAME, MOST_BYTES)
     try:
-        state = orjson.loads(data)
-        if not isinstance(state, dict):
-            raise ValueError("it is not a JSON object")
-        return from_state(state)
+        return from_state(parse_json(data, "it", "tokenizer's state"))
     except UnregisteredTokenizerError as error:  # the file is intact
         raise UnregisteredTokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error}"

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tokenmill.storage.reading import CURE, DamagedFileError
+from tokenmill.wording import one_line
 
 MOST_PER_FILE = 5
 
@@ -19,7 +20,7 @@ class Problem:
     cure: str
 
     def __str__(self) -> str:
-        return f"{self.file} {self.what}. {self.cure}"
+        return f"{one_line(f'{self.file} {self.what}')}. {self.cure}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,16 +18,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
-import orjson
 
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
 from tokenmill.storage.files import write_file
+from tokenmill.storage.reading import parse_json
 from tokenmill.store.tokens import Tokens
 
 INDEX = "index.json"
-_LONGEST = 1 << 28  # bytes of an index that is read
+_LONGEST = 1 << 26  # bytes of an index that is read
 _FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 
@@ -149,9 +149,9 @@ def _read_index(request: OpenRequest, key: str) -> Entry:
             f"{path} has {path.stat().st_size:,} bytes; an index may have {_LONGEST:,} at most."
         )
     try:
-        index = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise NotThisFormat(f"{INDEX} is not JSON ({error})") from None
+        index = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise NotThisFormat(f"{INDEX} is not JSON that can be read ({error})") from None
     if not isinstance(index, dict) or key not in index:
         raise NotThisFormat(f"{INDEX} has no {key!r}")
     return Entry(str(path), index)

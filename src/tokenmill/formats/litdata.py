@@ -10,6 +10,7 @@ with the index. Checked when its documents are first used: all of its header.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +40,7 @@ TENSORS = {11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8",
 _ARRAYS = {0: "i1", 1: "i2", 2: "i4", 3: "i8", 4: "u1", 5: "u2", 6: "u4", 7: "u8"}
 _KINDS = {"no_header_tensor": TENSORS, "no_header_numpy": _ARRAYS}
 _WORD = np.dtype("<u4")
+_MOST_BYTES = 1 << 60  # of all chunks, so that sums fit in 64 bits
 # LitData's description of an item that is one value, not a tree of values.
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
@@ -120,7 +122,7 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     formats = config.get("data_format", list)
     kind, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
     known = _KINDS.get(kind, {})
-    if not code.isdigit() or len(code) > 3 or int(code) not in known:
+    if not re.fullmatch("[0-9]{1,3}", code) or int(code) not in known:
         raise DatasetError(
             f"{config.where} has items of the format {str(formats)[:80]}, which are not tokens. "
             "Tokens are no_header_tensor or no_header_numpy of integers, as for TokensLoader."
@@ -146,6 +148,8 @@ def _read_chunks(
         names.append(name)
         items.append(count)
         places.append((tokens, offset, size))
+    if sum(size for *_, size in places) >= _MOST_BYTES:
+        raise index.damaged(f"its chunks have over {_MOST_BYTES:,} bytes")
     counts, offsets, sizes = np.array(places, np.int64).reshape(-1, 3).T.copy()
     shards = FileShards(
         folder=request.path.absolute(),

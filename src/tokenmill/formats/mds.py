@@ -20,6 +20,7 @@ encoding cannot store empty arrays, so empty documents are omitted.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -250,7 +251,7 @@ def _parse_encoding(
             raise entry.damaged(f"{encoding!r} has a fixed size")
         return Layout(kind=ARRAY, dtype=dtype, count=0, sizes=sizes, place=place)
     dimensions = shape.split(",")
-    if not all(one.isdecimal() and len(one) < 10 for one in dimensions) or len(dimensions) > 8:
+    if len(dimensions) > 8 or not all(re.fullmatch("[0-9]{1,9}", one) for one in dimensions):
         raise entry.damaged(f"{encoding[:40]!r} has an invalid shape")
     count = 1
     for one in dimensions:
@@ -282,6 +283,10 @@ class MdsShards:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.layout.dtype
+
+    @property
+    def checksum(self) -> None:
+        return None
 
     @property
     def kept(self) -> int:

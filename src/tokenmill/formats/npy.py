@@ -125,7 +125,13 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
         )
     if len(shape) != 1 or not 0 <= shape[0] < 1 << 56:
         raise DatasetError(
-            f"{name} has the shape {shape}, but tokens have one dimension. "
+            f"{name} has the shape {_describe_shape(shape)}, but tokens have one dimension. "
             "Save it with: np.save(path, ids.reshape(-1))."
         )
     return int(shape[0]), dtype, file.tell()
+
+
+def _describe_shape(shape: tuple[int, ...]) -> str:
+    """A shape as text; Python refuses to print numbers of over 4,300 digits."""
+    sizes = [str(size) if abs(size) < 1 << 63 else "…" for size in shape[:8]]
+    return f"({', '.join(sizes)}{', …' if len(shape) > 8 else ''})"

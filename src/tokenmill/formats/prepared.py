@@ -63,6 +63,7 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
             counts=table.tokens,
             offsets=np.zeros_like(table.tokens),
             sizes=table.tokens * dtype.itemsize,
+            checksums=table.xxh3_128,
         )
         documents[name] = Documents(folder, table, manifest.sources, name)
     return Contents(

@@ -1,7 +1,8 @@
 """Datasets on the Hugging Face Hub.
 
     paths        hf://datasets/OWNER/NAME/path, parsed
-    repository   requests: the files of a repository at a commit, and what the Hub's errors mean
+    http         requests, bounded in time and memory, and what the Hub's errors mean
+    repository   the files of a repository at a commit
     choose       which of those files to fetch
     fetch        fetch files: resumable in the middle of a file, and checked
     cache        the same into the Hub's own cache, for `open` and `prepare`

@@ -21,11 +21,12 @@ import orjson
 from tokenmill.errors import DatasetError, InputError, TokenmillError, UsageError, WorkError
 from tokenmill.hub.choose import Choice, choose
 from tokenmill.hub.fetch import KEPT, Transfer, fetch_files
+from tokenmill.hub.http import find_endpoint
 from tokenmill.hub.paths import HubPath, parse_hub_path
-from tokenmill.hub.repository import HubFile, connect, find_commit, list_files
+from tokenmill.hub.repository import COMMIT, HubFile, find_commit, list_files
 from tokenmill.progress import Display
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import temporary_path, write_file
+from tokenmill.storage.files import make_subfolder, temporary_path, write_file
 from tokenmill.wording import counted, size
 
 
@@ -75,7 +76,7 @@ class _Found:
 
 
 def _find(where: HubPath) -> _Found:
-    connect()
+    find_endpoint()  # reports a missing package
     from huggingface_hub import constants
 
     cache = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
@@ -86,7 +87,7 @@ def _find(where: HubPath) -> _Found:
         files = tuple(HubFile(**file) for file in orjson.loads(_read(listing)))
     except (ValueError, TypeError, TokenmillError):  # missing or damaged
         files = list_files(where.repository, commit)
-        _write(listing, orjson.dumps([asdict(file) for file in files]))
+        _write(folder, listing, orjson.dumps([asdict(file) for file in files]))
     choice = choose(files, where.repository, path=where.path)
     return _Found(where=where, folder=folder, commit=commit, choice=choice, offline=offline)
 
@@ -98,11 +99,11 @@ def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
     try:
         commit = find_commit(where)
     except WorkError as error:
-        if known and _listing_path(folder, known).is_file():
+        if COMMIT.fullmatch(known) and _listing_path(folder, known).is_file():
             return known, error
         raise
     if commit not in (known, where.revision):
-        _write(reference, commit.encode())
+        _write(folder, reference, commit.encode())
     return commit, None
 
 
@@ -137,13 +138,13 @@ def _fetch(found: _Found) -> list[Path]:
         fetch_files(list(transfers.values()), found.where, found.commit, found.folder, lines)
     with explain_disk_errors(KEPT):
         for file in missing:
-            _link(blobs[file], paths[file])
+            _link(found.folder, blobs[file], paths[file])
     return list(paths.values())
 
 
-def _link(blob: Path, path: Path) -> None:
+def _link(folder: Path, blob: Path, path: Path) -> None:
     """Give a blob its name; another process may do the same at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_subfolder(folder, path.parent)
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -167,7 +168,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(folder: Path, path: Path, data: bytes) -> None:
     with suppress(OSError):  # the cache may be read-only
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_subfolder(folder, path.parent)
         write_file(path, data)

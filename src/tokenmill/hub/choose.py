@@ -24,6 +24,7 @@ _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for pack
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
 _KINDS = [("tokens", _TOKENS), ("text", (".parquet",)), ("text", _LINES), ("text", _PLAIN)]
 _NOT_TEXT = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
+_DIGITS = 18  # of a shard's number; Python refuses to convert very long ones
 _SPLITS = {"val": "val|valid|validation", "validation": "val|valid|validation"}
 
 
@@ -61,7 +62,7 @@ def shard_number(path: str) -> int | None:
     """
     name = path.rpartition("/")[2]
     found = re.findall("[0-9]+", name.rpartition(".")[0]) if name.endswith(_TOKENS) else []
-    return int(found[-1]) if found else None
+    return int(found[-1]) if found and len(found[-1]) <= _DIGITS else None
 
 
 def choose(
@@ -172,7 +173,11 @@ def _in_split(files: list[HubFile], split: str, repository: str) -> list[HubFile
     return found
 
 
-def _sort_key(path: str) -> list[tuple[int, str]]:
-    # Digits and text alternate, so numbers are compared with numbers only.
-    parts = re.split("([0-9]+)", path)
-    return [(int(part), part) if part.isdigit() else (-1, part) for part in parts]
+def _sort_key(path: str) -> list[tuple[int, str, str]]:
+    # Text and digits alternate, so numbers are compared with numbers only: by length, then by digits,
+    # which is their order at any length.
+    parts = enumerate(re.split("([0-9]+)", path))
+    return [
+        (len(short := part.lstrip("0")), short, part) if place % 2 else (-1, part, "")
+        for place, part in parts
+    ]

@@ -29,13 +29,15 @@ from threading import Event
 from typing import TYPE_CHECKING, BinaryIO
 
 from tokenmill.errors import DatasetError, FolderError, WorkError
+from tokenmill.hub.http import Unavailable, find_endpoint, request
 from tokenmill.hub.paths import HubPath
-from tokenmill.hub.repository import HubFile, connect, explain_hub_errors
+from tokenmill.hub.repository import HubFile
 from tokenmill.progress import Watcher
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import sync_folder
+from tokenmill.storage.files import make_folder, make_subfolder, open_entry, sync_folder
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.reading import DamagedFileError
+from tokenmill.wording import duration
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -46,6 +48,7 @@ _BLOCK = 1 << 20
 _ATTEMPTS = 5  # requests in a row without a new byte
 _TRIES = 2  # for a file that arrives altered
 _REPORT_EVERY = 0.1  # seconds
+_NOTED_WAIT = 10  # seconds; a longer wait is printed
 _POLL = 0.2  # seconds, while another process holds the folder
 
 
@@ -63,7 +66,8 @@ class Transfer:
 
     @property
     def part(self) -> Path:
-        return self.target.with_name(f".{self.target.name[:150]}.{self.file.digest[:16]}.part")
+        name = self.target.name.encode()[:150].decode(errors="ignore")  # names have 255 bytes
+        return self.target.with_name(f".{name}.{self.file.digest[:16]}.part")
 
     @property
     def arrived(self) -> int:
@@ -88,6 +92,8 @@ def fetch_files(
                 f"{left:,} bytes remain to be fetched, but the disk of {folder} has only {free:,} "
                 "free. Choose fewer files, or a folder on another disk."
             )
+        for one in missing:
+            make_subfolder(folder, one.target.parent)
         watcher.begin("downloading", total, total - left)
         return _fetch_missing(missing, where, commit, watcher)
 
@@ -95,8 +101,8 @@ def fetch_files(
 @contextmanager
 def _hold(folder: Path, watcher: Watcher) -> Iterator[None]:
     """Lock a folder; waits for any other process that downloads into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder)
+    make_folder(folder)
+    lock = FileLock(folder, is_folder=True)
     if not lock.acquire():
         watcher.note(f"Waiting for another process that downloads into {folder}.")
         while not lock.acquire():
@@ -108,7 +114,7 @@ def _hold(folder: Path, watcher: Watcher) -> Iterator[None]:
 
 
 def _find_missing(transfers: Sequence[Transfer], watcher: Watcher) -> list[Transfer]:
-    there = [one for one in transfers if one.target.exists()]
+    there = [one for one in transfers if one.target.is_file()]
     if there:
         watcher.begin("checking", sum(one.file.size for one in there))
     right = set()
@@ -137,7 +143,7 @@ def _fetch_missing(
 ) -> int:
     from huggingface_hub import hf_hub_url
 
-    endpoint, stop, progress = connect().endpoint, Event(), _Progress(watcher)
+    endpoint, stop, progress = find_endpoint(), Event(), _Progress(watcher)
 
     def fetch(transfer: Transfer) -> None:
         url = hf_hub_url(
@@ -147,12 +153,9 @@ def _fetch_missing(
             revision=commit,
             endpoint=endpoint,
         )
-        _fetch(transfer, url, where.repository, progress.advance, stop)
+        _fetch(transfer, url, where.repository, progress, stop)
 
-    with (
-        explain_hub_errors(where.repository),
-        ThreadPoolExecutor(_AT_ONCE, "tokenmill-download") as pool,
-    ):
+    with ThreadPoolExecutor(_AT_ONCE, "tokenmill-download") as pool:
         futures = [pool.submit(fetch, transfer) for transfer in missing]
         try:
             for future in as_completed(futures):
@@ -178,22 +181,23 @@ class _Progress:
             if time.monotonic() - self._reported >= _REPORT_EVERY:
                 self.report()
 
+    def note_wait(self, seconds: float) -> None:
+        with self._lock:
+            self._watcher.note(f"The Hub is busy; retrying in {duration(seconds)}.")
+
     def report(self) -> None:
         self._watcher.advance(self._unreported)
         self._unreported, self._reported = 0, time.monotonic()
 
 
-def _fetch(
-    transfer: Transfer, url: str, repository: str, advance: Callable[[int], None], stop: Event
-) -> None:
+def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, stop: Event) -> None:
     """Fetch one file under its partial name, check it, and rename it."""
     file, part = transfer.file, transfer.part
-    part.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(_TRIES):
-        if _fill(transfer, url, advance, stop) == file.digest:
+        if _fill(transfer, url, repository, progress, stop) == file.digest:
             break
         part.unlink()
-        advance(-file.size)
+        progress.advance(-file.size)
     else:
         raise WorkError(
             f"{file.path} of {repository} arrived {_TRIES} times with a wrong checksum and was "
@@ -214,30 +218,25 @@ def _fetch(
     sync_folder(transfer.target.parent)
 
 
-def _fill(transfer: Transfer, url: str, advance: Callable[[int], None], stop: Event) -> str:
+def _fill(transfer: Transfer, url: str, repository: str, progress: _Progress, stop: Event) -> str:
     """Append the missing bytes to a partial file and flush it; returns the checksum of all of it."""
-    from huggingface_hub import errors
-
     size = transfer.file.size
-    with transfer.part.open("ab+") as part:
-        if part.tell() > size:
+    with os.fdopen(open_entry(transfer.part), "r+b") as part:
+        if os.fstat(part.fileno()).st_size > size:
             part.truncate(0)
-        part.seek(0)
         digest = _hash(transfer.file, part)
         have, failures = part.tell(), 0
         while have < size:
             before, cause = have, None
             try:
-                for block in _receive(url, have, size):
+                for block in _receive(url, repository, have, size):
                     part.write(block)
                     digest.update(block)
                     have += len(block)
-                    advance(len(block))
+                    progress.advance(len(block))
                     if stop.is_set():
                         raise Stopped
-            except errors.HfHubHTTPError:
-                raise
-            except errors.HTTPError as error:  # type: ignore[attr-defined]  # connection lost
+            except Unavailable as error:
                 cause = error
             failures = 0 if have > before else failures + 1
             if failures == _ATTEMPTS:
@@ -245,36 +244,24 @@ def _fill(transfer: Transfer, url: str, advance: Callable[[int], None], stop: Ev
                     f"{transfer.file.path} ends after {have:,} of {size:,} bytes. Try again later; "
                     "the same command resumes from there."
                 )
-            if failures and stop.wait(2 ** (failures - 1)):
-                raise Stopped
+            if failures:
+                wait = max(2.0 ** (failures - 1), cause.wait if cause else 0)
+                if wait > _NOTED_WAIT:
+                    progress.note_wait(wait)
+                if stop.wait(wait):
+                    raise Stopped
         part.flush()
         os.fsync(part.fileno())
     return digest.hexdigest()
 
 
-def _receive(url: str, start: int, size: int) -> Iterator[bytes]:
+def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes]:
     """The bytes of a file from `start`, as they arrive."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are, lazily
-        build_hf_headers,
-        hf_raise_for_status,
-        http_stream_backoff,
-    )
-
-    headers = {**build_hf_headers(library_name="tokenmill"), "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    with http_stream_backoff(
-        "GET",
-        url,
-        headers=headers,
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-        retry_on_exceptions=(),  # `_fill` retries, from where it stopped
-    ) as response:
-        hf_raise_for_status(response)
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    with request(url, repository, headers) as response:
         # A server may ignore the range and send the whole file.
         place = start if response.status_code == 206 else 0
-        for block in response.iter_bytes():  # without a block size: a full block may never arrive
+        for block in response.iter_raw():  # without a block size: a full block may never arrive
             wanted = block[max(start - place, 0) : size - place]
             place += len(block)
             if wanted:

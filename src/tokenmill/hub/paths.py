@@ -17,6 +17,9 @@ _HUB_PATH = re.compile(
     r"(?:/+(?P<path>.*?))?/*",
     re.DOTALL,
 )
+# As git allows it. No part starts with a dot or is empty, since a revision becomes a path in the cache.
+_PART = r"(?!\.)[^\s\x00-\x1f\x7f\ud800-\udfff:~^?*\[\\/]+"
+_REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +57,14 @@ def parse_hub_path(text: str | os.PathLike[str]) -> HubPath:
     if rest != text:
         rest = rest.removeprefix("datasets/") if rest.startswith("datasets/") else ""
     match = _HUB_PATH.fullmatch(rest)
-    if not match or ".." in unquote(match["revision"] or ""):
+    revision = unquote((match and match["revision"]) or "main")
+    if not match or not _REVISION.fullmatch(revision) or ".." in revision:
         raise UsageError(
             f"{text!r} is not a dataset on the Hub. Write OWNER/NAME or hf://datasets/OWNER/NAME; "
             "append /FOLDER or /FILE for a part of it."
         )
     return HubPath(
         repository=match["repository"],
-        revision=unquote(match["revision"] or "main"),
+        revision=revision,
         path=match["path"] or "",
     )

@@ -1,27 +1,26 @@
-"""Requests to the Hub: the commit of a revision, the files at a commit, and what errors mean.
+"""The files of a repository on the Hub, at the commit of a revision.
 
-`huggingface_hub` makes the requests; its environment variables set endpoint, token, proxies and
-timeouts. Listing costs one request, and one more for each further 1,000 files.
+Listing costs one request, and one more for each further 1,000 files. What the Hub answers is checked:
+names that a disk cannot hold, or that lead out of the target folder, are refused.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+from urllib.parse import quote
 
-from tokenmill.errors import InputError, TokenmillError, UsageError, WorkError
+from tokenmill.errors import InputError
+from tokenmill.hub.http import find_endpoint, not_the_hub, read_json
 from tokenmill.hub.paths import HubPath
+from tokenmill.wording import one_line
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_RESUMES = "What has arrived is kept; the same command resumes from there."
+MOST_FILES = 1_000_000
+_ATTEMPTS = 5  # for each page of a listing
+_LONGEST_NAME = 255  # bytes, on most file systems
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,120 +32,72 @@ class HubFile:
     digest: str
 
     def __post_init__(self) -> None:
+        if not all(isinstance(one, str) for one in (self.path, self.digest)):
+            raise not_the_hub(f"a file has the name {self.path!r} and checksum {self.digest!r}")
         parts = self.path.replace("\\", "/").split("/")
         if {"", ".", ".."} & set(parts) or ":" in parts[0] or "\0" in self.path:
             raise InputError(
-                f"The repository has a file named {self.path!r}, which could be written outside the "
-                "target folder. Nothing was downloaded."
+                f"The repository has a file named {self.path[:80]!r}, which could be written outside "
+                "the target folder. Nothing was downloaded."
             )
-        if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", self.digest) or self.size < 0:
-            raise InputError(f"The Hub gives no valid checksum for {self.path!r}. Try again later.")
-
-
-def connect() -> HfApi:
-    """A client of the Hub; sends no request."""
-    try:
-        from huggingface_hub import HfApi
-    except ImportError:
-        raise UsageError(
-            "Reading from the Hugging Face Hub needs the package huggingface_hub. Install it with: "
-            "pip install 'tokenmill[hub]'"
-        ) from None
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="tokenmill")
+        if any(len(part.encode("utf-8", "replace")) > _LONGEST_NAME for part in parts) or re.search(
+            "[\ud800-\udfff]", self.path
+        ):
+            raise InputError(
+                f"The repository has a file named {self.path[:80]!r}, which is not a valid file name "
+                "on this system. Nothing was downloaded."
+            )
+        if (
+            not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", self.digest)
+            or type(self.size) is not int
+            or self.size < 0
+        ):
+            raise InputError(
+                f"The Hub gives no valid size and checksum for {self.path!r}. Try again later."
+            )
+        if one_line(self.path) != self.path:
+            raise InputError(
+                f"The repository has a file named {self.path!r}. Names with line ends, or with "
+                "characters that are invisible or reorder text, are refused. Nothing was downloaded."
+            )
 
 
 def find_commit(where: HubPath) -> str:
     """The commit that a revision points to now."""
-    if _COMMIT.fullmatch(where.revision):
+    if COMMIT.fullmatch(where.revision):
         return where.revision
-    hub = connect()
-    with explain_hub_errors(where.repository):
-        found = hub.dataset_info(where.repository, revision=where.revision).sha or ""
-    if not _COMMIT.fullmatch(found):
-        raise InputError(
-            f"{hub.endpoint} does not answer like the Hub: it returned no commit for "
-            f"{where.repository}. Check HF_ENDPOINT."
-        )
+    place = f"api/datasets/{where.repository}/revision/{quote(where.revision, safe='')}"
+    answer, _ = read_json(f"{find_endpoint()}/{place}", where.repository)
+    found = answer.get("sha") if isinstance(answer, dict) else None
+    if not isinstance(found, str) or not COMMIT.fullmatch(found):
+        raise not_the_hub(f"it returned no commit for {where.repository}")
     return found
 
 
 def list_files(repository: str, commit: str) -> tuple[HubFile, ...]:
     """All files of a repository at a commit."""
-    from huggingface_hub import RepoFile
-
-    with explain_hub_errors(repository):
-        entries = connect().list_repo_tree(
-            repository, recursive=True, revision=commit, repo_type="dataset"
-        )
-        files = [entry for entry in entries if isinstance(entry, RepoFile)]
-    return tuple(
-        HubFile(
-            path=file.path,
-            size=file.lfs.size if file.lfs else file.size,
-            digest=file.lfs.sha256 if file.lfs else file.blob_id,
-        )
-        for file in files
-    )
-
-
-@contextmanager
-def explain_hub_errors(repository: str) -> Iterator[None]:
-    """Raise the errors of `huggingface_hub` as tokenmill's, in one sentence with the cure."""
-    from huggingface_hub import errors
-
-    endpoint = connect().endpoint
-    page = f"{endpoint}/datasets/{repository}"
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise InputError(
-            f"{repository} is gated, and you have no access. Accept its terms at {page}, log in "
-            "with: hf auth login, and run the same command again."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"The Hub has no dataset {repository!r}, or it is private. Check the name at {page}; if "
-            "it is private, log in with: hf auth login"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(
-            f"{repository} has no such revision. Omit the @ and what follows it, or see "
-            f"{page}/tree/main for the revisions that exist."
-        ) from error
-    except errors.RemoteEntryNotFoundError as error:
-        raise InputError(
-            f"{repository} lists a file that does not exist. Run the same command again; if that "
-            f"does not help, see {page}/tree/main."
-        ) from error
-    except errors.HfHubHTTPError as error:
-        raise _explain_status(repository, page, error) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise WorkError(
-            f"{repository} is not complete in the cache, and HF_HUB_OFFLINE is set. Unset it, and "
-            "run the same command again."
-        ) from error
-    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of either HTTP library
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise WorkError(
-            f"Cannot reach the Hub at {endpoint} ({reason}). Check the network, and HTTPS_PROXY and "
-            f"HF_ENDPOINT if you set them. {_RESUMES}"
-        ) from error
+    files: dict[str, HubFile] = {}
+    for entry in _list_entries(repository, commit):
+        try:
+            if entry["type"] != "file":
+                continue
+            stored = entry.get("lfs") or entry
+            file = HubFile(path=entry["path"], size=stored["size"], digest=stored["oid"])
+        except (KeyError, TypeError, AttributeError):
+            raise not_the_hub(f"it listed {str(entry)[:80]!r} as a file of {repository}") from None
+        if file.path in files or len(files) >= MOST_FILES:
+            what = f"{file.path!r} twice" if file.path in files else f"over {MOST_FILES:,} files"
+            raise not_the_hub(f"it listed {what} in {repository}")
+        files[file.path] = file
+    return tuple(files.values())
 
 
-def _explain_status(repository: str, page: str, error: HfHubHTTPError) -> TokenmillError:
-    status = error.response.status_code
-    if status in (401, 403):
-        return InputError(
-            f"The Hub denies access to {repository} (HTTP {status}). Log in with: hf auth login, "
-            f"and check your access at {page}."
-        )
-    if status == 404:
-        return InputError(f"The Hub has no {error.request.url}. See {page} for its files.")
-    if status == 429:
-        return WorkError(
-            "Rate limited by the Hub (HTTP 429). Wait a few minutes, or log in with: hf auth login. "
-            f"{_RESUMES}"
-        )
-    return WorkError(
-        f"The Hub answers with HTTP {status} for {repository}. Try again later. {_RESUMES}"
-    )
+def _list_entries(repository: str, commit: str) -> Iterator[Any]:
+    """All entries of a repository, page by page."""
+    place = f"{find_endpoint()}/api/datasets/{repository}/tree/{commit}"
+    query: str | None = "recursive=true&expand=false"
+    while query is not None:
+        page, query = read_json(f"{place}?{query}", repository, attempts=_ATTEMPTS)
+        if not isinstance(page, list) or (not page and query is not None):
+            raise not_the_hub(f"it returned no list of the files of {repository}")
+        yield from page

@@ -24,7 +24,8 @@ def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
         causes = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = next((line[3:] for line in reversed(causes) if line[:2].rstrip(":").isdigit()), "")
         reason = (
-            f"{file} of {repository!r} could not be fetched from the hub ({cause or causes[0]})"
+            f"{file} of {repository!r} could not be fetched from the hub "
+            f"({cause or ''.join(causes[:1]) or type(error).__name__})"
         )
     raise TokenizerError(
         f"{reason}. {suggestion}Without a network, pass the path of a tokenizer.json instead, or "

@@ -6,7 +6,7 @@ Costs: nothing is read here; `order/mixture.py` computes which source a row come
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 
 from tokenmill.errors import UsageError
@@ -66,6 +66,12 @@ class Mixture:
         copied = copy(self)
         copied.tokens = tuple(tokens.in_memory() for tokens in self.tokens)
         return copied
+
+    def unmapped(self, between: Callable[[], None] | None = None) -> Mixture:
+        """The same mixture, with the tokens of `Tokens.unmapped`."""
+        changed = copy(self)
+        changed.tokens = tuple(tokens.unmapped(between) for tokens in self.tokens)
+        return changed
 
     def __repr__(self) -> str:
         phases = [

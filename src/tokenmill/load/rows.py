@@ -200,7 +200,7 @@ class RunRows:
         identity: dict[str, Any] = {
             **self.settings.identity,
             "sources": {
-                name: {"tokens": len(tokens), "fingerprint": tokens.fingerprint}
+                name: {"tokens": len(tokens), "fingerprint": tokens.identity}
                 for name, tokens in zip(self.names, self.tokens, strict=True)
             },
         }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tokenmill.errors import InputError
 from tokenmill.preparation.engine import Engine, Task
@@ -13,7 +14,7 @@ from tokenmill.preparation.folder import PreparationFolder
 from tokenmill.preparation.grind import Skipped
 from tokenmill.preparation.part import TooLargeError
 from tokenmill.preparation.plan import Plan
-from tokenmill.preparation.segment import CheckBundle, Receipt, read_receipt
+from tokenmill.preparation.segment import CheckBundle, Receipt, find_bundle
 from tokenmill.progress import Watcher
 from tokenmill.sources.files import BadFileError
 from tokenmill.wording import counted
@@ -45,15 +46,20 @@ class Bundles:
 
 
 def make_bundles(
-    run: Run, stage: str, names: list[str], make_task: Callable[..., Task], skipped: Skipped
+    run: Run,
+    stage: str,
+    kind: type[Any],
+    names: list[str],
+    make_task: Callable[..., Task],
+    skipped: Skipped,
 ) -> Bundles:
-    """Make the bundles that are missing.
+    """Make the bundles that are missing. Their receipts are of type `kind`.
 
     Everything that can be made is made before a bad file ends the run. A file that is skipped in
     one of its parts is skipped in all.
     """
     plan = run.plan
-    receipts = _find_bundles(run, names)
+    receipts = _find_bundles(run, names, kind)
     missing = [i for i, name in enumerate(names) if name not in receipts]
     done_before = len(names) - len(missing)
     left = sum(plan.parts[i].size for i in missing)
@@ -86,19 +92,19 @@ def make_bundles(
             return Bundles([receipts[name] for name in names], done_before, left)
 
 
-def _find_bundles(run: Run, names: list[str]) -> dict[str, Receipt]:
+def _find_bundles(run: Run, names: list[str], kind: type[Any]) -> dict[str, Receipt]:
     """The receipts of intact bundles of earlier runs."""
     folder = run.folder.segments
     found: dict[str, Receipt] = {}
     for name in names:
-        receipt = read_receipt(folder, name)
+        receipt = find_bundle(folder, name, kind)
         # A file that an earlier run could not read may be readable now.
         if receipt is not None and not receipt["facts"]["skipped"]:
             found[name] = receipt
-    checks = [CheckBundle(folder, name) for name in found]
+    checks = [CheckBundle(folder, receipt) for receipt in found.values()]
     for number, intact in run.engine.run(checks, run.watcher.advance):
         if not intact:
-            del found[checks[number].name]
+            del found[checks[number].receipt["name"]]
     return found
 
 

@@ -101,6 +101,11 @@ class _Finished:
 
 
 @dataclass(frozen=True)
+class _OutOfMemory:
+    """The task needed more memory than the system gives to the process."""
+
+
+@dataclass(frozen=True)
 class _Crashed:
     """An unexpected exception, as text, because it may not be picklable."""
 
@@ -109,9 +114,10 @@ class _Crashed:
 
 
 class LocalEngine:
-    """Worker processes on this machine."""
+    """Worker processes on this machine. `advice` says how a run needs less memory."""
 
-    def __init__(self, workers: int, workspace: Any) -> None:
+    def __init__(self, workers: int, workspace: Any, advice: str = "") -> None:
+        self._advice = advice or "Run it again with fewer `workers`."
         self._workers: dict[WorkerPipe, subprocess.Popen[bytes]] = {}
         path = os.pathsep.join(entry for entry in sys.path if entry)
         # Workers inherit this mask. At Ctrl-C, or when a batch system signals the whole process
@@ -166,14 +172,14 @@ class LocalEngine:
                     continue
                 number = busy.pop(pipe)
                 hand_out(pipe)
-                yield number, _result_of(message)
+                yield number, self._result_of(message)
 
     def run_everywhere(self, task: Task) -> None:
         """Run a task once on each worker. No other task is running."""
         for pipe in self._workers:
             self._send(pipe, task)
         for pipe in self._workers:
-            _result_of(self._receive(pipe))
+            self._result_of(self._receive(pipe))
 
     def _send(self, pipe: WorkerPipe, message: Any) -> None:
         try:
@@ -189,15 +195,23 @@ class LocalEngine:
 
     def _explain_end(self, pipe: WorkerPipe) -> WorkError:
         status = self._workers[pipe].wait()
-        if status == -9:
-            return WorkError(
-                "A worker was killed (signal 9), most likely because memory ran out.\n"
-                "Run it again with fewer `workers`; it resumes where it stopped."
-            )
+        if status == -signal.SIGKILL:
+            why = "A worker was killed (signal 9), most likely because memory ran out."
+            return WorkError(f"{why}\n{self._advice} It resumes where it stopped.")
+        if status == -signal.SIGABRT:
+            why = "A worker aborted (signal 6), as native code does if memory runs out."
+            return WorkError(f"{why}\n{self._advice} It resumes where it stopped.")
         return WorkError(
             f"A worker ended unexpectedly (status {status}).\n"
             "Run the same command again; it resumes where it stopped."
         )
+
+    def _result_of(self, message: Any) -> Any:
+        if isinstance(message, _OutOfMemory):
+            raise WorkError(
+                f"A worker ran out of memory.\n{self._advice} It resumes where it stopped."
+            )
+        return _result_of(message)
 
 
 def _result_of(message: Any) -> Any:
@@ -229,6 +243,8 @@ def serve(descriptor: int) -> None:
                 raise
             except (TokenmillError, OSError) as error:
                 answer = error
+            except MemoryError:
+                answer = _OutOfMemory()
             except Exception as error:  # the parent reports it and stops the run
                 answer = _Crashed(f"{type(error).__name__}: {error}", traceback.format_exc())
             pipe.send(answer)

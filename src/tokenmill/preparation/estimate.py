@@ -92,7 +92,7 @@ def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
     faults, checked = {}, 0
     # Every 97th file first, so that the files checked before time runs out are from everywhere.
     for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
-        if fault := find_fault(sources[number], plan.settings.text_field):
+        if fault := find_fault(sources[number], plan.settings.text_field, plan.hold_limit):
             faults[number] = fault
         checked += 1
         if time.perf_counter() - started > _HEAD_SECONDS:
@@ -165,7 +165,7 @@ class _Stratum:
 def _take_sample(plan: Plan) -> _Sample:
     """Read a sample of the input."""
     sources = plan.sources
-    strata = _divide(sources, plan.settings.text_field)
+    strata = _divide(sources, plan.settings.text_field, plan.hold_limit)
     faults: dict[str, str] = {}
     read = 0
     plan.tokenizer.encode_terminated([b"x"])  # loads the tokenizer before timing starts
@@ -207,13 +207,15 @@ def _take_sample(plan: Plan) -> _Sample:
     )
 
 
-def _divide(sources: Sequence[SourceFile], text_field: str) -> dict[tuple[object, ...], _Stratum]:
+def _divide(
+    sources: Sequence[SourceFile], text_field: str, hold_limit: int
+) -> dict[tuple[object, ...], _Stratum]:
     strata: dict[tuple[object, ...], _Stratum] = {}
     for number, source in enumerate(sources):
         extension = source.path[source.path.rfind(".", source.path.rfind("/")) :]
         kind = source.kind, source.compression, extension
         if source.kind == "parquet":
-            for group, (size, rows) in enumerate(measure_text(source.path, text_field)):
+            for group, (size, rows) in enumerate(measure_text(source.path, text_field, hold_limit)):
                 item = _Item(source=number, size=size, group=group, rows=rows)
                 strata.setdefault(kind, _Stratum()).items.append(item)
         elif source.size and source.kind != "array":

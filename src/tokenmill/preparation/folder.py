@@ -6,18 +6,22 @@ a manifest           finished: not changed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from tokenmill.errors import FolderError
 from tokenmill.preparation.plan import Plan
 from tokenmill.preparation.sift import SPLITS
-from tokenmill.storage.files import remove, remove_temporaries
+from tokenmill.sources.files import SourceFile
+from tokenmill.storage.files import make_subfolder, remove, remove_temporaries
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.output import OutputFolder, describe_changes
+from tokenmill.storage.reading import DamagedFileError, read_inside
 from tokenmill.store.manifest import Manifest
 
 _LOCK_NAME = "lock"
@@ -30,6 +34,9 @@ _CHOICE = (
     "Change it back, choose another `out`, or add `restart=True` to discard what is done and start "
     "over."
 )
+_MOST_BYTES = 64 << 20  # of a plan or a list of files, unless the plan of this run is as large
+
+T = TypeVar("T")
 
 
 class PreparationFolder(OutputFolder):
@@ -44,7 +51,7 @@ class PreparationFolder(OutputFolder):
             if restart:
                 self._discard()
             for folder in (self.segments, self.shards):
-                folder.mkdir(exist_ok=True)
+                make_subfolder(path, folder)
         except BaseException:
             self.close()
             raise
@@ -52,7 +59,7 @@ class PreparationFolder(OutputFolder):
     def _discard(self) -> None:
         """Remove everything that `prepare` writes, and nothing else; the lock stays."""
         for name in _WRITTEN:
-            if name in SPLITS:
+            if name in SPLITS and not (self.path / name).is_symlink():
                 for shard in (self.path / name).glob("shard_*"):
                     remove(shard)
                 with suppress(OSError):  # missing, or holds files of the user
@@ -69,7 +76,8 @@ class PreparationFolder(OutputFolder):
     def remove_temporaries(self) -> None:
         """Remove half-written files of any process."""
         super().remove_temporaries()
-        remove_temporaries(*(path for path in (self.segments, self.shards) if path.is_dir()))
+        below = (path for path in (self.segments, self.shards) if path.is_dir())
+        remove_temporaries(*(path for path in below if not path.is_symlink()))
 
     def finished(self, plan: Plan) -> Manifest | None:
         """The manifest if this dataset is finished. Refuses a folder with a different dataset."""
@@ -91,16 +99,12 @@ class PreparationFolder(OutputFolder):
                 + "\n  ".join(differences)
                 + "\nChoose another `out`, or add `restart=True` to discard that dataset and start over."
             )
-        width = {"uint16": 2, "uint32": 4}[manifest.dtype]
-        for split in manifest.splits.values():
-            for shard in split.shards:
-                if not _has_size(self.path / shard.path, shard.tokens * width):
-                    self.clean_up()
-                    raise FolderError(
-                        f"{self.path} holds a dataset that was finished, but {shard.path} is missing "
-                        "or cut short.\nCopy it again from its source, or add `restart=True` to make it "
-                        "again."
-                    )
+        if wrong := manifest.find_incomplete(self.path):
+            self.clean_up()
+            raise FolderError(
+                f"{self.path} holds a dataset that was finished, but {wrong} is missing or cut "
+                "short.\nCopy it again from its source, or add `restart=True` to make it again."
+            )
         return manifest
 
     def remember_plan(self, plan: Plan) -> None:
@@ -109,41 +113,39 @@ class PreparationFolder(OutputFolder):
         A file that failed before may have been fixed since.
         """
         path = self.work / "plan.json"
-        record = plan.record()
+        record = orjson.dumps(plan.record())
         if path.exists():
-            before = _load(path)
-            if not isinstance(before, dict) or before.keys() != record.keys():
-                raise FolderError(f"{path} is damaged. Add `restart=True` to start over.")
+            before = _load(path, _PlanRecord, max(_MOST_BYTES, 2 * len(record)))
             differences = _differences(
-                {**before["settings"], "tokenizer": before["tokenizer"]},
-                {**record["settings"], "tokenizer": record["tokenizer"]},
+                {**before.settings, "tokenizer": before.tokenizer},
+                {**plan.settings.to_json(), "tokenizer": plan.tokenizer.fingerprint},
             )
-            differences += self._changed_sources(before["sources"], record["sources"])
+            differences += self._changed_sources(before.sources, plan.sources)
             if differences:
                 raise FolderError(
                     f"{self.path} holds an unfinished run with different settings or input:\n  "
                     + "\n  ".join(differences[:10])
                     + f"\n{_CHOICE}"
                 )
-        self.write(f"{WORK_NAME}/plan.json", orjson.dumps(record))
+        self.write(f"{WORK_NAME}/plan.json", record)
 
     def _changed_sources(
-        self, before: list[dict[str, Any]], now: list[dict[str, Any]]
+        self, before: Sequence[SourceFile], now: Sequence[SourceFile]
     ) -> list[str]:
-        if [source["path"] for source in before] != [source["path"] for source in now]:
-            was = [(source["path"], 0) for source in before]
-            return [f"the input was {_files(was)}, is {_files([(s['path'], 0) for s in now])}"]
+        if [source.path for source in before] != [source.path for source in now]:
+            was, new = ([(source.path, 0) for source in one] for one in (before, now))
+            return [f"the input was {_files(was)}, is {_files(new)}"]
         failed = set(self.failed_files())
         return [
-            f"{new['path']} changed since the run began"
+            f"{new.path} changed since the run began"
             for old, new in zip(before, now, strict=True)
-            if old != new and new["path"] not in failed
+            if old != new and new.path not in failed
         ]
 
     def failed_files(self) -> list[str]:
         """The files that the run before could not read."""
         path = self.work / "failed.json"
-        return list(_load(path)) if path.exists() else []
+        return _load(path, list[str], _MOST_BYTES) if path.exists() else []
 
     def note_failures(self, paths: list[str]) -> None:
         """Remember which files could not be read."""
@@ -157,20 +159,20 @@ class PreparationFolder(OutputFolder):
             self.work.rmdir()
 
 
-def _load(path: Path) -> Any:
-    try:
-        return orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise FolderError(
-            f"{path} cannot be read ({error}). Add `restart=True` to start over."
-        ) from error
+class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """What `Plan.record` returns."""
+
+    settings: dict[str, str | int | float | bool | None]
+    tokenizer: str
+    sources: list[SourceFile]
 
 
-def _has_size(path: Path, size: int) -> bool:
+def _load(path: Path, kind: type[T], most: int) -> T:
     try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
+        return msgspec.json.decode(read_inside(path.parent, path.name, most), type=kind)
+    except (DamagedFileError, ValueError, RecursionError) as error:
+        reason = error.what if isinstance(error, DamagedFileError) else f"is damaged ({error})"
+        raise FolderError(f"{path} {reason}. Add `restart=True` to start over.") from None
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

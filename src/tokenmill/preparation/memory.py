@@ -1,7 +1,7 @@
 """A worker's share of the memory: what fits in it, and how the worker stays within it.
 
 A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be held
-whole costs `_COPIES` times its size on top: the copies as read, parsed and cleaned, and most of all
+whole costs `COPIES` times its size on top: the copies as read, parsed and cleaned, and most of all
 merging, which takes 25 times the size of a word.
 
 A tokenizer caches every word that it has encoded. `Workspace` clears that cache when the process grows beyond
@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.preparation.engine import Worker
+from tokenmill.sources.records import COPIES
 from tokenmill.tokenizers import Tokenizer
+from tokenmill.wording import size
 
 DEFAULT_SHARE = 288 << 20  # bytes per worker
 LEAST_SHARE = 128 << 20
 _BASE = 120 << 20
-_COPIES = 32
 _LEAST_HELD = 1 << 20
 _LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
 _RESERVE = 8 << 20  # bytes of the share to leave free within a chunk
@@ -37,7 +38,7 @@ def holdable_bytes(share: int) -> int:
     >>> holdable_bytes(300_000_000) >> 20
     5
     """
-    return max(_LEAST_HELD, (share - _BASE) // _COPIES)
+    return max(_LEAST_HELD, (share - _BASE) // COPIES)
 
 
 def share_to_hold(size: int) -> int:
@@ -46,7 +47,26 @@ def share_to_hold(size: int) -> int:
     >>> holdable_bytes(share_to_hold(1 << 30)) == 1 << 30
     True
     """
-    return _BASE + _COPIES * size
+    return _BASE + COPIES * size
+
+
+def suggest_less_memory(workers: int, memory: int) -> str:
+    """How to run again with less memory than these workers had together: half of it, if possible.
+
+    >>> suggest_less_memory(8, 2_400_000_000)
+    'Run it again with `workers=4` and `memory=1200000000`.'
+    >>> suggest_less_memory(1, 134_217_728)
+    'A worker needs 134 MB, the least possible: free memory, or raise the limit of the job.'
+    """
+    fewer = max(1, workers // 2)
+    less = max(memory // 2, fewer * LEAST_SHARE)
+    if fewer == workers and less >= memory:
+        return (
+            f"A worker needs {size(memory)}, the least possible: free memory, or raise the limit of "
+            "the job."
+        )
+    change = f"`workers={fewer}` and " if fewer < workers else ""
+    return f"Run it again with {change}`memory={less}`."
 
 
 def machine_memory() -> int:

@@ -23,7 +23,8 @@ from tokenmill.preparation.segment import CONTINUES, UNFINISHED, read_document_r
 from tokenmill.preparation.sift import SPLITS, Sifted, Stitched
 from tokenmill.storage.files import AtomicFile, NpyFile
 from tokenmill.store.manifest import DOCUMENT_DTYPE
-from tokenmill.store.tables import ShardName
+from tokenmill.store.shard_receipts import is_intact
+from tokenmill.store.tables import Shard, ShardName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class PackShard(ShardName):
     folder: Path
     limits: Limits
 
-    def run(self, worker: Worker) -> dict[str, Any]:
+    def run(self, worker: Worker) -> Shard:
         """Write the shard and its document table; returns their entry in the manifest."""
         dtype = np.dtype(self.dtype).newbyteorder("<")
         documents = 0
@@ -57,7 +58,7 @@ class PackShard(ShardName):
             NpyFile(self.folder / self.documents_path, DOCUMENT_DTYPE) as documents_file,
         ):
             for part in self.slices:
-                with part.segment.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+                with part.segment.with_suffix(".tokens").open("rb") as tokens:
                     for ranges, table in _choose(part, self):
                         for low, high in ranges:
                             tokens.seek(low * dtype.itemsize)
@@ -70,14 +71,27 @@ class PackShard(ShardName):
             written = tokens_file.size // dtype.itemsize
             if written != self.end - self.start:
                 raise AssertionError(f"{self.path}: {written} tokens, not {self.end - self.start}")
-            return {
-                "path": self.path,
-                "tokens": written,
-                "documents": documents,
-                "xxh3_128": tokens_file.finish(),
-                "documents_path": self.documents_path,
-                "documents_xxh3_128": documents_file.finish(),
-            }
+            return Shard(
+                path=self.path,
+                tokens=written,
+                documents=documents,
+                xxh3_128=tokens_file.finish(),
+                documents_path=self.documents_path,
+                documents_xxh3_128=documents_file.finish(),
+            )
+
+
+@dataclass(frozen=True)
+class CheckShard:
+    """A task: check a finished shard of an earlier run."""
+
+    folder: Path
+    shard: Shard
+    dtype: np.dtype[Any]
+
+    def run(self, worker: Worker) -> bool:  # noqa: ARG002  the interface of tasks
+        """Whether the shard is intact."""
+        return is_intact(self.folder, self.shard, self.dtype)
 
 
 def plan_shards(

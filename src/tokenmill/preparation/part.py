@@ -76,7 +76,8 @@ class PartTask:
         return TooLargeError(
             path,
             f"{error}; {counted(self.workers, 'worker')} would need {need / 1e9:.1f} GB to hold "
-            f"that. Give `memory={need}` or more, or use fewer `workers`",
+            f"that. Give `memory={need}` or more"
+            + (", or use fewer `workers`" if self.workers > 1 else ""),
         )
 
 

@@ -153,7 +153,9 @@ def make_plan(
     sources, passed_over = find_files(inputs, leave_out=Path(out))
     if not checked.skip_bad_files:
         _refuse_faults(sources)
-    parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits)
+    # Without a limit, a document that must be held whole may take half of the machine's memory.
+    hold_limit = holdable_bytes((memory or max(total, machine_memory() // 2)) // workers)
+    parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit)
     return Plan(
         settings=checked,
         tokenizer=tokenizer,
@@ -164,8 +166,7 @@ def make_plan(
         step=step,
         workers=workers,
         memory=total,
-        # Without a limit, a document that must be held whole may take half of the machine's memory.
-        hold_limit=holdable_bytes((memory or max(total, machine_memory() // 2)) // workers),
+        hold_limit=hold_limit,
         limits=limits,
     )
 
@@ -197,7 +198,11 @@ def _refuse_faults(sources: Sequence[SourceFile]) -> None:
 
 
 def cut_into_parts(
-    sources: Sequence[SourceFile], settings: PrepareSettings, fingerprint: str, limits: Limits
+    sources: Sequence[SourceFile],
+    settings: PrepareSettings,
+    fingerprint: str,
+    limits: Limits,
+    hold_limit: int,
 ) -> tuple[tuple[Part, ...], int]:
     """The parts of some sources, and the distance between their borders in a file.
 
@@ -240,7 +245,7 @@ def cut_into_parts(
     for number, source in enumerate(sources):
         ranges, weight = [SourceRange(number, 0, source.size)], source.size
         if source.kind == "parquet":
-            ranges, weight = _row_group_ranges(number, source, step)
+            ranges, weight = _row_group_ranges(number, source, step, hold_limit)
         elif source.compression:
             weight *= _EXPANSION
         elif source.size > step and (source.kind != "text" or text_can_be_cut):
@@ -261,11 +266,13 @@ def cut_into_parts(
     return tuple(parts), step
 
 
-def _row_group_ranges(number: int, source: SourceFile, step: int) -> tuple[list[SourceRange], int]:
+def _row_group_ranges(
+    number: int, source: SourceFile, step: int, hold_limit: int
+) -> tuple[list[SourceRange], int]:
     """Runs of row groups of about a part's size, and the bytes of all."""
     ranges: list[SourceRange] = []
     start = held = 0
-    sizes = measure_row_groups(source.path)
+    sizes = measure_row_groups(source.path, hold_limit)
     if not sizes:
         return [SourceRange(number, 0, source.size)], source.size
     for index, size in enumerate(sizes):

@@ -15,7 +15,7 @@ Everything that can be done is done before a bad file ends the run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,8 +29,8 @@ from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
-from tokenmill.preparation.memory import ReleaseMemory, Workspace
-from tokenmill.preparation.pack import plan_shards
+from tokenmill.preparation.memory import ReleaseMemory, Workspace, suggest_less_memory
+from tokenmill.preparation.pack import CheckShard, PackShard, plan_shards
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.repeats import keys_in_memory, mark_repeats, read_keys
 from tokenmill.preparation.reports import (
@@ -39,13 +39,15 @@ from tokenmill.preparation.reports import (
     list_repairs,
     write_json_lines,
 )
+from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
 from tokenmill.preparation.sift import SPLITS, Sifted, sift
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import make_subfolder
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.store.manifest import Manifest, Split
+from tokenmill.store.manifest import Manifest, Split, check_shard_count
+from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer
 
@@ -130,7 +132,8 @@ def prepare(
 def start_engine(plan: Plan) -> Engine:
     """Worker processes, each with its share of the memory."""
     workspace = Workspace(plan.tokenizer, plan.share)
-    return LocalEngine(min(plan.workers, len(plan.parts)), workspace)
+    started = min(plan.workers, len(plan.parts))
+    return LocalEngine(started, workspace, suggest_less_memory(started, plan.memory))
 
 
 def run_plan(
@@ -183,6 +186,7 @@ def scan(run: Run) -> tuple[LineMarks, Skipped]:
     scans = make_bundles(
         run,
         "reading lines",
+        ScanReceipt,
         names,
         lambda i, **more: ScanLines.of(plan, plan.parts[i], folder, **more),
         {},
@@ -213,7 +217,7 @@ def grind(run: Run, marks: LineMarks | None, skipped: Skipped) -> Bundles:
         lines = None if marks is None else (marks.path, *marks.ranges[i])
         return GrindPart.of(plan, plan.parts[i], run.folder.segments, repeated_lines=lines, **more)
 
-    segments = make_bundles(run, "tokenizing", names, make_task, skipped)
+    segments = make_bundles(run, "tokenizing", SegmentReceipt, names, make_task, skipped)
     run.engine.run_everywhere(ReleaseMemory())  # sifting needs memory in this process
     return segments
 
@@ -260,44 +264,58 @@ def pack(run: Run, segments: Bundles, sifted: Sifted) -> dict[str, list[Shard]]:
     """The shards of each split, made now or before."""
     plan, root = run.plan, run.folder.path
     for split in SPLITS:
-        (root / split).mkdir(exist_ok=True)
+        make_subfolder(root, root / split)
     paths = segments.paths(run.folder.segments)
     per_shard = plan.settings.tokens_per_shard
+    check_shard_count(map(sum, sifted.tokens.values()), per_shard)
     tasks = list(plan_shards(sifted, paths, per_shard, plan.dtype, root, plan.limits))
     context = hash_names(plan.name, str(sifted.ledger["tokens"]))
     receipts = {
         task.path: run.folder.shards / f"{context}-{task.split}-{task.number:05}.json"
         for task in tasks
     }
-    done = {path: entry for path in receipts if (entry := _find_shard(root, receipts[path], plan))}
+    done = _find_shards(run, tasks, receipts)
     _remove_strays(root, done.values())
     missing = [task for task in tasks if task.path not in done]
     total, left = sifted.ledger["tokens"], sum(task.end - task.start for task in missing)
     run.watcher.begin("writing shards", total, total - left, "tokens")
-    for number, entry in run.engine.run(missing, run.watcher.advance):
-        path = missing[number].path
-        write_file(receipts[path], orjson.dumps(entry))
-        done[path] = entry
+    for number, shard in run.engine.run(missing, run.watcher.advance):
+        ShardReceipt(shard=shard).write(receipts[shard.path])
+        done[missing[number].path] = shard
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     for task in tasks:
-        shards[task.split].append(Shard(**done[task.path]))
+        shards[task.split].append(done[task.path])
     return shards
 
 
-def _find_shard(root: Path, receipt: Path, plan: Plan) -> dict[str, Any] | None:
-    """The entry of a shard that is already there; its files were flushed before the receipt."""
-    try:
-        entry: dict[str, Any] = orjson.loads(receipt.read_bytes())
-        size = (root / entry["path"]).stat().st_size
-        complete = size == entry["tokens"] * np.dtype(plan.dtype).itemsize
-        return entry if complete and (root / entry["documents_path"]).is_file() else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _find_shards(
+    run: Run, tasks: Iterable[PackShard], receipts: Mapping[str, Path]
+) -> dict[str, Shard]:
+    """The finished shards of an earlier run, by path. Their files are read and compared with the
+    checksums in their receipts."""
+    found = [
+        receipt.shard
+        for task in tasks
+        if (receipt := read_shard_receipt(receipts[task.path], task, task.end - task.start))
+    ]
+    dtype = np.dtype(run.plan.dtype)
+    if found:
+        tokens = sum(shard.tokens for shard in found)
+        run.watcher.begin("checking finished shards", tokens, unit="tokens")
+    done = {}
+    checks = [CheckShard(run.folder.path, shard, dtype) for shard in found]
+    for number, intact in run.engine.run(checks, run.watcher.advance):
+        run.watcher.advance(found[number].tokens)
+        if intact:
+            done[found[number].path] = found[number]
+        else:
+            run.watcher.note(describe_change(found[number]))
+    return done
 
 
-def _remove_strays(root: Path, entries: Iterable[dict[str, Any]]) -> None:
-    """Remove unfinished shards of an interrupted run."""
-    wanted = {entry[name] for entry in entries for name in ("path", "documents_path")}
+def _remove_strays(root: Path, shards: Iterable[Shard]) -> None:
+    """Remove unfinished and changed shards of an interrupted run."""
+    wanted = {path for shard in shards for path in (shard.path, shard.documents_path)}
     for split in SPLITS:
         for path in (root / split).glob("shard_*"):
             if f"{split}/{path.name}" not in wanted:

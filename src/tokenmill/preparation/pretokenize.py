@@ -24,7 +24,7 @@ from tokenmill.preparation.prepare import prepare
 from tokenmill.preparation.texts import clean_chunk
 from tokenmill.progress import Watcher
 from tokenmill.storage.disk import disk_error
-from tokenmill.storage.files import NpyFile, sync_folder
+from tokenmill.storage.files import NpyFile, refuse_link, sync_folder
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Ids, Tokenizer, load_tokenizer
 
@@ -96,6 +96,7 @@ def pretokenize(
     tokenizer = load_tokenizer(tokenizer)
     kind = _kind(dtype, tokenizer)
     folder = target.with_name(f".{target.name}.work")
+    refuse_link(folder)  # the user did not name it
     if target.exists() and not restart:
         found = _check_existing(source, target, kind, tokenizer)
         # A run that was killed just before it ended leaves its folder.

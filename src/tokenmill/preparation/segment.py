@@ -16,14 +16,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import xxhash
 
+from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
+from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
+from tokenmill.storage.receipts import encode_receipt, hash_file, read_receipt
+from tokenmill.store.tables import Count
 
 RECORD = np.dtype(
     [
@@ -44,7 +47,43 @@ RECORD = np.dtype(
 CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED = 1, 2, 4, 8
 
 Records = npt.NDArray[np.void]  # of RECORD
+
+
 Receipt = dict[str, Any]
+_Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and what is wrong
+
+
+class _ScanFacts(TypedDict):
+    lines: Count
+    skipped: _Skipped
+
+
+class _SegmentFacts(TypedDict):
+    tokens: Count
+    records: Count
+    documents_in: Count
+    bytes_in: Count
+    dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
+    repeated_lines: Count
+    lines: list[Count]  # line ends of each range that was read
+    skipped: _Skipped
+
+
+class ScanReceipt(TypedDict):
+    """The receipt of a part's line keys: the size and checksum of each file, and facts."""
+
+    name: str
+    files: dict[Literal["lines"], tuple[Count, str]]
+    facts: _ScanFacts
+
+
+class SegmentReceipt(TypedDict):
+    """The receipt of a segment."""
+
+    name: str
+    files: dict[Literal["tokens", "docs", "rejected", "text"], tuple[Count, str]]
+    facts: _SegmentFacts
+
 
 _READ_BYTES = 4 << 20
 
@@ -56,7 +95,7 @@ class Bundle:
         self._folder = folder
         self._name = name
         self._files: dict[str, BinaryIO] = {}
-        self._hashes: dict[str, xxhash.xxh3_64] = {}
+        self._hashes: dict[str, xxhash.xxh3_128] = {}
         self._cut: set[str] = set()
 
     def __enter__(self) -> Bundle:
@@ -76,14 +115,14 @@ class Bundle:
         """Append to one of the bundle's files."""
         if file not in self._files:
             self._files[file] = self._temporary(file).open("wb")
-            self._hashes[file] = xxhash.xxh3_64()
+            self._hashes[file] = xxhash.xxh3_128()
         self._files[file].write(data)
         self._hashes[file].update(data)
 
     def cut_back(self, file: str, size: int) -> None:
         """Remove the last `size` bytes of a file."""
         handle = self._files[file]
-        handle.truncate(handle.seek(-size, os.SEEK_CUR))
+        os.ftruncate(handle.fileno(), handle.seek(-size, os.SEEK_CUR))
         self._cut.add(file)
 
     def finish(self, facts: dict[str, Any]) -> Receipt:
@@ -92,54 +131,57 @@ class Bundle:
         for name, file in self._files.items():
             size, temporary = file.tell(), self._temporary(name)
             file.close()
-            digest = _digest(temporary) if name in self._cut else self._hashes[name].hexdigest()
-            written[name] = [size, digest]
+            written[name] = [size, self._hash(name)]
             temporary.replace(self._folder / f"{self._name}.{name}")
         self._files.clear()
         receipt = {"name": self._name, "files": written, "facts": facts}
-        content = orjson.dumps(receipt)
         temporary = self._temporary("json")
-        temporary.write_bytes(xxhash.xxh3_64_hexdigest(content).encode() + b"\n" + content)
+        temporary.write_bytes(encode_receipt(receipt))
         temporary.replace(self._folder / f"{self._name}.json")
         return receipt
 
+    def _hash(self, name: str) -> str:
+        if name not in self._cut:
+            return self._hashes[name].hexdigest()
+        with self._temporary(name).open("rb") as file:
+            return hash_file(file)
 
-def read_receipt(folder: Path, name: str) -> Receipt | None:
-    """The receipt of a bundle, or None if there is no complete one."""
-    try:
-        digest, _, content = (folder / f"{name}.json").read_bytes().partition(b"\n")
-        if digest != xxhash.xxh3_64_hexdigest(content).encode():
-            return None
-        receipt: Receipt = orjson.loads(content)
-        sizes = {file: entry[0] for file, entry in receipt["files"].items()}
-        whole = all((folder / f"{name}.{file}").stat().st_size == n for file, n in sizes.items())
-    except (OSError, ValueError):
+
+def find_bundle(folder: Path, name: str, kind: type[Any]) -> Receipt | None:
+    """The receipt of a bundle, a `ScanReceipt` or a `SegmentReceipt`, if there is a sound one."""
+    receipt: Receipt | None = read_receipt(folder / f"{name}.json", kind)
+    if receipt is None or receipt["name"] != name:
         return None
-    return receipt if whole else None
+    files, facts = receipt["files"], receipt["facts"]
+    # Memory is allocated by these counts.
+    if kind is ScanReceipt:
+        is_right = files.keys() == {"lines"} and files["lines"][0] == facts["lines"] * 16
+    else:
+        is_right = files.keys() >= {"tokens", "docs"} and (
+            files["docs"][0] == facts["records"] * RECORD.itemsize
+        )
+    return receipt if is_right else None
 
 
 @dataclass(frozen=True)
 class CheckBundle:
-    """A task: check the files of a bundle against their checksums."""
+    """A task: check the files of a bundle against their sizes and checksums."""
 
     folder: Path
-    name: str
+    receipt: Receipt
 
     def run(self, worker: Worker) -> bool:  # noqa: ARG002  the interface of tasks
         """Whether the bundle is intact."""
-        receipt = read_receipt(self.folder, self.name)
-        return receipt is not None and all(
-            _digest(self.folder / f"{self.name}.{file}") == digest
-            for file, (_, digest) in receipt["files"].items()
-        )
-
-
-def _digest(path: Path) -> str:
-    state = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            state.update(block)
-    return state.hexdigest()
+        try:
+            for file, (size, digest) in self.receipt["files"].items():
+                path = f"{self.receipt['name']}.{file}"
+                with open_inside(self.folder, path) as opened:
+                    check_size(opened, path, size)
+                    if hash_file(opened) != digest:
+                        return False
+        except (DamagedFileError, OSError):
+            return False
+        return True
 
 
 def read_document_records(segment: Path, count: int) -> Iterator[tuple[int, Records]]:
@@ -175,5 +217,7 @@ def read_fragment(segment: Path, record: Any) -> Iterator[bytes]:
             file.seek(-length, os.SEEK_END)
         while length > 0:
             block = file.read(min(_READ_BYTES, length))
+            if not block:
+                raise FolderError(f"{path} is damaged. Add `restart=True` to start over.")
             length -= len(block)
             yield block

@@ -10,6 +10,7 @@ document on disk.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def sift(
         mark_repeats(keys, first_record[-1], marks, folder / "spill", sorted_keys)
     else:
         with marks.open("wb") as file:
-            file.truncate(first_record[-1])
+            os.ftruncate(file.fileno(), first_record[-1])  # repeated if a signal interrupts it
     result = Sifted(
         fates=folder / "fates",
         first_record=first_record[:-1],

@@ -24,13 +24,15 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tokenmill.errors import InputError, TokenizerError, UsageError, WorkError
+from tokenmill.errors import InputError, TokenizerError, TooLongError, UsageError, WorkError
+from tokenmill.preparation.memory import DEFAULT_SHARE, holdable_bytes, machine_memory
 from tokenmill.sources.files import BadFileError, SourceFile, local_path
 from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import BLOCK, Cutter
-from tokenmill.storage.files import write_file
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import is_temporary, make_folder, write_file
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -78,9 +80,23 @@ def train_tokenizer(
             named = ", ".join(map(str, given))
             raise InputError(f"There is no text to train a tokenizer on in {named}.")
         merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_file(target, _to_tokenizer_json(merges))
+    with explain_disk_errors("no tokenizer was written"):
+        make_folder(target.parent)
+        _remove_left_behind(target)
+        write_file(target, _to_tokenizer_json(merges))
     return load_tokenizer(target)
+
+
+def _remove_left_behind(target: Path) -> None:
+    """Remove half-written files of killed processes; another run may be writing its own."""
+    for path in target.parent.iterdir():
+        if is_temporary(path.name) and path.name.startswith(f"{target.name}."):
+            try:
+                os.kill(int(path.name.split(".")[-2]), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
+            except (OSError, OverflowError):  # a process of another user, or not a process number
+                pass
 
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
@@ -108,12 +124,17 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
 
 def extract_text(source: SourceFile, text_field: str, file: BinaryIO, block: int = BLOCK) -> None:
     """Append the texts of a source to a file, each document after END_OF_TEXT."""
-    how = Reading(text_field=text_field, cutter=Cutter(), block=block)
-    for chunk in read_range(source, 0, source.size, how):
-        for number, text in enumerate(chunk.texts):
-            if number or not chunk.continues:
-                file.write(END_OF_TEXT.encode())
-            file.write(text)
+    hold_limit = holdable_bytes(max(DEFAULT_SHARE, machine_memory() // 2))
+    how = Reading(text_field=text_field, cutter=Cutter(), block=block, hold_limit=hold_limit)
+    try:
+        for chunk in read_range(source, 0, source.size, how):
+            for number, text in enumerate(chunk.texts):
+                if number or not chunk.continues:
+                    file.write(END_OF_TEXT.encode())
+                file.write(text)
+    except TooLongError as error:
+        reason = f"{error}, which this machine cannot hold in memory; remove it"
+        raise BadFileError(source.path, reason) from None
 
 
 def _learn_merges(

@@ -3,7 +3,7 @@
 A stream is read to its trailer: one that is cut short or altered raises an error of `DAMAGED`,
 never a short read. A file may hold several streams in a row, with zeros between and after them
 (tapes and block devices pad that way). Anything else after a stream is damage. Memory holds the
-window of one stream: at most 64 MiB for xz, and the caller's limit for zstd.
+window of one stream, up to the caller's limit: zstd and xz files can ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ else:
 
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 USUAL_WINDOW = 1 << 27  # the largest that zstd uses without --long
-LARGEST_WINDOW = 1 << 31  # --long=31
+LARGEST_WINDOW = (1 << 32) + (1 << 24)  # of xz, with what its decoder takes besides
+_LARGEST_ZSTD = 31  # --long=31, as a power of 2
+_XZ_HEADERS = 2048  # bytes: of a stream and of its first block
 _COMPRESSED = 1 << 18  # bytes per call of a decompressor
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST_HEADER = 18  # of a zstd frame
@@ -36,7 +38,7 @@ class Stream(Protocol):
 
 
 class WindowError(Exception):
-    """A valid zstd stream with a larger window than allowed. `window` is its size in bytes."""
+    """A valid stream with a larger window than allowed. `window` is its size in bytes."""
 
     def __init__(self, window: int) -> None:
         super().__init__(f"a window of {window:,} bytes")
@@ -44,7 +46,7 @@ class WindowError(Exception):
 
 
 def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -> Stream:
-    """The content of an open file. `window` limits the memory of a zstd stream.
+    """The content of an open file. `window` limits the memory of a zstd or xz stream.
 
     >>> import gzip, io
     >>> decompress(io.BytesIO(gzip.compress(b"text") + bytes(512)), "gzip").read(100)
@@ -54,7 +56,7 @@ def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -
         "gzip": _Gzip,
         "zstd": lambda: _Zstd(window),
         "bz2": bz2.BZ2Decompressor,
-        "xz": lzma.LZMADecompressor,
+        "xz": lambda: _Xz(window),
     }
     return _Members(raw, start[compression])
 
@@ -122,7 +124,7 @@ class _Zstd:
     """One zstd frame. Raises WindowError, with the window's size, if the window is too large."""
 
     def __init__(self, window: int) -> None:
-        self._limit = window.bit_length() - 1
+        self._limit = min(_LARGEST_ZSTD, window.bit_length() - 1)
         option = zstd.DecompressionParameter.window_log_max
         self._inner = zstd.ZstdDecompressor(options={option: self._limit})
         self._header = b""
@@ -134,7 +136,7 @@ class _Zstd:
             return self._inner.decompress(data, size)
         except zstd.ZstdError:
             window = _find_window(self._header)
-            if 1 << self._limit < window <= LARGEST_WINDOW:
+            if 1 << self._limit < window <= 1 << _LARGEST_ZSTD:
                 raise WindowError(window) from None
             raise
 
@@ -149,6 +151,55 @@ class _Zstd:
     @property
     def unused_data(self) -> bytes:
         return self._inner.unused_data
+
+
+class _Xz:
+    """One xz stream. Raises WindowError, with enough memory for it, if it needs too much."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._inner = lzma.LZMADecompressor(memlimit=limit)
+        self._head = b""
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        if len(self._head) < _XZ_HEADERS:
+            self._head = (self._head + data)[:_XZ_HEADERS]
+        try:
+            return self._inner.decompress(data, size)
+        except lzma.LZMAError as error:
+            if not _needs_memory(error):
+                raise
+            raise WindowError(_find_xz_memory(self._head, self._limit)) from None
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return self._inner.needs_input
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+def _needs_memory(error: lzma.LZMAError) -> bool:
+    return "Memory usage limit" in str(error)
+
+
+def _find_xz_memory(head: bytes, limit: int) -> int:
+    """Enough memory for a stream, at most twice what it needs, by its first bytes."""
+    while (limit := 2 * limit) < LARGEST_WINDOW:
+        try:
+            lzma.LZMADecompressor(memlimit=limit).decompress(head, 1)
+            return limit
+        except lzma.LZMAError as error:
+            if not _needs_memory(error):
+                break
+        except MemoryError:
+            break
+    return LARGEST_WINDOW
 
 
 def _find_window(header: bytes) -> int:

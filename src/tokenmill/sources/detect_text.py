@@ -15,6 +15,7 @@ from tokenmill.storage.names import MANIFEST_NAME
 
 HEAD = 8192  # bytes to read of each file
 _MOST = 1000  # files to read in a folder
+_MOST_ENTRIES = 10_000  # of a list in the footer of a Parquet file
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _RECORDS = (".jsonl", ".ndjson", ".json", ".txt", ".md", ".csv", ".tsv", ".html", ".xml")
 _TOKENS = (".bin", ".idx", ".npy", ".npz", ".ds", ".mds", ".array_record", ".arrayrecord")
@@ -101,7 +102,8 @@ def _has_strings(path: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        types = pq.read_schema(path).types
+        # Without a limit, a list that claims a million entries takes 700 MB.
+        types = pq.ParquetFile(path, thrift_container_size_limit=_MOST_ENTRIES).schema_arrow.types
     except (pa.ArrowException, OSError):
         return False
     return any(pa.types.is_string(one) or pa.types.is_large_string(one) for one in types)

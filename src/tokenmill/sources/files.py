@@ -9,6 +9,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from tokenmill.errors import InputError
+from tokenmill.wording import one_line
 
 _URI = "file:///"
 
@@ -29,7 +30,8 @@ class BadFileError(InputError):
 class SourceFile:
     """One input file, with the size and time that show whether it changed.
 
-    `path` is always UTF-8: any other name is stored as a `file:` URI, which `local_path` resolves.
+    `path` is always visible UTF-8 in one line: any other name is stored as a `file:` URI, which
+    `local_path` resolves.
     `fault` says why the file cannot be read, if that is known before reading it.
     """
 
@@ -47,16 +49,19 @@ class SourceFile:
 
 
 def name_source(path: str) -> str:
-    r"""A path as manifests and messages show it: unchanged, or as a URI if it is not UTF-8.
+    r"""A path as manifests and messages show it.
+
+    It is unchanged, or a URI if it is not UTF-8 or has characters that would forge or hide output:
+    newlines, control characters, and those that are invisible or reorder text.
 
     >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
     ('texts/café.txt', 'file:///texts/caf%E9.txt')
+    >>> name_source("/texts/a.txt\n0 problems")
+    'file:///texts/a.txt%0A0%20problems'
     """
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return Path(local_path(path)).absolute().as_uri()
-    return path
+    if one_line(path) == path:
+        return path
+    return Path(local_path(path)).absolute().as_uri()
 
 
 def local_path(name: str) -> str:

@@ -3,6 +3,9 @@
 Nothing is skipped silently. Files in a folder that are not text are passed over and counted, with
 the reason. Files that should be text but cannot be read, such as broken links, are returned with
 their fault. A file that the user names is read whatever it contains, unless it cannot be text at all.
+
+A folder may come from a stranger, so nothing outside of it is read through a link in it. A link that
+the user names, or that a glob matches, is followed.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_near
 
 _SPECIAL = "a pipe, socket or device"
+_OUTSIDE = "a link that leads out of its folder"
+_FOLLOW = " Links are followed if you name them, for example with a glob: 'FOLDER/*'."
 _REASONS = {  # the reason for one item, and for several
     NOT_TEXT: ("file that is not text", "files that are not text"),
     "an archive": ("archive", "archives"),
     "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
     "a finished dataset": ("finished dataset", "finished datasets"),
     "a link to a folder": ("link to a folder", "links to folders"),
+    _OUTSIDE: ("link that leads out of its folder", "links that lead out of their folder"),
     _SPECIAL: ("pipe, socket or device", "pipes, sockets or devices"),
 }
 
@@ -65,8 +71,9 @@ def find_files(
 
     Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns each
     source once, and what was passed over: files that are not text, archives, datasets, pipes and
-    the like, and links to folders, which could lead in circles. Inputs that are links to folders are
-    followed. Broken links and unreadable paths are sources with a fault.
+    the like, links that lead out of an input folder, and links to folders inside, whose files are found
+    anyway. Inputs that are links are followed. Broken links and unreadable paths are sources with a
+    fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
@@ -92,6 +99,7 @@ def find_files(
         raise InputError(
             f"No text was found in {', '.join(name_source(os.fspath(item)) for item in inputs)}"
             + (f"; passed over: {describe_passed_over(passed_over)}." if passed_over else ".")
+            + (_FOLLOW if any(entry.reason == _OUTSIDE for entry in passed_over) else "")
         )
     return list(found.values()), passed_over
 
@@ -147,7 +155,7 @@ def _explain_missing(path: Path) -> str:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         near = find_near(path)
-        hint = f" Did you mean {near}?" if near is not None else ""
+        hint = f" Did you mean {name_source(str(near))}?" if near is not None else ""
         return f"There is no file or folder {path}.{hint}"
     except (OSError, ValueError) as error:  # a NUL byte in a name raises ValueError
         return f"{path} cannot be read: {getattr(error, 'strerror', error)}."
@@ -159,6 +167,7 @@ def _walk(
 ) -> Iterator[tuple[str, bool]]:
     # Without recursion: folders may be nested deeper than Python's stack.
     waiting = [folder]
+    root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     while waiting:
         here = waiting.pop()
         try:
@@ -171,7 +180,11 @@ def _walk(
         # Strings, because creating a Path per file would take most of the time.
         prefix = str(here / "x")[:-1]
         for entry in sorted(visible, key=lambda entry: entry.name):
-            if not _is_folder(entry):
+            if entry.is_symlink() and _leads_out(prefix + entry.name, root):
+                passed_over.append(
+                    PassedOver(path=name_source(prefix + entry.name), reason=_OUTSIDE)
+                )
+            elif not _is_folder(entry):
                 yield prefix + entry.name, False
             elif entry.is_symlink():
                 name = name_source(prefix + entry.name)
@@ -179,6 +192,12 @@ def _walk(
             elif not _is_left_out(here / entry.name, leave_out, passed_over):
                 folders.append(here / entry.name)
         waiting += reversed(folders)
+
+
+def _leads_out(link: str, root: str) -> bool:
+    """Whether the target of a link exists and is not in a folder; `root` ends with a slash."""
+    target = os.path.realpath(link)
+    return not f"{target}/".startswith(root) and os.path.exists(target)  # noqa: PTH110
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -192,7 +211,7 @@ def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedO
     if leave_out is not None and _same(folder, leave_out):
         return True
     if _is_dataset(folder):
-        passed_over.append(PassedOver(path=str(folder), reason="a finished dataset"))
+        passed_over.append(PassedOver(path=name_source(str(folder)), reason="a finished dataset"))
         return True
     return False
 

@@ -1,18 +1,39 @@
 """JSON lines to documents: one field of one record per line.
 
 A line that cannot be used is a `Rejection` with its position and the reason; the lines around it are
-kept. A line is held whole, because it has to be parsed whole. Costs one pass, however long lines are.
+kept. A line is held whole, because it has to be parsed whole. A long one is refused if its values
+would not fit in memory: two bytes of JSON can become 80 bytes of Python. Costs one pass, however long
+lines are, and another for long lines with many values.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
 
-from tokenmill.sources.records import BLOCK, MOST_RECORDS, Chunk, Cutter, Rejection, limit_chunk
+from tokenmill.errors import TooLongError
+from tokenmill.sources.records import (
+    BLOCK,
+    COPIES,
+    MOST_RECORDS,
+    PARSED,
+    Chunk,
+    Cutter,
+    Rejection,
+    count_byte,
+    limit_chunk,
+)
+from tokenmill.wording import one_line
+
+_LONG = 1 << 20  # bytes of a line; whatever a shorter one holds fits in memory
+_VALUE = 80  # bytes of memory for a parsed value, at most
+_SEPARATORS = b",:[{"  # at least one of them is before each value except the first
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_LONG_STRING = 64
 
 
 def read_json_lines(
@@ -21,6 +42,7 @@ def read_json_lines(
     text_field: str,
     cutter: Cutter | None,
     block_bytes: int = BLOCK,
+    hold_limit: int = 1 << 62,
 ) -> Iterator[Chunk]:
     """The texts in the lines of a stream of blocks that begins at offset `start` of its source.
 
@@ -36,7 +58,7 @@ def read_json_lines(
         whole = b"".join(held)
         while len(lines := whole.split(b"\n", MOST_RECORDS)) > 1:
             rest = lines.pop()
-            chunk = _read_lines(lines, start, text_field)
+            chunk = _read_lines(lines, start, text_field, hold_limit)
             chunk.whole, chunk.begin = whole, start
             start += chunk.read
             yield from limit_chunk(chunk, cutter, block_bytes)
@@ -44,17 +66,23 @@ def read_json_lines(
         held = [whole]
 
 
-def _read_lines(lines: list[bytes], start: int, text_field: str) -> Chunk:
+def _read_lines(lines: list[bytes], start: int, text_field: str, hold_limit: int) -> Chunk:
     """The texts in some lines; `start` is the offset of the first line."""
     texts: list[bytes] = []
     offsets: list[int] = []
     chunk = Chunk(texts, offsets)
     for line in lines:
+        if len(line) > _LONG:
+            _refuse_many_values(line, start, hold_limit)
         try:
             text = orjson.loads(line)[text_field]
             texts.append(text.encode())
             offsets.append(start)
         except (ValueError, KeyError, TypeError, AttributeError):
+            if len(line) > PARSED // 2 * hold_limit and not line.isascii():
+                # The standard library takes twice the memory of orjson.
+                reason = f"the line at byte {start} has {len(line):,} bytes"
+                raise TooLongError(len(line) // (PARSED // 2), reason) from None
             found = _read_odd_line(line, start, text_field, chunk)
             if found is not None:
                 texts.append(found)
@@ -63,6 +91,20 @@ def _read_lines(lines: list[bytes], start: int, text_field: str) -> Chunk:
         chunk.lines += 1
         chunk.read += len(line) + 1
     return chunk
+
+
+def _refuse_many_values(line: bytes, start: int, hold_limit: int) -> None:
+    """Raise TooLongError if the values of a line take too much memory once they are parsed."""
+    most = COPIES // 2 * hold_limit // _VALUE  # the other half is for the line and its text
+    values = sum(count_byte(line, byte) for byte in _SEPARATORS)
+    if values > most:
+        for string in _STRING.finditer(line):
+            first, end = string.span()
+            if end - first > _LONG_STRING:
+                values -= sum(line.count(byte, first, end) for byte in _SEPARATORS)
+    if values > most:
+        reason = f"the line at byte {start} has {values:,} values"
+        raise TooLongError(values * _VALUE // (COPIES // 2), reason)
 
 
 def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -119,9 +161,8 @@ def list_names(names: list[str]) -> str:
     >>> list_names(["id", "x" * 50])
     'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'
     """
-    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
-    listed = ", ".join([*shown, "…"] if len(names) > 20 else shown)
-    return listed.encode("utf-8", "replace").decode()  # a name may contain half of a surrogate pair
+    shown = [one_line(name if len(name) <= 40 else f"{name[:40]}…") for name in names[:20]]
+    return ", ".join([*shown, "…"] if len(names) > 20 else shown)
 
 
 def _json_kind(value: Any) -> str:

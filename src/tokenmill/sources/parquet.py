@@ -1,59 +1,89 @@
 """Parquet files to documents: one column of text.
 
 Row groups are decoded a few rows at a time, about one block. A damaged file is a `BadFileError`; a
-null is a `Rejection` with its row. Arrow holds a dictionary page twice, as stored and decoded, so one
-that does not fit in memory is refused before it is read. Data pages are not checked: their sizes are
-not in the footer.
+null is a `Rejection` with its row. What Arrow needs to read the pages is measured before it reads them
+(`parquet_pages.py`): as many rows are decoded at once as fit in memory, and a file of which no row fits
+is refused. Arrow takes up to `_FOOTER` bytes for each byte of a footer, so the footer is bounded, too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from tokenmill.errors import TooLongError
 from tokenmill.sources.files import BadFileError, SourceFile, open_source
 from tokenmill.sources.json_lines import list_names
-from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, Rejection, limit_chunk
+from tokenmill.sources.parquet_pages import PER_VALUE, ColumnPages, measure_pages
+from tokenmill.sources.records import BLOCK, COPIES, PARSED, Chunk, Cutter, Rejection, limit_chunk
+from tokenmill.wording import one_line
 
 ROWS = 256  # decoded at once
-_DICTIONARY = 16  # text held in memory takes this many times as much as a dictionary
 _BUFFER = 1 << 20  # without one, Arrow reads a whole column chunk, which is also slower
+_FOOTER = 512  # bytes of memory for a byte of the footer: one byte can be an entry of a list
+_LEAST_FOOTER = 1 << 16  # bytes that are always allowed
 
 
-def measure_row_groups(path: str) -> list[int]:
+def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
     """The stored bytes of each row group; empty if the file's footer cannot be read."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with open_source(path) as raw:
-            metadata = pq.read_metadata(raw)
-    except (OSError, pa.ArrowException):
+        with open_source(path) as raw, _open(raw, hold_limit) as file:
+            metadata = file.metadata
+            return [
+                max(0, metadata.row_group(i).total_byte_size)
+                for i in range(metadata.num_row_groups)
+            ]
+    except (OSError, pa.ArrowException, TooLongError):
         return []
-    return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
 
-def measure_text(path: str, text_field: str) -> list[tuple[int, int]]:
+def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[tuple[int, int]]:
     """The uncompressed bytes of the text column, and the rows, of each row group.
 
     Empty if the footer cannot be read or has no such column.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     measured = []
     try:
-        with open_source(path) as raw:
-            metadata = pq.read_metadata(raw)
-        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        column = names.index(text_field)
-    except (OSError, ValueError, pa.ArrowException):
+        with open_source(path) as raw, _open(raw, hold_limit) as file:
+            metadata = file.metadata
+            names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+            column = names.index(text_field)
+            for number in range(metadata.num_row_groups):
+                group = metadata.row_group(number)
+                size = group.column(column).total_uncompressed_size
+                measured.append((max(0, size), max(0, group.num_rows)))
+    except (OSError, ValueError, IndexError, pa.ArrowException, TooLongError):
         return []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        measured.append((group.column(column).total_uncompressed_size, group.num_rows))
     return measured
+
+
+def _open(raw: BinaryIO, hold_limit: int) -> Any:
+    """Open a file of which Arrow can hold the footer."""
+    import pyarrow.parquet as pq
+
+    raw.seek(0, os.SEEK_END)
+    end = raw.tell()
+    raw.seek(max(0, end - 8))
+    footer = min(int.from_bytes(raw.read(4), "little"), end)
+    if footer > _LEAST_FOOTER and footer * _FOOTER > COPIES * hold_limit:
+        raise TooLongError(footer * _FOOTER // COPIES, f"the footer has {footer:,} bytes")
+    raw.seek(0)
+    # A list can claim more entries than the footer has bytes, and Arrow would make room for them.
+    return pq.ParquetFile(
+        raw,
+        pre_buffer=False,
+        buffer_size=_BUFFER,
+        page_checksum_verification=True,
+        thrift_container_size_limit=max(1, footer),
+        thrift_string_size_limit=max(1, footer),
+    )
 
 
 def read_parquet(
@@ -69,54 +99,45 @@ def read_parquet(
 ) -> Iterator[Chunk]:
     """The documents in the row groups from `start` to `end`."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
         with (
             open_source(source.path) as raw,  # Arrow cannot open names that are not UTF-8
-            pq.ParquetFile(
-                raw, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
-            ) as file,
+            _open(raw, hold_limit) as file,
         ):
             column = _text_column(file.schema_arrow, text_field, source, pa)
             groups = list(range(start, min(end, file.num_row_groups)))
             row = sum(file.metadata.row_group(i).num_rows for i in range(start))
             share = max(1, sum(file.metadata.row_group(i).num_rows for i in groups))
             size = source.size * len(groups) / max(1, file.num_row_groups)
-            average = _largest_average(file.metadata, groups, column, row, hold_limit)
+            rows = _rows_at_once(raw, file.metadata, groups, column, row, rows, block, hold_limit)
             batches = file.iter_batches(
-                max(1, min(rows, block // average)),
-                row_groups=groups,
-                columns=[column],
-                use_threads=False,
+                rows, row_groups=groups, columns=[column], use_threads=False
             )
             for batch in batches:
-                texts: list[bytes] = []
-                offsets: list[int] = []
-                chunk = Chunk(texts, offsets)
-                chunk.read = int(size * batch.num_rows / share)
-                for value in batch.column(0).cast(pa.large_binary()).to_pylist():
-                    if value is None:
-                        kind = f"field {text_field!r} is not a string"
-                        reason = f"field {text_field!r} is null"
-                        chunk.rejections.append(Rejection(None, row, kind, reason, 0))
-                    else:
-                        texts.append(value)
-                        offsets.append(row)
-                    row += 1
-                yield from limit_chunk(chunk, cutter, block)
-    except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # errors of the file system say what is wrong
+                for values in _cut_batch(batch.column(0), row, block, hold_limit):
+                    chunk = _make_chunk(values, row, text_field)
+                    chunk.read = int(size * len(values) / share)
+                    row += len(values)
+                    yield from limit_chunk(chunk, cutter, block)
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: of a page header
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
+            raise  # not the file's fault, or an error of the file system, which says what is wrong
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(source.path, f"the Parquet file is damaged ({detail})") from error
 
 
-def _largest_average(
-    metadata: Any, groups: list[int], column: str, row: int, hold_limit: int
+def _rows_at_once(
+    raw: BinaryIO,
+    metadata: Any,
+    groups: list[int],
+    column: str,
+    row: int,
+    rows: int,
+    block: int,
+    hold_limit: int,
 ) -> int:
-    """The largest average size of a text in a row group. Refuses texts that are too large to hold."""
-    largest = 1
+    """How many rows to decode at once. Refuses texts that are too large to hold."""
     for number in groups:
         group = metadata.row_group(number)
         columns = [
@@ -128,21 +149,66 @@ def _largest_average(
         if average > PARSED * hold_limit:
             reason = f"the texts from row {row} on have {average:,} bytes each"
             raise TooLongError(average // PARSED, reason)
-        dictionary = sum(map(_dictionary_size, columns))
-        if dictionary > _DICTIONARY * hold_limit:
-            reason = f"the dictionary of the texts from row {row} on has {dictionary:,} bytes"
-            raise TooLongError(dictionary // _DICTIONARY, reason)
-        largest = max(largest, average)
+        rows = max(1, min(rows, block // max(1, average)))
+        for one in columns:
+            rows = _rows_of_pages(_measure(raw, one), rows, row, hold_limit)
         row += group.num_rows
-    return largest
+    return rows
 
 
-def _dictionary_size(column: Any) -> int:
-    """The decoded bytes of a column chunk's dictionary, estimated from its stored bytes."""
-    if not column.dictionary_page_offset or not column.total_compressed_size:
-        return 0
-    stored = column.data_page_offset - column.dictionary_page_offset
-    return int(stored * column.total_uncompressed_size / column.total_compressed_size)
+def _rows_of_pages(pages: ColumnPages, rows: int, row: int, hold_limit: int) -> int:
+    while rows > 1 and pages.most_bytes(rows) > PARSED * hold_limit:
+        rows //= 2
+    if (need := pages.memory(rows)) > COPIES * hold_limit:
+        what, size = "largest page", f"{pages.page:,} bytes"
+        if 2 * pages.dictionary > pages.page:
+            what, size = "dictionary", f"{pages.dictionary:,} bytes"
+        elif 2 * pages.lengths > need:
+            size = f"{pages.lengths // PER_VALUE:,} values"
+        reason = f"the {what} of the texts from row {row} on has {size}"
+        raise TooLongError(need // COPIES, reason)
+    return rows
+
+
+def _measure(raw: BinaryIO, column: Any) -> ColumnPages:
+    start = column.data_page_offset
+    if column.dictionary_page_offset:
+        start = min(start, column.dictionary_page_offset)
+    return measure_pages(raw, max(0, start), column.total_compressed_size, column.num_values)
+
+
+def _cut_batch(values: Any, row: int, block: int, hold_limit: int) -> Iterator[Any]:
+    """The values of a batch, about a block at a time. Refuses a text that is too large to hold."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = values.cast(pa.large_binary())
+    sizes = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False)
+    if len(sizes) and (longest := int(sizes.max())) > PARSED * hold_limit:
+        reason = f"the text in row {row + int(sizes.argmax())} has {longest:,} bytes"
+        raise TooLongError(longest // PARSED, reason)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        room = (ends[start - 1] if start else 0) + block
+        stop = max(start + 1, int(np.searchsorted(ends, room, side="right")))
+        yield values[start:stop].to_pylist()
+        start = stop
+
+
+def _make_chunk(values: list[bytes | None], row: int, text_field: str) -> Chunk:
+    texts: list[bytes] = []
+    offsets: list[int] = []
+    chunk = Chunk(texts, offsets)
+    for number, value in enumerate(values, row):
+        if value is None:
+            kind = f"field {text_field!r} is not a string"
+            reason = f"field {text_field!r} is null"
+            chunk.rejections.append(Rejection(None, number, kind, reason, 0))
+        else:
+            texts.append(value)
+            offsets.append(number)
+    return chunk
 
 
 def _text_column(schema: Any, text_field: str, source: SourceFile, pa: Any) -> str:
@@ -160,7 +226,8 @@ def _text_column(schema: Any, text_field: str, source: SourceFile, pa: Any) -> s
         reason = f"{len(found)} columns are named {text_field!r}; rename all but the one to read"
         raise BadFileError(source.path, reason)
     if not _is_text(found[0], pa):
-        raise BadFileError(source.path, f"column {text_field!r} holds {found[0]}, not text")
+        kind = one_line(str(found[0])[:80])
+        raise BadFileError(source.path, f"column {text_field!r} holds {kind}, not text")
     return text_field
 
 

@@ -89,7 +89,9 @@ def _read_plain(
     blocks = _read_blocks(file, source, first, last, how.block)
     if not is_text:
         lines = _refuse_long_lines(blocks, first, how.hold_limit)
-        yield from read_json_lines(lines, first, how.text_field, how.cutter, how.block)
+        yield from read_json_lines(
+            lines, first, how.text_field, how.cutter, how.block, how.hold_limit
+        )
     elif first < last:
         yield from split_records(
             blocks,
@@ -142,7 +144,9 @@ def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
         blocks = _decompressed_blocks(_decompress(raw, source, how.window), source, how.block)
         if source.kind == "jsonl":
             lines = _refuse_long_lines(blocks, 0, how.hold_limit)
-            chunks = read_json_lines(lines, 0, how.text_field, how.cutter, how.block)
+            chunks = read_json_lines(
+                lines, 0, how.text_field, how.cutter, how.block, how.hold_limit
+            )
         else:
             chunks = split_records(
                 blocks,

@@ -14,6 +14,7 @@ from stat import S_ISDIR, S_ISREG
 
 import orjson
 
+from tokenmill.errors import TooLongError
 from tokenmill.sources.detect_text import HEAD, looks_like_text
 from tokenmill.sources.files import BadFileError, SourceFile, name_source
 from tokenmill.sources.json_lines import read_json_lines
@@ -151,7 +152,7 @@ def _has_records(head: bytes) -> bool:
     return 2 * (records + lines[-1].startswith(b"{")) >= len(lines)
 
 
-def find_fault(source: SourceFile, text_field: str) -> str | None:
+def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -> str | None:
     """Why a file cannot be read, or has no text where it should be; None if it looks fine.
 
     >>> import tempfile
@@ -168,13 +169,16 @@ def find_fault(source: SourceFile, text_field: str) -> str | None:
         return source.fault
     try:
         if source.kind == "parquet":
-            for _ in read_range(source, 0, 0, Reading(text_field=text_field)):  # checks the footer
+            how = Reading(text_field=text_field, hold_limit=hold_limit)
+            for _ in read_range(source, 0, 0, how):  # checks the footer
                 pass
             return None
         head = read_head(source, _HEAD)
         refuse_wide(source, head)
     except BadFileError as error:
         return error.reason
+    except TooLongError as error:
+        return f"{error}, too many for `memory`"
     return _find_record_fault(head, text_field) if source.kind == "jsonl" else None
 
 

@@ -34,6 +34,11 @@ def disk_error(error: OSError, kept: str = "nothing is lost") -> WorkError:
             f"The disk is full{where}; {kept}.\n"
             "Free some space, then run the same command again. It resumes where it stopped."
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return WorkError(
+            f"Too many files are open{where}; {kept}.\nLet the process open more, for example with "
+            "ulimit -n 65536, then run the same command again. It resumes where it stopped."
+        )
     return WorkError(
         f"Writing failed{where}: {error.strerror or error}; {kept}.\n"
         "Run the same command again once that is fixed. It resumes where it stopped."

@@ -4,22 +4,33 @@ A file is written under a temporary name, flushed to the disk and renamed; then 
 The temporary name contains the process number, so that a new run and a dying one never share it.
 `AtomicFile` computes a checksum while writing and starts flushing early, so that the disk is busy
 while the next bytes are computed.
+
+A stranger may have filled the output folder. A link in it would lead a run to another file of the
+user, and opening a pipe would hang. Names inside an output folder are therefore never followed: a
+link, a pipe, a device or a file with a second name is refused. The output folder itself may be a
+link, because the user named it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
-_TEMPORARY = re.compile(r"\.\d+\.tmp$")
+from tokenmill.errors import FolderError
+
+_TEMPORARY = re.compile(r"\.[0-9]+\.tmp$")
 _EARLY = 32 << 20  # bytes after which the disk starts writing
+# SMB and some other network file systems cannot flush a folder, and say so with one of these.
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 def temporary_path(path: Path) -> Path:
@@ -64,14 +75,109 @@ def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable. Some file systems cannot; that is not an error."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
+    except PermissionError:  # a folder that this user may write to, but not list
         return
     try:
         os.fsync(handle)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise OSError(error.errno, error.strerror, str(folder)) from error
     finally:
         os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that the user named, and missing ones above it; it may be a link to a folder."""
+    if not path.is_dir():
+        if not path.parent.exists():
+            make_folder(path.parent)
+        try:
+            path.mkdir(exist_ok=True)
+        except FileExistsError:
+            code = errno.ENOTDIR
+            raise NotADirectoryError(code, os.strerror(code), str(path)) from None
+        sync_folder(path.parent)
+
+
+def make_subfolder(root: Path, path: Path) -> None:
+    """Make the folder `path` somewhere below the folder `root`; refuses links on the way."""
+    make_folder(root)
+    folder = root
+    for name in path.relative_to(root).parts:
+        folder /= name
+        refuse_link(folder)
+        make_folder(folder)
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Create an empty file, in place of any file or link of that name."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")  # "x" does not follow a link that appears now
+
+
+def open_entry(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Open a file in an output folder; returns its descriptor. By default it is created if missing.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> path.symlink_to("/etc/passwd")
+    >>> open_entry(path)
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.FolderError: .../metrics.jsonl is a symbolic link. Links inside an output folder \
+are not followed: delete it, or replace it with what it leads to.
+    """
+    refuse_link(path)
+    try:
+        # O_NONBLOCK: otherwise opening a pipe waits for a process at its other end.
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe or a socket, a folder
+            raise _refuse_kind(path) from error
+        raise
+    try:
+        _check_status(path, os.fstat(handle), is_written=flags != os.O_RDONLY)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def check_entries(folder: Path) -> None:
+    """Refuse a folder in which anything, at any depth, is not an ordinary file or folder."""
+    refuse_link(folder)
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                check_entries(Path(entry.path))
+                continue
+            refuse_link(Path(entry.path))
+            _check_status(Path(entry.path), entry.stat(follow_symlinks=False), is_written=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a symbolic link inside an output folder."""
+    if path.is_symlink():
+        raise FolderError(
+            f"{path} is a symbolic link. Links inside an output folder are not followed: delete it, or "
+            "replace it with what it leads to."
+        )
+
+
+def _check_status(path: Path, status: os.stat_result, *, is_written: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _refuse_kind(path)
+    if is_written and status.st_nlink > 1:
+        raise FolderError(
+            f"{path} has a second name (a hard link), so writing to it would change another file. "
+            "Replace it with a copy, or delete it."
+        )
+
+
+def _refuse_kind(path: Path) -> FolderError:
+    return FolderError(f"{path} is not a regular file. Delete it, or choose another output folder.")
 
 
 class AtomicFile:
@@ -80,7 +186,7 @@ class AtomicFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._temporary = temporary_path(path)
-        self._file = self._temporary.open("wb")
+        self._file = create_file(self._temporary)
         self._hash = xxhash.xxh3_128()
         self._unflushed = 0
         self._finished = False

@@ -13,7 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.storage.files import is_temporary, sync_folder, temporary_path, write_file
+from tokenmill.storage.files import (
+    create_file,
+    is_temporary,
+    make_subfolder,
+    open_entry,
+    sync_folder,
+    temporary_path,
+    write_file,
+)
 
 
 class Entry(NamedTuple):
@@ -48,7 +56,7 @@ class Storage(ABC):
 
 
 class Folder(Storage):
-    """Files below a folder. Missing folders are created when a file is written.
+    """Files below a folder. Missing folders are created when a file is written; links are refused.
 
     >>> import tempfile
     >>> folder = Folder(tempfile.mkdtemp())
@@ -63,7 +71,7 @@ class Folder(Storage):
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """The bytes of a file from `start` on, at most `length`."""
-        with (self.path / name).open("rb") as file:
+        with os.fdopen(open_entry(self.path / name, os.O_RDONLY), "rb") as file:
             file.seek(start)
             return file.read(-1 if length is None else length)
 
@@ -78,16 +86,16 @@ class Folder(Storage):
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write a whole file, or replace it."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_subfolder(self.path, path.parent)
         write_file(path, data)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a whole file unless one of that name exists; returns whether it was written."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_subfolder(self.path, path.parent)
         temporary = temporary_path(path)
         try:
-            with temporary.open("wb") as file:
+            with create_file(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

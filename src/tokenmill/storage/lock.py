@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from tokenmill.errors import FolderError
+from tokenmill.storage.files import open_entry
 
 
 class FileLock:
     """A lock that at most one process holds.
 
-    A lock file contains the number of the process that holds it. If the path is a folder, the folder
-    itself is locked.
+    A lock file contains the number of the process that holds it. With `is_folder`, the path is a folder
+    that is itself locked.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "lock"
@@ -28,22 +29,23 @@ class FileLock:
     (None, True)
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_folder: bool = False) -> None:
         self.path = path
+        self._is_folder = is_folder
         self.owner: int | None = None  # the process that holds it, if `acquire` failed
         self._handle = -1
 
     def acquire(self) -> bool:
         """Take the lock if it is free; returns whether this process holds it now."""
-        is_folder = self.path.is_dir()
-        # Without O_NOFOLLOW, a link in an untrusted folder could make this overwrite another file.
-        flags = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
-            handle = os.open(self.path, flags, 0o644)
+            if self._is_folder:
+                handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            else:
+                handle = open_entry(self.path)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self.owner = None if is_folder else _read_owner(handle)
+                self.owner = None if self._is_folder else _read_owner(handle)
                 os.close(handle)
                 return False
             except BaseException:
@@ -52,7 +54,7 @@ class FileLock:
             if self._is_current(handle):
                 break
             os.close(handle)  # a run that finished just now removed the file
-        if not is_folder:
+        if not self._is_folder:
             with suppress(OSError):  # the number is only for messages, and the disk may be full
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -82,5 +84,5 @@ class FileLock:
 
 
 def _read_owner(handle: int) -> int | None:
-    text = os.read(handle, 32).decode(errors="replace").strip()
+    text = os.read(handle, 32).strip()  # bytes, whose isdigit is true for ASCII digits only
     return int(text) if text.isdigit() else None

@@ -26,7 +26,10 @@ _CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 
 
 def _find_open_files() -> int:
-    """How many files may stay mapped: half of the files that the process may open, within bounds."""
+    """How many files may stay mapped: half of the files that the process may open, within bounds.
+
+    If these are very few, a quarter: a copy holds some maps more, and the program has files too.
+    """
     if _CLOSES:
         return 16384
     try:
@@ -34,7 +37,9 @@ def _find_open_files() -> int:
     except ImportError:  # Windows
         return 256
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 16384 if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), 16384)
+    if soft == resource.RLIM_INFINITY:
+        return 16384
+    return min(max(soft // 2 if soft >= 64 else soft // 4, 1), 16384)
 
 
 OPEN_FILES = _find_open_files()

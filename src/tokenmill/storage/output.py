@@ -13,12 +13,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import orjson
 
 from tokenmill.errors import FolderError
-from tokenmill.storage.files import is_temporary, remove_temporaries
+from tokenmill.storage.files import (
+    check_entries,
+    is_temporary,
+    make_folder,
+    make_subfolder,
+    remove_temporaries,
+    sync_folder,
+)
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.lock import FileLock
+from tokenmill.storage.names import WORK_NAME
+from tokenmill.storage.reading import DamagedFileError, read_inside
+
+_MOST_BYTES = 1 << 20  # of the settings of a run, unless those of this run are as large
 
 
 class OutputFolder(Folder):
@@ -52,10 +64,11 @@ is 'mds'. Choose another `out`, or delete that folder.
         super().__init__(path)
         self.argument = argument
         self._refuse_if_foreign(marks, ignored)
-        self._lock = FileLock(path / lock)
+        self._lock = FileLock(path / lock, is_folder=path / lock == path)
         self._take_lock()
         try:
             self.remove_temporaries()
+            check_entries(path / WORK_NAME)  # from now on, its files are opened by their names
         except BaseException:
             self.close()
             raise
@@ -76,19 +89,21 @@ is 'mds'. Choose another `out`, or delete that folder.
 
     def remove_temporaries(self) -> None:
         """Remove half-written files of any process, here and one level below."""
-        remove_temporaries(self.path, *(path for path in self.path.iterdir() if path.is_dir()))
+        below = (path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink())
+        remove_temporaries(self.path, *below)
 
     def remember(self, name: str, settings: Mapping[str, Any]) -> None:
         """Record the settings of a run; refuse to resume one with other settings."""
-        if self.create(name, orjson.dumps(settings)):
+        record = orjson.dumps(settings)
+        if self.create(name, record):
             return
         try:
-            before = orjson.loads(self.read(name))
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise FolderError(
-                f"{self.path / name} cannot be read ({error}). Delete {self.path}."
-            ) from None
-        if changes := describe_changes(before, orjson.loads(orjson.dumps(settings))):
+            data = read_inside(self.path, name, max(_MOST_BYTES, 2 * len(record)))
+            before = msgspec.json.decode(data, type=dict[str, Any])
+        except (DamagedFileError, ValueError, RecursionError) as error:
+            reason = error.what if isinstance(error, DamagedFileError) else f"is damaged ({error})"
+            raise FolderError(f"{self.path / name} {reason}. Delete {self.path}.") from None
+        if changes := describe_changes(before, orjson.loads(record)):
             raise FolderError(
                 f"{self.path} holds an unfinished run with other settings: {'; '.join(changes)}. "
                 f"Choose another `{self.argument}`, or delete that folder."
@@ -96,8 +111,10 @@ is 'mds'. Choose another `out`, or delete that folder.
 
     def _take_lock(self) -> None:
         while True:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.path.parent.mkdir(exist_ok=True)
+            make_folder(self.path)
+            sync_folder(self.path.parent)  # an earlier run may have been killed before it did
+            if self._lock.path != self.path:
+                make_subfolder(self.path, self._lock.path.parent)
             with suppress(FileNotFoundError):  # a run that finished just now removed the folder
                 self._lock.acquire_or_refuse(
                     f"Another run is working in {self.path}",
@@ -135,10 +152,14 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     ['b was 2, is 3']
     """
     return [
-        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        f"{_brief(name)} was {_brief(repr(before.get(name)))}, is {_brief(repr(now.get(name)))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _is_empty_folder(path: Path) -> bool:

@@ -11,14 +11,18 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import orjson
 
 from tokenmill.errors import DatasetError
+from tokenmill.wording import one_line
 
 CURE = (
     "Copy the file again from its source, or run the same tokenmill prepare command with --restart."
 )
 FOREIGN_CURE = "Copy or download the file again from its source."
+MOST_VALUES = 1 << 22  # in one JSON text: at most about 500 MB of Python objects
 _MORE_FILES = "The file is fine: let the process open more files, for example with ulimit -n 65536."
 _PERMISSION = "Let this user read it: chmod a+r on the file, and a+x on the folders it is in."
 _SYSTEM_CURES = {
@@ -37,7 +41,7 @@ class DamagedFileError(DatasetError):
         self.file, self.what, self.cure = file, what, cure
 
     def __str__(self) -> str:
-        return f"{self.file} {self.what}. {self.cure}"
+        return f"{one_line(f'{self.file} {self.what}')}. {self.cure}"
 
 
 def find_cure(error: BaseException, cure: str) -> str:
@@ -80,15 +84,35 @@ file again from its source, or run the same tokenmill prepare command with --res
 def read_inside(folder: Path, path: str, most: int) -> bytes:
     """Read a small file of a dataset; one with more than `most` bytes is refused."""
     with open_inside(folder, path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise DamagedFileError(
-                path, f"in {folder} has {size:,} bytes, but at most {most:,} are allowed"
-            )
-        try:
-            return file.read(size)
-        except OSError as error:
-            raise _refuse(path, folder, error, CURE) from error
+        return _read_all(file, folder, path, most, CURE)
+
+
+def read_foreign(folder: Path, path: str, most: int) -> bytes:
+    """Read a small file of another program; one with more than `most` bytes is refused."""
+    with open_foreign(folder, path) as file:
+        return _read_all(file, folder, path, most, FOREIGN_CURE)
+
+
+def _read_all(file: BinaryIO, folder: Path, path: str, most: int, cure: str) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        raise DamagedFileError(
+            path, f"in {folder} has {size:,} bytes, but at most {most:,} are allowed", cure
+        )
+    try:
+        return file.read(size)
+    except OSError as error:
+        raise _refuse(path, folder, error, cure) from error
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse untrusted JSON; ValueError if it is invalid, or has more than `MOST_VALUES` values.
+
+    A list of empty lists takes 20 times its size in memory, so a limit on bytes alone is not enough.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ValueError(f"it has over {MOST_VALUES:,} values")
+    return orjson.loads(data)
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:

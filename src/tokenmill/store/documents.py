@@ -268,6 +268,8 @@ def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
         if version != (1, 0):
             raise ValueError(f"version {version} of the format is not supported")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except MemoryError:
+        raise
     except Exception as error:  # NumPy's parser raises anything on damaged bytes
         raise DamagedFileError(path, f"has no readable .npy header ({str(error)!r})") from None
     if dtype != DOCUMENT_DTYPE:

@@ -28,7 +28,7 @@ from tokenmill.store.documents import sums
 from tokenmill.store.shards import Shards
 
 PIECE = 1 << 18  # bytes that are copied or read ahead at once: well within an L2 cache
-MANY = min(max(mapping.OPEN_FILES // 4, 16), 4096)  # shards whose maps are held during a copy
+MANY = min(max(mapping.OPEN_FILES // 4, 1), 4096)  # shards whose maps are held during a copy
 FEW = max(mapping.OPEN_FILES // 64, 1)  # shards whose maps a `RowReader` keeps
 _LONG = 1 << 18  # from this many bytes on, a copy takes longer than waking another thread
 _MOST_STEPS = 8

@@ -6,6 +6,7 @@ before, so 150,000 shards cost their names and three arrays of 150,000 numbers.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import (
@@ -44,6 +46,11 @@ class Shards(Protocol):
     def kept(self) -> int | None:
         """How many shards to keep, if they are copies in memory; None if they are maps."""
 
+    @property
+    def checksum(self) -> str | None:
+        """How the ids are divided into files, and a hash of the checksums that a manifest has of
+        these: `"CUT:SUM"`. None if there is no manifest."""
+
     def name(self, number: int) -> str:
         """The file of a shard, relative to what was opened."""
 
@@ -60,7 +67,8 @@ class FileShards:
 
     `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the sizes of
     the files in bytes, checked again whenever a file is opened. `check` checks a file's header before it is mapped; it
-    is a function of a module, so that it pickles. Files that tokenmill did not write are `foreign`:
+    is a function of a module, so that it pickles. `checksums` are those of the files, if a manifest has
+    them; they are not checked here. Files that tokenmill did not write are `foreign`:
     they may be links to anywhere, and names with `..` are followed too, so the reader of a format must
     refuse such names in its metadata.
     """
@@ -73,10 +81,17 @@ class FileShards:
     sizes: Integers
     check: Callable[[BinaryIO, str], None] | None = None
     foreign: bool = False
+    checksums: Sequence[str] = ()
 
     @property
     def kept(self) -> int | None:
         return None
+
+    @property
+    def checksum(self) -> str | None:
+        if not self.checksums:
+            return None
+        return f"{_hash(self.dtype.str, *map(str, self.counts.tolist()))}:{_hash(*self.checksums)}"
 
     def name(self, number: int) -> str:
         return self.names[number]
@@ -99,6 +114,33 @@ class FileShards:
                 reason = getattr(error, "strerror", None) or error
                 raise DamagedFileError(name, f"cannot be read: {reason}", FOREIGN_CURE) from error
 
+    def read_rows(
+        self,
+        number: int,
+        firsts: Integers,
+        rows: npt.NDArray[Any],
+        places: Integers,
+        between: Callable[[], None] | None,
+    ) -> None:
+        """See `read_rows` below."""
+        name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
+        memory, size = rows.data.cast("B"), rows.shape[1] * width
+        with self._open(number) as file:
+            descriptor = file.fileno()
+            try:
+                for first, place in zip(firsts.tolist(), places.tolist(), strict=True):
+                    if between is not None:
+                        between()
+                    start, row = offset + first * width, memory[place * size : (place + 1) * size]
+                    while (count := os.preadv(descriptor, [row], start)) < len(row):
+                        if not count:  # truncated since its size was checked
+                            check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
+                            raise DamagedFileError(name, "was changed while it was read")
+                        row, start = row[count:], start + count
+            except OSError as error:  # the disk is failing
+                what = f"cannot be read: {error.strerror}"
+                raise DamagedFileError(name, what, FOREIGN_CURE) from error
+
     def _open(self, number: int) -> BinaryIO:
         name = self.names[number]
         file = (open_foreign if self.foreign else open_inside)(self.folder, name)
@@ -114,9 +156,10 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard that is an array in memory."""
+    """One shard that is an array in memory; `checksum` is that of the files it was copied from."""
 
     ids: npt.NDArray[Any]
+    checksum: str | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -173,6 +216,13 @@ class PartOfShards:
     def kept(self) -> int | None:
         return self.whole.kept
 
+    @property
+    def checksum(self) -> str | None:
+        if self.whole.checksum is None:
+            return None
+        cut, sum = self.whole.checksum.split(":")
+        return f"{_hash(cut, str(self.start), str(self.stop))}:{sum}"
+
     def name(self, number: int) -> str:
         return self.whole.name(self._ranges[0] + number)
 
@@ -205,6 +255,10 @@ class JoinedShards:
     def kept(self) -> int | None:
         return min((part.kept for part in self.parts if part.kept is not None), default=None)
 
+    @property
+    def checksum(self) -> None:
+        return None  # prepared datasets are never joined
+
     @cached_property
     def _ends(self) -> list[int]:
         return list(accumulate(len(part.counts) for part in self.parts))
@@ -225,6 +279,36 @@ class JoinedShards:
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
         part, own = self._find(number)
         return part.read(own, first, last)
+
+
+def read_rows(
+    shards: Shards,
+    number: int,
+    firsts: Integers,
+    rows: npt.NDArray[Any],
+    places: Integers,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Read rows of one shard without a map: the row from id `firsts[n]` on becomes `rows[places[n]]`.
+
+    A file is opened only once. `between` is called before each row.
+    """
+    if isinstance(shards, FileShards):
+        shards.read_rows(number, firsts, rows, places, between)
+    elif isinstance(shards, PartOfShards):
+        low, begin, _ = shards._ranges
+        read_rows(shards.whole, low + number, firsts + begin[number], rows, places, between)
+    elif isinstance(shards, JoinedShards):
+        read_rows(*shards._find(number), firsts, rows, places, between)
+    else:
+        for first, place in zip(firsts.tolist(), places.tolist(), strict=True):
+            if between is not None:
+                between()
+            rows[place] = shards.read(number, first, first + rows.shape[1])
+
+
+def _hash(*texts: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\n".join(texts).encode())
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:

@@ -29,6 +29,7 @@ from tokenmill.storage.reading import DamagedFileError, open_inside
 MOST = 1 << 56  # tokens of a split: sums of byte positions then fit in 64 bits
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Name = Annotated[str, msgspec.Meta(max_length=4096)]  # one character may quadruple a longer string
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,12 @@ class ShardName:
 class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One file of tokens and the table of the documents that start in it."""
 
-    path: str
+    path: Name
     tokens: Count
     documents: Count
-    xxh3_128: str
-    documents_path: str
-    documents_xxh3_128: str
+    xxh3_128: Name
+    documents_path: Name
+    documents_xxh3_128: Name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,6 +212,8 @@ class SourceTable:
 
 
 _SOURCE = msgspec.json.Decoder(Source)
+_BLOCK = 1 << 20  # bytes that are searched at once
+_LEAST_LINE = len('{"path":"","bytes":0,"unit":"row"}\n')
 
 
 def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> _Lines:
@@ -223,7 +226,18 @@ def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> 
         raise DamagedFileError(
             path, f"does not match its checksum: it has {found}, the manifest says {xxh3_128!r}"
         )
-    ends = np.flatnonzero(data == ord("\n")) + 1
-    if len(ends) != count or (len(data) and data[-1] != ord("\n")):
-        raise DamagedFileError(path, f"has {len(ends):,} lines, but the manifest says {count:,}")
+    # In blocks, and counted first: a file may be nothing but newlines.
+    blocks = [slice(start, start + _BLOCK) for start in range(0, len(data), _BLOCK)]
+    lines = sum(int(np.count_nonzero(data[block] == ord("\n"))) for block in blocks)
+    if lines != count or (len(data) and data[-1] != ord("\n")):
+        raise DamagedFileError(path, f"has {lines:,} lines, but the manifest says {count:,}")
+    if len(data) < lines * _LEAST_LINE:
+        raise DamagedFileError(
+            path, f"has {len(data):,} bytes, which is too short to describe {lines:,} sources"
+        )
+    ends, found = np.empty(count, np.int64), 0
+    for block in blocks:
+        some = np.flatnonzero(data[block] == ord("\n")) + (block.start + 1)
+        ends[found : found + len(some)] = some
+        found += len(some)
     return _Lines(data, ends)

@@ -13,7 +13,7 @@ pickle contains no maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, overload
 
@@ -23,6 +23,7 @@ import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.store.documents import DocumentTable, inside
+from tokenmill.store.file_rows import FileRows, copy_range
 from tokenmill.store.gather import PIECE, Gatherer, RowReader
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
 
@@ -58,7 +59,7 @@ class Tokens:
         self.eot_id = eot_id
         self.eot = eot
         self._shards = shards
-        self._gatherer = Gatherer(shards)
+        self._gatherer = self._make_gatherer(shards)
         self._length = int(self._gatherer.starts[-1])
 
     @classmethod
@@ -84,6 +85,9 @@ class Tokens:
             )
         shard = ArrayShard(np.ascontiguousarray(array))
         return cls(shard, split, documents=documents, eot_id=eot_id, eot=eot)
+
+    def _make_gatherer(self, shards: Shards) -> Gatherer | FileRows:
+        return Gatherer(shards)
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Tokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
@@ -129,13 +133,7 @@ class Tokens:
         if not 0 <= start < stop <= len(self):
             return self[start:stop]
         ids = np.empty(stop - start, self.dtype)
-        shard, first = self.locate(start)
-        done = 0
-        while done < len(ids):
-            count = min(len(ids) - done, int(self._gatherer.counts[shard]) - first)
-            if count:
-                ids[done : done + count] = self._shards.read(shard, first, first + count)
-            done, shard, first = done + count, shard + 1, 0
+        copy_range(self._shards, self._gatherer.counts, *self.locate(start), ids)
         return ids
 
     def __iter__(self) -> Iterator[int]:
@@ -277,28 +275,99 @@ class Tokens:
             digest.update(np.ascontiguousarray(ids, "<i8").data)
         return digest.hexdigest()
 
+    @property
+    def identity(self) -> str:
+        """What identifies the tokens in a saved state; compare it with `is_same_data`.
+
+        With a manifest, it has the checksums of all shards: tokens that differ anywhere have another
+        identity. In other formats it is the fingerprint, which is a sample.
+        """
+        checksum = self._shards.checksum
+        return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
+
     def in_memory(self) -> Tokens:
         """The same tokens, copied into one array of the process's memory."""
-        return Tokens.of(
-            self[:],
-            split=self.split,
+        return Tokens(
+            ArrayShard(self[:], self._shards.checksum),
+            self.split,
             documents=self.documents,
             eot_id=self.eot_id,
             eot=self.eot,
         )
 
+    def unmapped(self, between: Callable[[], None] | None = None) -> Tokens:
+        """The same tokens; rows and slices are read from their files, not through memory maps.
+
+        A file that is truncated meanwhile is then a DatasetError that names it; through a map, it
+        kills the process. `between` is called before each row.
+
+        >>> Tokens.of([5, 6, 7, 8]).unmapped().gather(np.array([2, 0]), 2).tolist()
+        [[7, 8], [5, 6]]
+        """
+        return _UnmappedTokens(
+            self._shards,
+            self.split,
+            between,
+            documents=self.documents,
+            eot_id=self.eot_id,
+            eot=self.eot,
+        )
+
+    def _with_shards(self, shards: Shards) -> Tokens:
+        """Other shards, read in the same way."""
+        return Tokens(shards, self.split)
+
+
+class _UnmappedTokens(Tokens):
+    """See `Tokens.unmapped`."""
+
+    def __init__(
+        self, shards: Shards, split: str, between: Callable[[], None] | None, **known: Any
+    ) -> None:
+        self._between = between
+        super().__init__(shards, split, **known)
+
+    def _make_gatherer(self, shards: Shards) -> FileRows:
+        return FileRows(shards, self._between)
+
+    def _with_shards(self, shards: Shards) -> Tokens:
+        return _UnmappedTokens(shards, self.split, self._between)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(_UnmappedTokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
+        return make, (self._shards, self.split, self._between)
+
+
+def is_same_data(one: Any, other: Any) -> bool:
+    """Whether two identities can be of the same tokens.
+
+    If both have checksums of files of the same lengths, these decide. Otherwise the fingerprints do:
+    resharded tokens, or tokens in another format, are the same data.
+
+    >>> is_same_data("f:cut:sum", "f:cut:other"), is_same_data("f:cut:sum", "other:cut:sum")
+    (False, False)
+    >>> is_same_data("f:cut:sum", "f:other:other"), is_same_data("f:cut:sum", "f")
+    (True, True)
+    """
+    if not isinstance(one, str) or not isinstance(other, str):
+        return bool(one == other)
+    (fingerprint, *checksum), (theirs, *their_checksum) = one.split(":"), other.split(":")
+    is_comparable = bool(checksum and their_checksum) and checksum[0] == their_checksum[0]
+    return fingerprint == theirs and (not is_comparable or checksum == their_checksum)
+
 
 def join(sources: Sequence[Tokens]) -> Tokens | None:
-    """The tokens of all sources end to end; None if they differ in dtype or cannot be mapped.
+    """The tokens of all sources end to end; None if they differ in dtype or cannot be read alike.
 
     >>> both = join([Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])])
     >>> both.gather(np.array([3, 1]), 2).tolist()
     [[10, 20], [2, 3]]
     """
     shards = [tokens._shards for tokens in sources]
-    if len({one.dtype for one in shards}) > 1 or any(one.kept is not None for one in shards):
+    ways = {(tokens.dtype, type(tokens)) for tokens in sources}
+    if len(ways) > 1 or any(one.kept is not None for one in shards):
         return None
-    return type(sources[0])(JoinedShards(tuple(shards)), sources[0].split)
+    return sources[0]._with_shards(JoinedShards(tuple(shards)))
 
 
 def cast_rows(

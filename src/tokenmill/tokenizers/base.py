@@ -205,7 +205,7 @@ def choose_eot(
     tokenmill.errors.TokenizerError: x.model has no special token '<pad>'; it has: '</s>'
     """
     if isinstance(requested, str) and requested not in special_ids:
-        if not (requested.isascii() and requested.isdigit()):
+        if not re.fullmatch("[0-9]{1,10}", requested):
             known = ", ".join(repr(token) for token in list(special_ids)[:20]) or "none"
             raise TokenizerError(f"{where} has no special token {requested!r}; it has: {known}")
         requested = int(requested)

@@ -17,7 +17,7 @@ larger than the text. `forget` frees it; rebuilding the tables takes 0.1 s.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol, Self
@@ -36,9 +36,11 @@ from tokenmill.tokenizers.id_arrays import (
     spell,
     terminate_texts,
 )
+from tokenmill.tokenizers.limits import brief
 from tokenmill.tokenizers.long_text import Settler
 
 TERMINATOR = "\0"
+_LONGEST_NAME = 1000
 
 
 class Vocabulary(Protocol):
@@ -83,7 +85,9 @@ class VocabularyTokenizer(Tokenizer):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        name = str(settings["name"])
+        name = settings["name"]
+        if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+            raise ValueError(f"name {brief(name)}")
         vocabulary = cls.read_vocabulary(settings, f"the state of tokenizer {name!r}")
         return cls(vocabulary, name=name, eot_id=read_eot_id(settings, vocabulary.vocab_size))
 
@@ -138,8 +142,7 @@ class BytePairTokenizer(VocabularyTokenizer):
         runs = []
         for alone, run in groupby(texts, self._must_be_alone):
             if alone:
-                ids = [self._plainer().encode(text) for text in run]
-                runs.append(terminate_texts(ids, self.eot_id))
+                runs.append(terminate_texts(self._encode_alone(run), self.eot_id))
             else:
                 members = [*run, b""]
                 runs.append(self._encode_joined(b"\0".join(members)))
@@ -183,10 +186,15 @@ class BytePairTokenizer(VocabularyTokenizer):
         return not self._vocabulary.joinable or b"\0" in text
 
     def _encode_joined(self, joined: bytes) -> tuple[Ids, Offsets]:
-        ids: Ids = self._joiner().encode(joined)
+        ids: Ids = call_native(lambda: self._joiner().encode(joined), where=self.name)
         ends = np.flatnonzero(ids == self.vocab_size)
         ids[ends] = self.eot_id or 0
         return ids, np.concatenate(([0], ends + 1))
+
+    def _encode_alone(self, texts: Iterable[bytes]) -> list[Ids]:
+        plain = self._plainer()
+        ids: list[Ids] = call_native(lambda: list(map(plain.encode, texts)), where=self.name)
+        return ids
 
     def _joiner(self) -> Any:
         if self._joining is None:
@@ -209,15 +217,16 @@ class BytePairTokenizer(VocabularyTokenizer):
         return spellings
 
 
-def build_native(build: Any, *arguments: Any, where: str) -> Any:
-    """Call a constructor of gigatoken's. If it fails, raise a TokenizerError with the reason."""
+def call_native(call: Callable[[], Any], *, where: str) -> Any:
+    """Call gigatoken. If it fails, raise a TokenizerError with the reason."""
     try:
-        return build(*arguments)
+        return call()
     except BaseException as error:
         # A panic in Rust is a BaseException. Ctrl-C and exit must pass through.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_panic = type(error).__name__ == "PanicException"
+        if isinstance(error, MemoryError) or not (is_panic or isinstance(error, Exception)):
             raise
-        reason = str(error).partition("\n")[0]
-        if not isinstance(error, Exception):
+        reason = str(error).partition("\n")[0][:300]
+        if is_panic:
             reason = f"gigatoken finds its vocabulary inconsistent ({reason})"
         raise TokenizerError(f"{where} cannot be used as a tokenizer: {reason}") from error

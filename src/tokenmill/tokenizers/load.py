@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.hub.single_file import fetch
+from tokenmill.storage.reading import FOREIGN_CURE, find_cure, read_foreign
 from tokenmill.tokenizers.base import Tokenizer, choose_eot
 from tokenmill.tokenizers.gpt2 import read_gpt2
+from tokenmill.tokenizers.limits import MOST_BYTES, parse_json
 from tokenmill.tokenizers.minimal import ByteTokenizer
 from tokenmill.tokenizers.registry import check_tokenizer, from_state
 from tokenmill.tokenizers.sentencepiece import (
@@ -35,8 +38,8 @@ from tokenmill.tokenizers.tokenizer_json import (
     JsonTokenizer,
     JsonVocabulary,
     check_added_ids,
-    parse_json,
 )
+from tokenmill.tokenizers.trial import try_in_child
 
 _ACCEPTED = (
     "gpt2, bytes, a path to a tokenizer.json or to a folder with one, a path to a .tiktoken file "
@@ -89,9 +92,10 @@ bytes, ...
         return ByteTokenizer(eot=eot)
     if text == "gpt2":
         return _load_gpt2(eot)
-    if text and path.is_dir():
+    mode = _find_mode(path) if text else 0
+    if stat.S_ISDIR(mode):
         return _load_folder(path, eot)
-    if path.is_file():
+    if stat.S_ISREG(mode):
         return _load_file(path, scheme, eot)
     if _looks_like_hub_name(text):
         return _load_from_hub(text, eot)
@@ -105,34 +109,95 @@ def _load_gpt2(eot: str | int | None) -> Tokenizer:
     return JsonTokenizer(vocabulary, name="gpt2", eot_id=eot_id, checked=True)
 
 
+def _find_mode(path: Path) -> int:
+    """What a path is, as in `stat`; 0 if it does not exist."""
+    try:
+        return path.stat().st_mode
+    except PermissionError as error:
+        raise _refuse(path, error) from error
+    except (OSError, ValueError):  # also names that no file can have
+        return 0
+
+
+def _refuse(path: Path, error: OSError) -> TokenizerError:
+    return TokenizerError(
+        f"{str(path)!r} cannot be read: {error.strerror}. {find_cure(error, FOREIGN_CURE)}"
+    )
+
+
 def _load_folder(folder: Path, eot: str | int | None) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if file.is_file():
-        return _load_file(file, None, eot, name=folder.resolve().name)
-    models = sorted(folder.glob("*.model"))
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise _refuse(folder, error) from error
+    if "tokenizer.json" in names:
+        return _load_file(folder / "tokenizer.json", None, eot, name=folder.resolve().name)
+    models = [name for name in names if name.endswith(".model")]
     if len(models) == 1:
-        return _load_file(models[0], None, eot)
+        return _load_file(folder / models[0], None, eot)
     raise TokenizerError(f"the folder {str(folder)!r} contains no tokenizer.json")
 
 
 def _load_file(
     path: Path, scheme: str | None, eot: str | int | None, *, name: str | None = None
 ) -> Tokenizer:
-    data = path.read_bytes()
-    if path.suffix == ".tiktoken":
-        return _finish(read_tiktoken_file(data, path.name, scheme, eot), path.stem, eot)
-    if path.suffix == ".model":
-        return _finish(read_model_file(data, path.name), path.stem, eot)
-    if path.suffix != ".json":
+    if path.suffix not in (".json", ".model", ".tiktoken"):
         raise TokenizerError(
             f"{str(path)!r} is not a known kind of tokenizer file. Use {_ACCEPTED}."
         )
-    document = parse_json(data, path.name)
-    if "kind" in document and "model" not in document:
-        return _restore(document, path, eot)
-    configured = _read_configured_eot(path.with_name("tokenizer_config.json"))
-    fallback = path.stem if path.stem != "tokenizer" else path.resolve().parent.name
-    return _finish(_read_document(document, path.name), name or fallback, eot, configured)
+    data = _read(path)
+    configured = None
+    if path.suffix == ".json":
+        if b'"kind"' in data:
+            document = parse_json(data, path.name)
+            if "kind" in document and "model" not in document:
+                return _restore(document, path, eot)
+        configured = _read_configured_eot(path.with_name("tokenizer_config.json"))
+    stem = path.stem if path.name != "tokenizer.json" else path.resolve().parent.name
+    return _load(
+        data,
+        where=path.name,
+        suffix=path.suffix,
+        name=name or stem,
+        scheme=scheme,
+        eot=eot,
+        configured=configured,
+    )
+
+
+def _load(data: bytes, **settings: Any) -> Tokenizer:
+    try_in_child(data, **settings)
+    return read_tokenizer(data, **settings)
+
+
+def read_tokenizer(
+    data: bytes,
+    *,
+    where: str,
+    suffix: str,
+    name: str,
+    scheme: str | None = None,
+    eot: str | int | None = None,
+    configured: str | None = None,
+) -> Tokenizer:
+    """The tokenizer in a file that was tried in a child process.
+
+    `where` is its name in errors, and `configured` the end of text that the files beside it name.
+    """
+    name = name.encode(errors="replace").decode()  # a name that is not UTF-8 cannot be saved
+    if suffix == ".tiktoken":
+        return _finish(read_tiktoken_file(data, where, scheme, eot), name, eot)
+    if suffix == ".model":
+        return _finish(read_model_file(data, where), name, eot)
+    document = parse_json(data, where)
+    return _finish(_read_document(document, where), name, eot, configured)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_foreign(path.parent, path.name, MOST_BYTES)
+    except DatasetError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _restore(state: Mapping[str, Any], path: Path, eot: str | int | None) -> Tokenizer:
@@ -152,8 +217,7 @@ def _load_from_hub(name: str, eot: str | int | None) -> Tokenizer:
         configured = _read_configured_eot(fetch(name, "tokenizer_config.json"))
     except TokenizerError:  # a repository without one
         configured = None
-    document = parse_json(file.read_bytes(), name)
-    return _finish(_read_document(document, name), name, eot, configured)
+    return _load(_read(file), where=name, suffix=".json", name=name, eot=eot, configured=configured)
 
 
 def _read_document(
@@ -183,9 +247,9 @@ def _finish(
 
 def _read_configured_eot(config: Path) -> str | None:
     """The `eos_token` in a tokenizer_config.json, if both exist."""
-    if not config.is_file():
+    if not _find_mode(config):
         return None
-    token = parse_json(config.read_bytes(), config.name).get("eos_token")
+    token = parse_json(_read(config), config.name, "tokenizer_config.json").get("eos_token")
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None

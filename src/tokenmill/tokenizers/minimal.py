@@ -99,6 +99,9 @@ class UnknownTokenizer(Tokenizer):
     def decode(self, _ids: Sequence[int] | npt.NDArray[Any]) -> NoReturn:
         self._refuse()
 
+    def byte_lengths(self) -> NoReturn:
+        self._refuse()
+
     def settings(self) -> dict[str, Any]:
         return {"vocab_size": self.vocab_size, "eot_id": self.eot_id}
 

@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from inspect import isabstract
 from typing import Any, TypeVar
 
+import orjson
+
 from tokenmill.errors import TokenizerError, UnregisteredTokenizerError
 from tokenmill.tokenizers.base import Tokenizer
+from tokenmill.tokenizers.limits import brief
 from tokenmill.tokenizers.minimal import ByteTokenizer, UnknownTokenizer
 from tokenmill.tokenizers.sentencepiece import SentencePieceTokenizer
 from tokenmill.tokenizers.tiktoken import TiktokenTokenizer
 from tokenmill.tokenizers.tokenizer_json import JsonTokenizer
+from tokenmill.tokenizers.trial import try_in_child
 
 ENTRY_POINTS = "tokenmill.tokenizers"
 _BUILT_IN = (
@@ -28,6 +32,7 @@ _BUILT_IN = (
     TiktokenTokenizer,
     SentencePieceTokenizer,
 )
+_WITH_VOCABULARY = (JsonTokenizer, TiktokenTokenizer, SentencePieceTokenizer)
 _classes: dict[str, type[Tokenizer]] = {built_in.kind: built_in for built_in in _BUILT_IN}
 
 Class = TypeVar("Class", bound=type[Tokenizer])
@@ -92,7 +97,7 @@ def check_picklable(tokenizer: Tokenizer) -> None:
 
 
 def from_state(state: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer with this `state()`.
+    """The tokenizer with this `state()`. A built-in one with a vocabulary is tried in a child first.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> gpt2 = load_tokenizer("gpt2")
@@ -111,15 +116,27 @@ install the package that provides it.
         )
     kind = state.get("kind")
     if not isinstance(kind, str):
-        raise TokenizerError(f"the state of a tokenizer is damaged: its kind is {kind!r}")
+        raise TokenizerError(f"the state of a tokenizer is damaged: its kind is {brief(kind)}")
     tokenizer_class = _find_class(kind)
+    if tokenizer_class in _WITH_VOCABULARY:
+        try:
+            data = orjson.dumps(state, option=orjson.OPT_SORT_KEYS)
+        except TypeError as error:
+            raise TokenizerError(f"the state of a tokenizer is damaged: {error}") from error
+        try_in_child(data, where="the state of a tokenizer", state=True)
+    return restore(state)
+
+
+def restore(state: Mapping[str, Any]) -> Tokenizer:
+    """`from_state` for a state that was tried in a child process."""
     try:
-        return tokenizer_class.from_settings(
+        return _find_class(state["kind"]).from_settings(
             {name: value for name, value in state.items() if name != "kind"}
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error)[:300]
         raise TokenizerError(
-            f"the state of a tokenizer is damaged: {type(error).__name__} {error}"
+            f"the state of a tokenizer is damaged: {type(error).__name__} {reason}"
         ) from error
 
 
@@ -145,7 +162,7 @@ def _find_class(kind: str) -> type[Tokenizer]:
             )
         return register_tokenizer(found)
     raise UnregisteredTokenizerError(
-        f"no tokenizer class of kind {kind!r} is registered. Import the module that defines it and "
+        f"no tokenizer class of kind {brief(kind)} is registered. Import the module that defines it and "
         "call tokenmill.register_tokenizer(THE_CLASS), or install the package that provides it."
     )
 

@@ -21,8 +21,16 @@ import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.bpe import VocabularyTokenizer, build_native
+from tokenmill.tokenizers.bpe import VocabularyTokenizer, call_native
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, check_ids, terminate_texts
+from tokenmill.tokenizers.limits import (
+    brief,
+    check_added,
+    check_gaps,
+    check_growth,
+    check_id,
+    list_steps,
+)
 from tokenmill.tokenizers.tokenizer_json import DocumentVocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -40,25 +48,34 @@ def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
     ...
     tokenmill.errors.TokenizerError: x.model cannot be used as a tokenizer: ...
     """
-    import gigatoken
+    # The first step of gigatoken's `from_sentencepiece`. It is Python; the second one is native code,
+    # which must not get a document that was not checked.
+    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
-    native = build_native(gigatoken.Tokenizer.from_sentencepiece, data, where=where)
-    document = dict(native._hf_config())
+    converted = call_native(lambda: sentencepiece_to_tokenizer_json(data), where=where)
+    document = orjson.loads(converted)
     steps = document["normalizer"]["normalizers"]
     # SentencePiece trims spaces, but gigatoken's Strip trims all Unicode white space.
     if steps[0]["type"] == "Strip":
         document["normalizer"] = {"type": "Sequence", "normalizers": steps[1:]}
         document["trim_spaces"] = True
-    elif any(step["type"] == "Strip" for step in steps):
-        _check_white_space(native, where)
-    return SentencePieceVocabulary(document, where)
+    vocabulary = SentencePieceVocabulary(document, where)
+    if any(step["type"] == "Strip" for step in steps[1:]):
+        _check_white_space(vocabulary, where)
+    return vocabulary
 
 
-def _check_white_space(native: Any, where: str) -> None:
+def _check_white_space(vocabulary: SentencePieceVocabulary, where: str) -> None:
     """Refuse a model that trims spaces and keeps other white space."""
-    as_space, as_nothing = (native.encode(text).tolist() for text in ("a b", "ab"))
+    native = vocabulary.native()
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = call_native(lambda: native.encode(text).tolist(), where=where)
+        return ids
+
+    as_space, as_nothing = encode("a b"), encode("ab")
     for character in _WHITE_SPACE:
-        if native.encode(f"a{character}b").tolist() not in (as_space, as_nothing):
+        if encode(f"a{character}b") not in (as_space, as_nothing):
             raise TokenizerError(
                 f"{where} cannot be used as a tokenizer: it removes extra spaces but keeps "
                 f"{character!r}, which would be lost at the ends of a text"
@@ -71,8 +88,9 @@ class SentencePieceVocabulary(DocumentVocabulary):
     def native(self) -> Any:
         import gigatoken
 
-        data = orjson.dumps(self._document)
-        return build_native(gigatoken.Tokenizer.from_json, data, where=self._where)
+        return call_native(
+            lambda: gigatoken.Tokenizer.from_json(orjson.dumps(self._document)), where=self._where
+        )
 
     def _read(self, document: Mapping[str, Any]) -> None:
         model = document["model"]
@@ -82,11 +100,14 @@ class SentencePieceVocabulary(DocumentVocabulary):
         self._check_ids(vocabulary)
         self.special_ids = {}
         for token in document.get("added_tokens") or []:
-            content = token["content"]
+            content = check_added(token["content"], self._where)
             if not token.get("special"):
                 self._refuse(f"it has the user-defined symbol {content!r}")
-            self.special_ids[str(content)] = int(vocabulary.get(content, token["id"]))
+            number = check_id(content, token["id"], self._where)
+            self.special_ids[content] = vocabulary.get(content, number)
         unknown = model.get("unk_token")
+        if unknown is not None and not isinstance(unknown, str):
+            self._refuse(f"its unknown token is {brief(unknown)}")
         reserved = {*self.special_ids, *filter(_BYTE_TOKEN.fullmatch, vocabulary)}
         if unknown is not None:
             reserved.add(unknown)
@@ -96,13 +117,18 @@ class SentencePieceVocabulary(DocumentVocabulary):
         for merge in model["merges"]:
             left, right = merge.split(" ") if isinstance(merge, str) else merge
             if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-                self._refuse(f"its merge {[left, right]} uses tokens that its vocabulary lacks")
+                self._refuse(
+                    f"its merge {brief([left, right])} uses tokens that its vocabulary lacks"
+                )
             if not reserved & {left, right, left + right}:
                 merges.append([left, right])
-        self.vocab_size = 1 + max([*vocabulary.values(), *self.special_ids.values()])
+        numbers = [*vocabulary.values(), *self.special_ids.values()]
+        self.vocab_size = 1 + max(numbers)
+        check_gaps(self.vocab_size, len(numbers), self._where)
         pre_tokenizer = document.get("pre_tokenizer")
         if pre_tokenizer is not None and pre_tokenizer["type"] != "Metaspace":
-            self._refuse(f"its pre-tokenizer {pre_tokenizer['type']!r} is not supported")
+            self._refuse(f"its pre-tokenizer {brief(pre_tokenizer['type'])} is not supported")
+        check_growth(list_steps(document.get("normalizer"), self._where), self._where)
         self.trim_spaces = bool(document.get("trim_spaces"))
         self._document = {
             "trim_spaces": self.trim_spaces,
@@ -140,7 +166,8 @@ class SentencePieceTokenizer(VocabularyTokenizer):
     def encode(self, text: bytes) -> Ids:
         if self._vocabulary.trim_spaces:
             text = text.strip(b" ")
-        ids: Ids = self._encoder().encode(text)
+        # The trie of a character map is followed without checks, so a damaged one fails here.
+        ids: Ids = call_native(lambda: self._encoder().encode(text), where=self.name)
         return ids
 
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
@@ -152,7 +179,10 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         text = []
         for special, run in groupby(flat, spellings.get):
             if special is None:
-                text.append(self._encoder().decode(list(run)).decode("utf-8", errors="replace"))
+                spelled: bytes = call_native(
+                    lambda ids=list(run): self._encoder().decode(ids), where=self.name
+                )
+                text.append(spelled.decode("utf-8", errors="replace"))
             else:
                 text.append(special * len(list(run)))
         return "".join(text)

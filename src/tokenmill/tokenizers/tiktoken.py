@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.bpe import BytePairTokenizer, build_native
+from tokenmill.tokenizers.bpe import BytePairTokenizer, call_native
 from tokenmill.tokenizers.cutting import CutRules, find_family_of_scheme, is_cuttable
+from tokenmill.tokenizers.limits import brief, check_added, check_gaps
 
 SCHEMES = (
     *("gpt2", "cl100k", "o200k", "qwen2"),
@@ -74,7 +75,7 @@ nemotron, kimi
     specials: dict[str, int] = {}
     if published is not None and scheme == published[0]:
         specials = published[1]
-    elif isinstance(eot, str) and not eot.isdigit():
+    elif isinstance(eot, str) and not (eot.isascii() and eot.isdigit()):
         specials = {eot: len(tokens)}
     return TiktokenVocabulary(tokens, scheme, specials, name)
 
@@ -99,7 +100,9 @@ class TiktokenVocabulary:
         self, tokens: Sequence[bytes], scheme: str, special_ids: Mapping[str, int], where: str
     ) -> None:
         if scheme not in SCHEMES:
-            raise TokenizerError(f"`scheme` is {scheme!r}; it must be one of: {', '.join(SCHEMES)}")
+            raise TokenizerError(
+                f"`scheme` is {brief(scheme)}; it must be one of: {', '.join(SCHEMES)}"
+            )
         distinct = set(tokens)
         if len(distinct) != len(tokens) or b"" in distinct:
             raise TokenizerError(
@@ -113,11 +116,13 @@ class TiktokenVocabulary:
         for token, number in special_ids.items():
             if type(number) is not int or not len(tokens) <= number < 2**32 - 1:
                 raise TokenizerError(
-                    f"{where}: the special token {token!r} has the id {number!r}; "
+                    f"{where}: the special token {brief(token)} has the id {brief(number)}; "
                     f"it must be at least {len(tokens)}, the number of ranks"
                 )
+            check_added(token, where)
         self.special_ids = dict(special_ids)
         self.vocab_size = 1 + max([len(tokens) - 1, *special_ids.values()])
+        check_gaps(self.vocab_size, len(tokens) + len(special_ids), where)
         family = find_family_of_scheme(scheme)
         self.cuttable = is_cuttable(family, nfc=False)
         self.cut_rules = CutRules(family, nfc=False) if family else None
@@ -134,11 +139,8 @@ class TiktokenVocabulary:
             path = Path(folder) / "tokens.tiktoken"
             lines = [f"{token} {rank}\n" for rank, token in enumerate(self._in_base64())]
             path.write_text("".join(lines), encoding="ascii")
-            return build_native(
-                gigatoken.Tokenizer.from_tiktoken,
-                path,
-                self._scheme,
-                dict(added),
+            return call_native(
+                lambda: gigatoken.Tokenizer.from_tiktoken(path, self._scheme, dict(added)),
                 where=self._where,
             )
 

@@ -19,8 +19,9 @@ from typing import Any, NoReturn, Self
 import orjson
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, build_native
+from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, call_native
 from tokenmill.tokenizers.cutting import CutRules, find_family, is_cuttable
+from tokenmill.tokenizers.limits import brief, check_added, check_gaps, check_id, list_steps
 
 _WHITE_SPACE = " \t\r\n"
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -28,28 +29,6 @@ _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 BYTE_LETTERS = {byte: chr(byte) for byte in _VISIBLE}
 for _byte in range(256):
     BYTE_LETTERS.setdefault(_byte, chr(256 + len(BYTE_LETTERS) - len(_VISIBLE)))
-
-
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """The object in a JSON text.
-
-    >>> parse_json(b"[1]", "x.json")
-    Traceback (most recent call last):
-    ...
-    tokenmill.errors.TokenizerError: x.json is not a tokenizer.json: it contains a list, not an object
-    """
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise TokenizerError(
-            f"{where} is not a tokenizer.json: it is not valid JSON ({error})"
-        ) from None
-    if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise TokenizerError(
-            f"{where} is not a tokenizer.json: it contains a {kind}, not an object"
-        )
-    return document
 
 
 def check_added_ids(document: Mapping[str, Any], where: str) -> None:
@@ -66,8 +45,8 @@ def check_added_ids(document: Mapping[str, Any], where: str) -> None:
             free += 1
             if token["id"] != ids[content]:
                 raise TokenizerError(
-                    f"{where} cannot be used as a tokenizer: its added token {content!r} has the "
-                    f"id {token['id']!r}, but the `tokenizers` library uses {ids[content]}"
+                    f"{where} cannot be used as a tokenizer: its added token {brief(content)} has "
+                    f"the id {brief(token['id'])}, but the `tokenizers` library uses {ids[content]}"
                 )
 
 
@@ -108,11 +87,7 @@ class DocumentVocabulary:
 
     def _check_ids(self, vocabulary: Mapping[str, Any]) -> None:
         for token, number in vocabulary.items():
-            if type(number) is not int or not 0 <= number < 2**32 - 1:
-                self._refuse(
-                    f"its token {token!r} has the id {number!r}, which is not an integer from 0 to "
-                    "2**32 - 2"
-                )
+            check_id(token, number, self._where)
         if len(set(vocabulary.values())) != len(vocabulary):
             self._refuse("its vocabulary gives one id to two tokens")
 
@@ -138,13 +113,13 @@ class JsonVocabulary(DocumentVocabulary):
 
         extra = [_make_added(token, number) for token, number in added.items()]
         document = {**self._document, "added_tokens": [*self._kept, *extra]}
-        return build_native(
-            gigatoken.Tokenizer.from_json, orjson.dumps(document), where=self._where
+        return call_native(
+            lambda: gigatoken.Tokenizer.from_json(orjson.dumps(document)), where=self._where
         )
 
     def _read(self, document: Mapping[str, Any]) -> None:
         vocabulary, merges, made = self._read_model(document["model"])
-        nfc = self._read_normalizer(document.get("normalizer"))
+        nfc = self._is_nfc(list_steps(document.get("normalizer"), self._where))
         pre_tokenizer, pattern, prefix_space = self._read_pre_tokenizer(document["pre_tokenizer"])
         specials, kept = self._read_added(document.get("added_tokens") or [], vocabulary, nfc=nfc)
         self._refuse_overlaps(specials, [token["content"] for token in kept])
@@ -161,6 +136,7 @@ class JsonVocabulary(DocumentVocabulary):
         }
         numbers = [*vocabulary.values(), *self.special_ids.values(), *(t["id"] for t in kept)]
         self.vocab_size = 1 + max(numbers)
+        check_gaps(self.vocab_size, len(numbers), self._where)
         taken = set(vocabulary.values())
         for token, number in self.special_ids.items():
             if number in taken:
@@ -190,10 +166,10 @@ class JsonVocabulary(DocumentVocabulary):
     def _read_model(self, model: Mapping[str, Any]) -> tuple[dict[str, int], list[str], set[str]]:
         """The vocabulary, the merges as `left right`, and the tokens that merges make."""
         if model.get("type", "BPE") != "BPE":
-            self._refuse(f"its model is {model['type']!r}; only BPE is supported")
+            self._refuse(f"its model is {brief(model['type'])}; only BPE is supported")
         for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if model.get(setting):
-                self._refuse(f"its model sets {setting} to {model[setting]!r}")
+                self._refuse(f"its model sets {setting} to {brief(model[setting])}")
         vocabulary = dict(model["vocab"])
         missing = [byte for byte, letter in BYTE_LETTERS.items() if letter not in vocabulary]
         if missing:
@@ -204,21 +180,16 @@ class JsonVocabulary(DocumentVocabulary):
         for merge in merges:
             left, _, right = merge.partition(" ")
             if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-                self._refuse(f"its merge {merge!r} uses tokens that its vocabulary lacks")
+                self._refuse(f"its merge {brief(merge)} uses tokens that its vocabulary lacks")
             made.add(left + right)
         return vocabulary, merges, made
 
-    def _read_normalizer(self, normalizer: Mapping[str, Any] | None) -> bool:
+    def _is_nfc(self, steps: list[Mapping[str, Any]]) -> bool:
         """Whether texts are normalized to NFC, the only normalizer that is supported."""
-        if normalizer is None:
-            return False
-        if normalizer["type"] == "Sequence":
-            # Read every step, also after NFC, since each may have to be refused.
-            steps = [self._read_normalizer(step) for step in normalizer["normalizers"]]
-            return any(steps)
-        if normalizer["type"] != "NFC":
-            self._refuse(f"its normalizer is {normalizer['type']!r}; only NFC is supported")
-        return True
+        for step in steps:
+            if step["type"] != "NFC":
+                self._refuse(f"its normalizer is {brief(step['type'])}; only NFC is supported")
+        return bool(steps)
 
     def _read_pre_tokenizer(
         self, pre_tokenizer: Mapping[str, Any] | None
@@ -257,7 +228,7 @@ class JsonVocabulary(DocumentVocabulary):
             }
             if not is_isolating or "Regex" not in split["pattern"]:
                 self._refuse(
-                    f"its pre-tokenizer has a step {split['type']!r} that is not supported"
+                    f"its pre-tokenizer has a step {brief(split['type'])} that is not supported"
                 )
         if use_regex or prefix_space:
             self._refuse("its pre-tokenizer has a ByteLevel with a pattern or a space after Split")
@@ -280,10 +251,8 @@ class JsonVocabulary(DocumentVocabulary):
         specials: dict[str, int] = {}
         kept = []
         for token in added:
-            content, number = token["content"], token["id"]
-            if not isinstance(content, str) or not content or type(number) is not int or number < 0:
-                self._refuse(f"its added token {content!r} with the id {number!r} is not valid")
-            number = vocabulary.get(content, number)
+            content = check_added(token["content"], self._where)
+            number = vocabulary.get(content, check_id(content, token["id"], self._where))
             if token.get("special"):
                 specials[content] = number
                 continue
@@ -301,19 +270,33 @@ class JsonVocabulary(DocumentVocabulary):
         `tokenizers` searches for both at once even if special tokens are plain text, so a special
         token hides an added token that it overlaps.
         """
-        heads = {token[:end]: token for token in specials for end in range(1, len(token))}
+        if not added:
+            return
+        heads = {token[:end]: token for token in specials for end in range(1, len(token) + 1)}
         tails = {token[start:]: token for token in specials for start in range(1, len(token))}
+        joined = "\0".join(specials)  # one search in it is faster than one in each
         for content in added:
-            places = range(1, len(content))
-            hidden_by = [
-                *(token for token in specials if content in token or token in content),
-                *(heads[content[i:]] for i in places if content[i:] in heads),
-                *(tails[content[:i]] for i in places if content[:i] in tails),
-            ]
-            if hidden_by:
-                self._refuse(
-                    f"its added token {content!r} overlaps its special token {hidden_by[0]!r}"
-                )
+            hiding = _find_start(content, specials, heads)
+            if hiding is None and content in joined:
+                hiding = next((token for token in specials if content in token), None)
+            if hiding is None:
+                ends = (content[:end] for end in range(1, len(content)))
+                hiding = next((tails[end] for end in ends if end in tails), None)
+            if hiding is not None:
+                self._refuse(f"its added token {content!r} overlaps its special token {hiding!r}")
+
+
+def _find_start(content: str, specials: Mapping[str, int], heads: Mapping[str, str]) -> str | None:
+    """A special token that starts in an added token. `heads` has their first characters."""
+    for start in range(len(content)):
+        for end in range(start + 1, len(content) + 1):
+            if content[start:end] not in heads:
+                break
+            if content[start:end] in specials:
+                return content[start:end]
+        else:
+            return heads[content[start:]]
+    return None
 
 
 def _make_added(content: str, number: int) -> dict[str, Any]:

@@ -5,96 +5,37 @@
     checkpoints/step_0000100/state.json              the rest, and the checksums of all three
 
 Guarantees: a checkpoint is either complete and on disk, or absent: it is written under a temporary
-name, flushed, and renamed. If it is damaged later, its checksums show that, and the one before is
-used. The newest few are kept, and the one with the lowest validation loss; the checkpoints record
-which one that is.
+name, flushed, and renamed. If it is damaged later, or was made by a stranger, `checkpoint_files.py`
+notices, and the one before is used. The newest few are kept, and the one with the lowest validation
+loss; the checkpoints record which one that is.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
-from tokenmill.errors import StateError, UsageError
-from tokenmill.storage.files import (
-    remove,
-    sync_file,
-    sync_folder,
-    temporary_path,
-    write_file,
+from tokenmill.errors import StateError
+from tokenmill.storage.files import make_subfolder, remove, sync_folder, temporary_path
+from tokenmill.store.tokens import is_same_data
+from tokenmill.training.checkpoint_files import (
+    RESTORE,
+    AnyArrays,
+    Checkpoint,
+    RunState,
+    load_safetensors,
+    read_checked,
+    read_state,
+    write_files,
 )
-from tokenmill.training.model import Arrays
+from tokenmill.training.decoding import DamageError
 
-VERSION = 2
-MODEL_NAME = "model.safetensors"
-OPTIMIZER_NAME = "optimizer.safetensors"
-STATE_NAME = "state.json"
-_NAME = re.compile(r"step_(\d{7,})")
-
-
-class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The progress of a run, and the values that identify the run.
-
-    `row` is the number of rows consumed, `loader` the loader's own state. `vocab` is the number of the
-    tokenizer's ids; the shape's is padded. `val_loss` belongs to exactly these parameters; it is None
-    if they were not validated.
-    """
-
-    step: int
-    row: int
-    loader: dict[str, Any]
-    vocab: int
-    eot_id: int | None
-    shape: dict[str, Any]
-    config: dict[str, Any]
-    backend: str
-    fingerprints: dict[str, str]
-    val_loss: float | None
-
-
-class _StateFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `state.json`; `checksum` covers it all except `checksum`."""
-
-    version: int
-    state: RunState
-    xxh3_128: dict[str, str]
-    checksum: str
-
-    def compute_checksum(self) -> str:
-        return xxhash.xxh3_128_hexdigest(
-            msgspec.json.encode((self.version, self.state, self.xxh3_128))
-        )
-
-
-class _Version(msgspec.Struct):
-    version: int
-
-
-class _DamageError(Exception):
-    """Why a checkpoint cannot be used."""
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint with intact files."""
-
-    path: Path
-    state: RunState
-
-    def parameters(self) -> Arrays:
-        """The parameters by name."""
-        return _load(self.path / MODEL_NAME)
-
-    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """The optimizer's state by name."""
-        return _load(self.path / OPTIMIZER_NAME)
+_NAME = re.compile(r"step_([0-9]{7,13})")
 
 
 class Checkpoints:
@@ -102,42 +43,33 @@ class Checkpoints:
 
     >>> import tempfile
     >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()))
-    >>> state = RunState(
-    ...     step=100, row=800, loader={}, vocab=256, eot_id=None, shape={}, config={},
-    ...     backend="torch", fingerprints={}, val_loss=None,
-    ... )
-    >>> checkpoints.write(state, {"head": np.ones((2, 2), np.float32)}, {}, keep=2).name
-    'step_0000100'
-    >>> found = checkpoints.newest()
-    >>> found.state.row, found.parameters()["head"].sum()
-    (800, np.float32(4.0))
+    >>> checkpoints.newest() is None
+    True
     """
 
     def __init__(self, folder: Path) -> None:
-        _safetensors()  # fails now, not after hours of training
+        load_safetensors()  # fails now, not after hours of training
         self.folder = folder
 
     def write(
         self,
         state: RunState,
-        parameters: Mapping[str, npt.NDArray[Any]],
-        optimizer_state: Mapping[str, npt.NDArray[Any]],
+        parameters: AnyArrays,
+        optimizer_state: AnyArrays,
         *,
         keep: int,
     ) -> Path:
-        """Write a checkpoint, then remove those that need not be kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write a checkpoint, then remove those that need not be kept.
+
+        `NotFiniteError`, and nothing is changed, if a value is NaN or infinite.
+        """
+        make_subfolder(self.folder.parent, self.folder)
         target = self._path(state.step)
         temporary = temporary_path(target)
         remove(temporary)
         temporary.mkdir()
         try:
-            arrays = {MODEL_NAME: parameters, OPTIMIZER_NAME: optimizer_state}
-            checksums = {name: _save(temporary / name, held) for name, held in arrays.items()}
-            file = _StateFile(version=VERSION, state=state, xxh3_128=checksums, checksum="")
-            file = msgspec.structs.replace(file, checksum=file.compute_checksum())
-            written = msgspec.json.format(msgspec.json.encode(file), indent=2)
-            write_file(temporary / STATE_NAME, written)  # also flushes the folder
+            write_files(temporary, state, parameters, optimizer_state)
             self._discard(target)
             temporary.rename(target)
             sync_folder(self.folder)
@@ -163,9 +95,9 @@ class Checkpoints:
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of a step; `StateError` if it is damaged."""
         try:
-            return _check(self._path(step))
-        except _DamageError as damage:
-            raise StateError(f"{self._path(step)} cannot be used: {damage}.") from damage
+            return read_checked(self._path(step))
+        except DamageError as damage:
+            raise StateError(f"{self._path(step)} cannot be used: {damage}. {RESTORE}") from damage
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:07}"
@@ -178,15 +110,17 @@ class Checkpoints:
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def _first_intact(self, steps: list[int], warn: Callable[[str], None]) -> Checkpoint | None:
+        reasons = []
         for step in steps:
             try:
-                return _check(self._path(step))
-            except _DamageError as damage:
+                return read_checked(self._path(step))
+            except DamageError as damage:
+                reasons.append(f"{self._path(step).name}: {damage}")
                 warn(f"Skipping checkpoint {self._path(step)}: {damage}.")
-        if steps:
+        if reasons:
             raise StateError(
-                f"None of the {len(steps)} checkpoints in {self.folder} can be used. Restore one from "
-                "a backup, or add `restart=True` to start over."
+                f"None of the {len(steps)} checkpoints in {self.folder} can be used. {reasons[0]}. "
+                "Restore one from a backup, or add `restart=True` to start over."
             )
         return None
 
@@ -195,8 +129,8 @@ class Checkpoints:
         losses = {}
         for step in self._steps():
             try:
-                state = _read_state(self._path(step)).state
-            except _DamageError:
+                state = read_state(self._path(step))
+            except DamageError:
                 continue
             if state.val_loss is not None:
                 losses[step] = state.val_loss
@@ -240,10 +174,14 @@ def refuse_other_run(state: RunState, own: RunState, cure: str) -> None:
         f"{name.replace('the data of tokenizer', 'the tokenizer')}: "
         f"{there.get(name, 'none')} then, {here.get(name, 'none')} now"
         for name in [*here, *(name for name in there if name not in here)]
-        if there.get(name) != here.get(name)
+        if not _is_equal(name, there.get(name), here.get(name))
     ]
     if found:
         raise StateError("The run was started differently:\n  " + "\n  ".join([*found, cure]))
+
+
+def _is_equal(name: str, there: Any, here: Any) -> bool:
+    return is_same_data(there, here) if name.startswith("the data of ") else there == here
 
 
 def _describe_mixture(loader: dict[str, Any]) -> str:
@@ -252,86 +190,13 @@ def _describe_mixture(loader: dict[str, Any]) -> str:
     >>> _describe_mixture({"names": ["web", "code"], "weights": [[0, [0.7, 0.3]]]})
     'web 0.7, code 0.3'
     """
-    phases = [
-        ", ".join(
-            f"{name} {weight:g}" for name, weight in zip(loader["names"], weights, strict=True)
-        )
-        for _, weights in loader.get("weights", [])
-    ]
-    return "; ".join(phases) or "none"
-
-
-def _check(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, after a check of every byte."""
-    file = _read_state(path)
-    for name in (MODEL_NAME, OPTIMIZER_NAME):
-        try:
-            found = _checksum(path / name)
-        except FileNotFoundError:
-            raise _DamageError(f"{name} is missing") from None
-        except OSError as error:
-            raise _DamageError(f"{name} cannot be read: {error.strerror}") from error
-        if found != file.xxh3_128.get(name):
-            raise _DamageError(f"{name} is damaged: its checksum does not match")
-    return Checkpoint(path=path, state=file.state)
-
-
-def _read_state(path: Path) -> _StateFile:
     try:
-        data = (path / STATE_NAME).read_bytes()
-        version = msgspec.json.decode(data, type=_Version).version
-        if version != VERSION:
-            raise _DamageError(
-                f"{STATE_NAME} has version {version}, but this tokenmill reads version {VERSION}"
+        phases = [
+            ", ".join(
+                f"{name} {weight:g}" for name, weight in zip(loader["names"], weights, strict=True)
             )
-        file = msgspec.json.decode(data, type=_StateFile)
-    except FileNotFoundError:
-        raise _DamageError(f"{STATE_NAME} is missing") from None
-    except OSError as error:
-        raise _DamageError(f"{STATE_NAME} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _DamageError(f"{STATE_NAME} is damaged: {error}") from error
-    if file.checksum != file.compute_checksum():
-        raise _DamageError(f"{STATE_NAME} is damaged: its checksum does not match")
-    if path.name != f"step_{file.state.step:07}":
-        raise _DamageError(f"{STATE_NAME} belongs to step {file.state.step:,}")
-    return file
-
-
-def _save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Write arrays and flush them; returns the checksum of the file."""
-    data = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    try:
-        _safetensors().save_file(data, path)
-    except Exception as error:
-        # safetensors mentions the system's error number only in its text.
-        if number := re.search(r"\(os error (\d+)\)", str(error)):
-            code = int(number[1])
-            raise OSError(code, os.strerror(code), str(path)) from error
-        raise
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors ignores the umask
-    sync_file(path)
-    return _checksum(path)
-
-
-def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
-    loaded: dict[str, npt.NDArray[Any]] = _safetensors().load_file(path)
-    return loaded
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise UsageError(
-            "Checkpoints need the package safetensors: pip install 'tokenmill[torch]' (or [jax])."
-        ) from error
-    return safetensors.numpy
-
-
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+            for _, weights in loader.get("weights", [])
+        ]
+    except (LookupError, TypeError, ValueError):
+        return "damaged"
+    return "; ".join(phases) or "none"

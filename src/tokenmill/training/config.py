@@ -1,22 +1,30 @@
 """The settings of a run, as one frozen dataclass that checks its values.
 
-A run's folder holds it as `config.json`; `config_file.py` reads it from files.
+Every number has a range, so that an absurd one is an error before anything is allocated. A run's folder
+holds the settings as `config.json`; `config_file.py` reads them from files.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from tokenmill.errors import UsageError
 
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-Number = Annotated[float, Meta(ge=0)]
+MOST_STEPS = 10**12
+Layers = Annotated[int, Meta(ge=1, le=4096)]  # or heads
+Width = Annotated[int, Meta(ge=1, le=1 << 20)]
+Ids = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]  # loaders make int32
+RowLength = Annotated[int, Meta(ge=1, le=1 << 20)]
+StepTokens = Annotated[int, Meta(ge=1, le=1 << 28)]
+Steps = Annotated[int, Meta(ge=0, le=MOST_STEPS)]
+Positive = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
+Number = Annotated[float, Meta(ge=0, le=1e30)]  # fits in float32
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]  # at 1, nothing is learned
 
@@ -102,22 +110,25 @@ class Config:
         Steps between checkpoints; 0 writes one after the last step only.
     keep
         How many of the newest checkpoints to keep, besides the best.
+    rank_timeout
+        Seconds that a rank waits for the others before it ends with an error. Writing a checkpoint
+        must take less.
     """
 
-    layers: Positive = 12
-    heads: Positive = 12
-    kv_heads: Positive | None = None
-    width: Positive = 768
-    embedding_width: Count = 0
-    shortlist: Count = 0
-    seq_len: Positive = 1024
+    layers: Layers = 12
+    heads: Layers = 12
+    kv_heads: Layers | None = None
+    width: Width = 768
+    embedding_width: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    shortlist: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
+    seq_len: RowLength = 1024
     softcap: Number = 15.0
     within_documents: bool = False
 
-    batch_tokens: Positive = 524_288
-    micro_batch: Positive | None = None
+    batch_tokens: StepTokens = 524_288
+    micro_batch: StepTokens | None = None
     max_steps: Positive = 5_000
-    warmup_steps: Count = 100
+    warmup_steps: Steps = 100
     decay_fraction: Fraction = 0.3
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: Number = 3e-3
@@ -128,25 +139,27 @@ class Config:
     clip: Number = 1.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    seed: Count = 42
+    seed: int = 42
 
     mask_fraction: Fraction = 0.0
     noise_fraction: Fraction = 0.0
     fim_fraction: Fraction = 0.0
 
     log_every: Positive = 10
-    val_every: Count = 250
+    val_every: Steps = 250
     val_tokens: Positive | None = None
-    sample_every: Count = 0
-    sample_tokens: Count = 64
-    checkpoint_every: Count = 250
+    sample_every: Steps = 0
+    sample_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 64
+    checkpoint_every: Steps = 250
     keep: Positive = 2
+    rank_timeout: Annotated[float, Meta(ge=1, le=7 * 24 * 3600)] = 600.0
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
-            _check_value(name, getattr(self, name), kind)
-        if self.seed >= 1 << 64:
-            raise UsageError(f"`seed` is {self.seed}; it must be below 2**64.")
+        check_fields(self)
+        if not 0 <= self.seed < 1 << 64:  # msgspec has no bounds beyond 2**63
+            raise UsageError(
+                f"`seed` is {_show(self.seed)}; it must be 0 or more, and below 2**64."
+            )
         if self.batch_tokens % self.seq_len:
             raise UsageError(
                 f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len`, "
@@ -204,14 +217,52 @@ class Config:
         return max(0.0, min(1.0, rising, left))
 
 
-def _check_value(name: str, value: object, kind: object) -> None:
-    """Raise `UsageError` if a setting has the wrong type or is out of range."""
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        expected = str(error).replace("`", "").replace("| null", "or None")
-        if get_origin(kind) is Literal:
-            expected = f"expected {' or '.join(get_args(kind))}"
-        raise UsageError(f"`{name}` is {value!r}; {expected[0].lower()}{expected[1:]}.") from None
+def check_fields(settings: Any) -> None:
+    """Raise `UsageError` if a field of a dataclass has the wrong type or is out of range."""
+    for name, kind in get_type_hints(type(settings), include_extras=True).items():
+        check_value(name, getattr(settings, name), kind)
+
+
+def check_value(name: str, value: object, kind: object) -> None:
+    """Raise `UsageError` if a value has the wrong type or is out of range.
+
+    >>> check_value("layers", 10**9, Layers)
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.UsageError: `layers` is 1000000000; it must be between 1 and 4,096.
+    """
+    expected = ""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"`{name}` is {value}; it must be finite.")
+        expected = "it must be finite"
+    else:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            expected = str(error).replace("`", "").replace("| null", "or None")
+            expected = f"{expected[0].lower()}{expected[1:]}"
+            if get_origin(kind) is Literal:
+                expected = f"expected {' or '.join(get_args(kind))}"
+            elif ", got " not in expected:
+                expected = f"it must be {_describe_range(kind)}"
+    if expected:
+        raise UsageError(f"`{name}` is {_show(value)}; {expected}.")
+
+
+def _describe_range(kind: Any) -> str:
+    """The range of an annotated number, in words.
+
+    >>> _describe_range(Layers | None), _describe_range(Decay)
+    ('between 1 and 4,096', '0 or more, and below 1')
+    """
+    parts = (kind, *get_args(kind))
+    meta = next(meta for part in parts for meta in getattr(part, "__metadata__", ()))
+    if meta.le is not None:
+        return f"between {meta.ge:,} and {meta.le:,}"
+    return f"{meta.ge:,} or more, and below {meta.lt:,}"
+
+
+def _show(value: object) -> str:
+    """A value for an error message, which may come from a file: shortened."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length():,} bits"
+    return reprlib.repr(value)

@@ -1,9 +1,10 @@
 """Settings from presets, from JSON and YAML files, and from keyword arguments.
 
 A file has the names of `Config`, flat or in the sections `model`, `training` and `data`; the section
-makes no difference. The guides' names for the same settings also work. An unknown key is an error that suggests a
-known one; a duplicate key is an error. Whole numbers may be written as 1e6, and numbers as 3e-4 even
-in YAML, which reads that as text.
+makes no difference. The guides' names for the same settings also work. An unknown key is an error that
+suggests a known one; a duplicate key is an error. Whole numbers may be written as 1e6, and numbers as
+3e-4 even in YAML, which reads that as text. Files are at most 1 MiB, and YAML has no aliases, because a
+few lines of them can stand for gigabytes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import reprlib
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -82,7 +84,10 @@ _OTHER_PROGRAMS = {  # names in other programs, to suggest the name here
     "device_batch_size": "micro_batch",
     "random_seed": "seed",
 }
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*)(\.\d*)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_MOST_BYTES = 1 << 20
+_MOST_EPOCHS = 1_000_000
+_TOO_DEEP = "it is nested too deeply; settings are a flat list, or in sections."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,13 +167,20 @@ def _find_preset(text: str) -> str | None:
 
 def _parse(path: Path) -> Mapping[str, Any]:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:  # perhaps a pipe, as in --config <(…)
+            data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise InputError(
             f"{path} is neither a preset nor a file. The presets are {', '.join(PRESETS)}."
         ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"{str(path)!r} cannot be read: {error}.") from error
+    if len(data) > _MOST_BYTES:
+        raise UsageError(
+            f"a file of settings has at most {_MOST_BYTES:,} bytes; this one has more."
+        )
     found = _parse_yaml(data) if path.suffix in (".yaml", ".yml") else _parse_json(data)
     if found is None:
         return {}
@@ -180,8 +192,12 @@ def _parse(path: Path) -> Mapping[str, Any]:
 def _parse_json(data: bytes) -> Any:
     try:
         return json.loads(data, object_pairs_hook=_make_dict)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"this is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise UsageError(_TOO_DEEP) from error
+    except ValueError as error:
+        raise UsageError(
+            f"this is not JSON: {error}. (YAML needs a name that ends in .yaml.)"
+        ) from error
 
 
 def _parse_yaml(data: bytes) -> Any:
@@ -200,9 +216,18 @@ def _parse_yaml(data: bytes) -> Any:
             _make_dict([(key, None) for key in keys if isinstance(key, str)])
             return super().construct_mapping(node, deep)
 
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise UsageError("an alias (*name) is not allowed; write the value again.")
+            return super().compose_node(parent, index)
+
     try:
         return yaml.load(data, UniqueKeyLoader)  # noqa: S506  a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (UsageError, MemoryError):
+        raise
+    except RecursionError as error:
+        raise UsageError(_TOO_DEEP) from error
+    except Exception as error:  # for wrong tags, PyYAML also raises KeyError, AttributeError, …
         raise UsageError(f"this is not YAML: {' '.join(str(error).split())}.") from error
 
 
@@ -210,7 +235,7 @@ def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise UsageError(f"duplicate key {name}.")
+            raise UsageError(f"duplicate key {reprlib.repr(name)[1:-1]}.")
         made[name] = value
     return made
 
@@ -222,8 +247,8 @@ def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         inner = {name: value}
         if name in _SECTIONS:
             inner = {} if value is None else value
-            if not isinstance(inner, dict):
-                raise UsageError(f"{name} is {value!r}; it must hold settings.")
+            if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
+                raise UsageError(f"{name} is {reprlib.repr(value)}; it must hold settings.")
         for key, one in inner.items():
             own = GUIDE_NAMES.get(key, key)
             if own in seen:
@@ -247,7 +272,7 @@ def _make(found: dict[str, Any]) -> RunFile:
         if "batch_tokens" in settings:
             raise UsageError("batch_size and batch_tokens both set the size of a step; omit one.")
         if type(rows) is not int:
-            raise UsageError(f"batch_size is {rows!r}; expected int.")
+            raise UsageError(f"batch_size is {reprlib.repr(rows)}; expected int.")
         settings["batch_tokens"] = rows * settings.get("seq_len", Config.seq_len)
     return RunFile(config=Config(**settings), **_check_data(about_data))
 
@@ -256,10 +281,12 @@ def _check_data(found: dict[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if name == "num_epochs":
             value = found[name] = _as_number(value, float)
-            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise UsageError(f"{name} is {value!r}; it must be a positive number.")
+            if type(value) not in (int, float) or not 0 < value <= _MOST_EPOCHS:
+                raise UsageError(
+                    f"{name} is {reprlib.repr(value)}; it must be above 0, and at most {_MOST_EPOCHS:,}."
+                )
         elif not isinstance(value, str) or not value:
-            raise UsageError(f"{name} is {value!r}; it must be text.")
+            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be text.")
     return found
 
 
@@ -277,4 +304,6 @@ def _check_name(name: str) -> None:
         return
     near = get_close_matches(name, [*_NAMES, *_OTHER_PROGRAMS], n=1, cutoff=0.6)
     hint = f"; did you mean {_OTHER_PROGRAMS.get(near[0], near[0])!r}?" if near else "."
-    raise UsageError(f"unknown setting {name!r}{hint} The settings are: {', '.join(_NAMES)}.")
+    raise UsageError(
+        f"unknown setting {reprlib.repr(name)}{hint} The settings are: {', '.join(_NAMES)}."
+    )

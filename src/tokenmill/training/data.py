@@ -9,7 +9,7 @@ same set in every run on this data.
 
 While training, rows are read from their files and not through memory maps. A mapped file that is
 truncated, or on a failing disk, kills the process (SIGBUS); a read is an error that names the file, and
-the run can save what it has. Costs: 30 µs per row, in the thread that reads ahead. That thread can stop
+the run can save what it has. `store/file_rows.py` says what that costs. That thread can stop
 between two rows, so that a run with large steps exits promptly.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,10 +33,9 @@ from tokenmill.hub.paths import is_hub_path
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import leave_if_stopped
 from tokenmill.preparation.settings import EOT_TEXT
-from tokenmill.store.gather import RowReader
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.training.config import Config
+from tokenmill.training.config import Config, Ids, check_value
 
 AnyPath = str | os.PathLike[str]
 
@@ -63,7 +61,7 @@ class RunData:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each part of the data, by name: equal only for the same tokens."""
+        """What identifies each part of the data, by name; see `Tokens.identity`."""
         if isinstance(self.train, Mixture):
             names = [f"train {name}" for name in self.train.names]
             found = dict(zip(names, self.train.tokens, strict=True))
@@ -71,7 +69,7 @@ class RunData:
             found = {"train": self.train}
         if self.val is not None:
             found["val"] = self.val
-        named = {name: tokens.fingerprint for name, tokens in found.items()}
+        named = {name: tokens.identity for name, tokens in found.items()}
         return named | ({"tokenizer": self.tokenizer.fingerprint} if self.tokenizer else {})
 
 
@@ -154,6 +152,7 @@ tokenmill prepare TEXTS --out no/such
         raise UsageError(
             "give the data once: either datasets (`data`) or a text file (`input_file`)."
         )
+    check_value("vocab_size", vocab_size, Ids | None)
     if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
 
@@ -284,6 +283,8 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
     fraction = IN_MEMORY_VAL if val_fraction is None else val_fraction
     if not 0 <= fraction < 1:
         raise UsageError(f"`val_fraction` is {fraction}; it must be 0 or more, and below 1.")
+    if path.is_char_device() or path.is_block_device():  # it may never end
+        raise InputError(f"{path} is a device, not a text file.")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -317,50 +318,15 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
     )
 
 
-class ReadTokens(Tokens):
-    """The same tokens; each row is read from its file."""
-
-    def find_rows(self, starts: npt.NDArray[np.int64], length: int) -> RowReader:
-        """See `Tokens.find_rows`."""
-        starts = self._check_rows(starts, length)
-
-        def read(first: int, last: int) -> npt.NDArray[Any]:
-            places = starts[first:last].tolist()
-            rows = np.empty((len(places), length), self.dtype)
-            for row, start in zip(rows, places, strict=True):
-                leave_if_stopped()
-                row[:] = self.read(start, start + length)
-            return rows
-
-        return read
-
-    def read_ahead(self, starts: npt.NDArray[np.int64], length: int) -> None:
-        """Does nothing: the system reads ahead anyway."""
-
-
 @overload
 def read_not_mapped(data: Tokens) -> Tokens: ...
 @overload
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture: ...
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture:
-    """The same data; every row is read from its file instead of a memory map.
+    """The same data; every row is read from its file, and reading can stop between two rows.
 
     >>> rows = read_not_mapped(Tokens.of([5, 6, 7, 8])).gather(np.array([2, 0]), 2, np.int32)
     >>> rows.tolist()
     [[7, 8], [5, 6]]
     """
-    if isinstance(data, Tokens):
-        return _read_tokens(data)
-    changed = copy(data)
-    changed.tokens = tuple(_read_tokens(tokens) for tokens in data.tokens)
-    return changed
-
-
-def _read_tokens(tokens: Tokens) -> Tokens:
-    return ReadTokens(
-        tokens._shards,
-        tokens.split,
-        documents=tokens.documents,
-        eot_id=tokens.eot_id,
-        eot=tokens.eot,
-    )
+    return data.unmapped(leave_if_stopped)

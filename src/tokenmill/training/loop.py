@@ -26,11 +26,12 @@ from tokenmill.storage.files import write_file
 from tokenmill.training.augment import augment
 from tokenmill.training.backend import Backend, StepReport, StepRows
 from tokenmill.training.chart import draw_svg
-from tokenmill.training.checkpoints import Checkpoints, RunState
+from tokenmill.training.checkpoint_files import NotFiniteError, RunState
+from tokenmill.training.checkpoints import Checkpoints
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData
 from tokenmill.training.display import Board, Clock, Pulse, RunWatcher
-from tokenmill.training.model import Shape, count_operations
+from tokenmill.training.model import count_operations
 from tokenmill.training.run_folder import CHART_NAME, Record, make_curves
 from tokenmill.training.sample import generate
 from tokenmill.training.validation import Validator
@@ -102,6 +103,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.row = self.state.row
         self.step = self.saved = self._lap = self.state.step  # the clock began at `_lap`
+        _, self._shape = self.state.read_settings()
         self._pulse = Pulse(compiles=self.backend.compiles, silence=self.watcher.silence)
 
     def run(self) -> None:
@@ -263,7 +265,7 @@ class Loop:
         config, row = self.config, self.row
         rate = steps * config.batch_tokens / seconds
         peak = self.backend.peak_flops
-        used = rate * count_operations(Shape(**self.state.shape))
+        used = rate * count_operations(self._shape)
         self._left = self._find_step_seconds(seconds, steps) * (config.max_steps - self.step)
         return {
             "step": self.step,
@@ -361,14 +363,17 @@ class Loop:
             loader={**self.loader.state_dict(), "row": self.row},  # the loader may be a step ahead
             val_loss=val_loss,
         )
-        with explain_disk_errors(self._kept()):
-            self.record.flush()
-            self.checkpoints.write(
-                state,
-                self.backend.parameters(),
-                self.backend.optimizer_state(),
-                keep=self.config.keep,
-            )
+        try:
+            with explain_disk_errors(self._kept()):
+                self.record.flush()
+                self.checkpoints.write(
+                    state,
+                    self.backend.parameters(),
+                    self.backend.optimizer_state(),
+                    keep=self.config.keep,
+                )
+        except NotFiniteError as error:
+            raise WorkError(f"After step {self.step:,}, {error}: {self._advise()}") from error
         self.saved = self.step
 
     def _draw(self, *, last: bool) -> None:

@@ -53,12 +53,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.training.config import Config
+from tokenmill.preparation.memory import machine_memory
+from tokenmill.training.config import Config, Ids, Layers, Number, RowLength, Width, check_fields
+from tokenmill.wording import size as bytes_in_words
 
 EPSILON = 1e-6
 GROUP = 1024  # ids
@@ -77,21 +81,19 @@ class Shape:
     (16, 122880)
     """
 
-    vocab: int
-    layers: int
-    heads: int
-    kv_heads: int
-    width: int
-    seq_len: int
-    softcap: float = 15.0
-    rope_base: float = 10_000.0
-    embedding_width: int = 0
-    shortlist: int = 0
+    vocab: Ids
+    layers: Layers
+    heads: Layers
+    kv_heads: Layers
+    width: Width
+    seq_len: RowLength
+    softcap: Number = 15.0
+    rope_base: Annotated[float, Meta(ge=1, le=1e12)] = 10_000.0
+    embedding_width: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    shortlist: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "layers", "heads", "kv_heads", "width", "seq_len"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
+        check_fields(self)
         if self.width % (2 * self.heads):
             raise UsageError(
                 f"`width` is {self.width} and `heads` is {self.heads}; `width` must be a multiple of 2 * "
@@ -174,6 +176,36 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
     if shape.has_groups:
         shapes["groups"] = (shape.groups, shape.inner)
     return shapes | {"head": (shape.vocab, shape.inner)}
+
+
+def optimizer_shapes(shape: Shape, optimizer: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the optimizer's state by name; see `Backend.optimizer_state`.
+
+    >>> shape = Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)
+    >>> sizes = optimizer_shapes(shape, "muon")
+    >>> len(sizes), sizes["head.step"], sizes["blocks.0.mlp.up.momentum_buffer"]
+    (12, (), (32, 8))
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, size in parameter_shapes(shape).items():
+        if optimizer == "muon" and is_matrix(name):
+            shapes[f"{name}.momentum_buffer"] = size
+        else:
+            shapes |= {f"{name}.step": (), f"{name}.exp_avg": size, f"{name}.exp_avg_sq": size}
+    return shapes
+
+
+def check_memory(shape: Shape) -> None:
+    """Raise `UsageError` if not even the weights fit in the memory of this machine."""
+    parameters, memory = count_parameters(shape), machine_memory()
+    needed = 4 * (parameters + shape.seq_len * shape.head)  # and the table of rotary angles
+    if memory and needed > memory:
+        raise UsageError(
+            f"The model has {parameters:,} parameters, which take {bytes_in_words(needed)} or more, and "
+            f"this machine has {bytes_in_words(memory)} of memory. `layers` is {shape.layers:,}, `width` "
+            f"{shape.width:,}, `heads` {shape.heads:,}, `seq_len` {shape.seq_len:,} and the vocabulary "
+            f"{shape.vocab:,}; lower the largest."
+        )
 
 
 def is_matrix(name: str) -> bool:

@@ -3,7 +3,7 @@
 Guarantees: the same command resumes from the newest intact checkpoint and ends with the same weights
 and row losses, bit for bit, as an uninterrupted run, on the same machine with the same number of
 threads and ranks. Logged losses and validations are the same too. Ranks and micro-batches may change:
-the rows stay the same. A loss or gradient that is NaN or infinite never gets into a checkpoint. A
+the rows stay the same. A loss, gradient or weight that is NaN or infinite never gets into a checkpoint. A
 checkpoint with other data, tokenizer, model shape or backend is refused, and the error names the
 difference.
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -35,13 +35,21 @@ from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.backend import Backend, check_ranks
 from tokenmill.training.backends import check_device, find_ranks, has_accelerator, open_backend
-from tokenmill.training.checkpoints import Checkpoint, Checkpoints, RunState, refuse_other_run
+from tokenmill.training.checkpoint_files import Checkpoint, RunState
+from tokenmill.training.checkpoints import Checkpoints, refuse_other_run
 from tokenmill.training.config import Config
 from tokenmill.training.config_file import override, read_config
 from tokenmill.training.data import RunData, open_data, read_not_mapped
 from tokenmill.training.display import RunWatcher, choose_watcher, open_board
 from tokenmill.training.loop import Loop, StopSignal
-from tokenmill.training.model import Shape, count_parameters, first_values, make_shape
+from tokenmill.training.model import (
+    Shape,
+    check_memory,
+    count_parameters,
+    first_values,
+    make_shape,
+)
+from tokenmill.training.ranks import follow_launcher
 from tokenmill.training.run_folder import (
     CHECKPOINTS_NAME,
     CONFIG_NAME,
@@ -153,16 +161,8 @@ def train(
     watcher = watcher or choose_watcher(progress)
     check_device(backend, device)
     is_small = config is None and not has_accelerator(backend, device)
-    if config is None:
-        config = read_config(SMALL_DEFAULT) if is_small else Config()
-    elif not isinstance(config, Config):
-        config = read_config(config)
-    config = override(config, **settings)
-    paths: list[str] = []
-    if isinstance(data, (str, os.PathLike)):
-        paths = [os.fspath(data)]
-    elif not isinstance(data, RunData):
-        paths = [os.fspath(one) for one in data]
+    config = override(_choose_config(config, is_small=is_small), **settings)
+    paths = _list_paths(data)
     path = find_run(paths, input_file=input_file, name=name, runs=runs)
     if not isinstance(data, RunData):
         data = _open_data(
@@ -178,18 +178,32 @@ def train(
             val_fraction=val_fraction,
         )
     with ExitStack() as stack:
+        stack.enter_context(follow_launcher(watcher.warn, config.rank_timeout))
         rank, world_size = find_ranks(backend)
         check_ranks(config, world_size)
+        shape = make_shape(data.vocab, config)
+        check_memory(shape)
         loader = _make_loader(data, config, rank, world_size)
         stack.callback(loader.close)
-        state = _make_state(data, config, loader, backend)
-        run = _Run(path, config, data, state, watcher, rank, world_size)
+        run = _Run(
+            path=path,
+            config=config,
+            data=data,
+            state=_make_state(data, config, loader, shape, backend),
+            loader=loader,
+            watcher=watcher,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            boards=boards,
+            restart=restart,
+        )
         if rank == 0:
             run.announce_data(is_small=is_small)
-        return run.train(loader, device, boards, stack, restart=restart)
+        return run.train(stack)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Run:
     """A run of one rank; `state` is that of a run that has not started."""
 
@@ -197,76 +211,83 @@ class _Run:
     config: Config
     data: RunData
     state: RunState
+    loader: Loader
     watcher: RunWatcher
     rank: int
     world_size: int
+    device: str | None
+    boards: Sequence[str]
+    restart: bool
 
-    def train(
-        self,
-        loader: Loader,
-        device: str | None,
-        boards: Sequence[str],
-        stack: ExitStack,
-        *,
-        restart: bool,
-    ) -> RunReport:
+    def train(self, stack: ExitStack) -> RunReport:
         """Start or resume the run. Rank 0 checks the folder before the others read it."""
-        config, watcher = self.config, self.watcher
         checkpoints = Checkpoints(self.path / CHECKPOINTS_NAME)
         checkpoint = None
-        owed = (False, False)
         if self.rank == 0:
-            stack.enter_context(RunFolder(self.path, restart=restart))
+            stack.enter_context(RunFolder(self.path, restart=self.restart))
             checkpoint = self._find_checkpoint(checkpoints)
-            owed = self._find_owed(checkpoint)
-            if checkpoint and self.world_size == 1 and self._is_done(checkpoint.state.step, owed):
-                return _report(self.path, checkpoint.state.step, was_finished=True)
-        backend = self._open_backend(checkpoint, device)
+        owed = self._find_owed(checkpoint)
+        step = checkpoint.state.step if checkpoint else 0
+        if step and self.world_size == 1 and self._is_done(step, owed):
+            return _report(self.path, step, was_finished=True)
+        backend = self._open_backend(checkpoint)
         stack.callback(backend.close)
         self._check_backend(backend)
-        begun = [checkpoint.state.step if checkpoint else 0, *owed]
-        step, *missing = backend.total(np.array(begun, np.float64)).astype(int).tolist()
-        owed = bool(missing[0]), bool(missing[1])
+        step, owed = _share(backend, step, owed)
         if step and self._is_done(step, owed):
             return _report(self.path, step, was_finished=True)
         state = self.state
         if step:
             checkpoint = checkpoint or checkpoints.at(step)
             backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
-            loader.load_state_dict(checkpoint.state.loader)
+            self.loader.load_state_dict(checkpoint.state.loader)
             state = msgspec.structs.replace(state, step=step, row=checkpoint.state.row)
-        record, opened = None, []
         if self.rank == 0:
             self._announce(backend, checkpoint)
+        loop = self._make_loop(backend, checkpoints, state, owed, stack)
+        loop.run()
+        was_stopped = loop.step < self.config.max_steps or loop.was_cut
+        return _report(self.path, loop.step, was_stopped=was_stopped)
+
+    def _make_loop(
+        self,
+        backend: Backend,
+        checkpoints: Checkpoints,
+        state: RunState,
+        owed: tuple[bool, bool],
+        stack: ExitStack,
+    ) -> Loop:
+        """The loop from a state on. Rank 0 also writes the settings and opens the record."""
+        step = state.step
+        record, boards = None, []
+        if self.rank == 0:
             with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was started"):
                 self._write_settings()
                 record = Record(self.path, step=step, row=state.row)
             stack.callback(record.close)
-            opened = [open_board(one, self.path, step=step, config=config) for one in boards]
-            for board in opened:
-                stack.callback(board.close)
+            for name in self.boards:
+                boards.append(open_board(name, self.path, step=step, config=self.config))
+                stack.callback(boards[-1].close)
         validator = None
         if self.data.val is not None:
-            validator = Validator(self.data, read_not_mapped(self.data.val), config, backend)
+            val = read_not_mapped(self.data.val)
+            validator = Validator(self.data, val, self.config, backend)
             stack.callback(validator.close)
-        impatient = self.world_size == 1
-        loop = Loop(
-            config=config,
+        stop = StopSignal(impatient=self.world_size == 1, notify=self.watcher.note)
+        return Loop(
+            config=self.config,
             data=self.data,
             state=state,
             backend=backend,
-            loader=loader,
+            loader=self.loader,
             validator=validator,
             checkpoints=checkpoints,
             record=record,
-            watcher=watcher,
-            boards=opened,
-            stop=stack.enter_context(StopSignal(impatient=impatient, notify=watcher.note)),
+            watcher=self.watcher,
+            boards=boards,
+            stop=stack.enter_context(stop),
             owed=owed,
         )
-        loop.run()
-        was_stopped = loop.step < config.max_steps or loop.was_cut
-        return _report(self.path, loop.step, was_stopped=was_stopped)
 
     def announce_data(self, *, is_small: bool) -> None:
         """Report the data, and the default settings if they are the small ones."""
@@ -290,7 +311,7 @@ class _Run:
         changed = [
             f"{name} {before.config.get(name)} → {value}"
             for name, value in self.state.config.items()
-            if before.config.get(name) != value
+            if before.config.get(name, value) != value
         ]
         if changed and before.step < self.config.max_steps:
             self.watcher.note(f"From step {before.step:,} on: {', '.join(changed)}.")
@@ -314,16 +335,16 @@ class _Run:
         last = self.config.max_steps
         return step > last or (step == last and not any(owed))
 
-    def _open_backend(self, checkpoint: Checkpoint | None, device: str | None) -> Backend:
+    def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
         """The backend of this rank; rank 0 has the initial values."""
-        shape = Shape(**self.state.shape)
+        _, shape = self.state.read_settings()
         # No variable refers to the values, because it would keep them in memory for the whole run.
         return open_backend(
             self.state.backend,
             self.config,
             shape,
             checkpoint.parameters() if checkpoint else first_values(shape, self.config.seed),
-            device,
+            self.device,
         )
 
     def _check_backend(self, backend: Backend) -> None:
@@ -358,7 +379,7 @@ class _Run:
 
     def _announce(self, backend: Backend, checkpoint: Checkpoint | None) -> None:
         config, note = self.config, self.watcher.note
-        parameters = count_parameters(Shape(**self.state.shape))
+        parameters = count_parameters(self.state.read_settings()[1])
         note(f"model     {parameters:,} parameters on {backend.device} ({backend.name})")
         rows = f"{config.batch_rows:,} rows of {config.seq_len:,} tokens"
         note(f"steps     {config.max_steps:,} of {rows}")
@@ -372,6 +393,20 @@ class _Run:
         if self.data.tokenizer is not None:
             state = orjson.dumps(self.data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
             write_file(self.path / TOKENIZER_NAME, state + b"\n")
+
+
+def _choose_config(config: Config | AnyPath | None, *, is_small: bool) -> Config:
+    if isinstance(config, Config):
+        return config
+    if config is not None:
+        return read_config(config)
+    return read_config(SMALL_DEFAULT) if is_small else Config()
+
+
+def _list_paths(data: RunData | AnyPath | Sequence[AnyPath]) -> list[str]:
+    if isinstance(data, RunData):
+        return []
+    return [os.fspath(one) for one in ([data] if isinstance(data, (str, os.PathLike)) else data)]
 
 
 def find_run(
@@ -416,7 +451,15 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
     )
 
 
-def _make_state(data: RunData, config: Config, loader: Loader, backend: str) -> RunState:
+def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
+    """Give what rank 0 found to all ranks. A collective call."""
+    found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
+    return found, (bool(missing[0]), bool(missing[1]))
+
+
+def _make_state(
+    data: RunData, config: Config, loader: Loader, shape: Shape, backend: str
+) -> RunState:
     """The state of a run that has not started."""
     return RunState(
         step=0,
@@ -424,9 +467,9 @@ def _make_state(data: RunData, config: Config, loader: Loader, backend: str) -> 
         loader=loader.state_dict(),
         vocab=data.vocab,
         eot_id=data.eot_id,
-        shape=asdict(make_shape(data.vocab, config)),
+        shape=asdict(shape),
         config=asdict(config),
-        backend=backend,
+        backend=cast(Any, backend),  # which `open_backend` checks
         fingerprints=data.fingerprints,
         val_loss=None,
     )

@@ -17,19 +17,24 @@ leaves the same lines as an uninterrupted one. Costs: one write to each file per
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import StateError, UsageError, WorkError
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import remove, temporary_path
+from tokenmill.storage.files import open_entry, refuse_link, remove, sync_folder, temporary_path
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.output import OutputFolder
 from tokenmill.training.chart import Curve
+from tokenmill.training.config import Steps
+from tokenmill.training.decoding import DamageError, convert, decode
+from tokenmill.wording import size
 
 BOARD_NAME = "tensorboard"
 CHART_NAME = "loss.svg"
@@ -45,6 +50,8 @@ _OURS = (
     *(CONFIG_NAME, TOKENIZER_NAME, BOARD_NAME, _LOCK_NAME),
 )
 _FLOAT = np.dtype("<f4")
+_ROWS = 1 << 20  # losses to read or write at once
+_MOST_METRICS = 128 << 20  # bytes; half a million lines
 
 
 def find_folder(runs: str | os.PathLike[str], name: str) -> Path:
@@ -78,12 +85,14 @@ class RunFolder(OutputFolder):
                 lock=_LOCK_NAME,
                 argument="name",
             )
-            if restart:
-                try:
+            try:
+                if restart:
                     self._discard()
-                except BaseException:
-                    self.close()
-                    raise
+                for name in _OURS:  # now, not at the first checkpoint
+                    refuse_link(path / name)
+            except BaseException:
+                self.close()
+                raise
 
     def _discard(self) -> None:
         """Remove everything that a run makes, and nothing else; the lock stays."""
@@ -95,6 +104,21 @@ class RunFolder(OutputFolder):
                 remove(doomed)
             elif name != _LOCK_NAME:
                 remove(target)
+
+
+class _Line(msgspec.Struct):
+    """What other code expects of a line of metrics, which may have more."""
+
+    step: Steps
+    row: Steps | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    bits_per_byte: float | None = None
+    sample: str = ""
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and self.row is None:
+            raise ValueError("a loss needs the row it ends at")
 
 
 class Record:
@@ -111,29 +135,49 @@ class Record:
     """
 
     def __init__(self, folder: Path, *, step: int, row: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT
-        self._metrics = os.open(folder / METRICS_NAME, flags, 0o644)
-        self._losses = os.open(folder / LOSSES_NAME, flags, 0o644)
+        self._metrics = open_entry(folder / METRICS_NAME)
+        try:
+            self._losses = open_entry(folder / LOSSES_NAME)
+        except BaseException:
+            os.close(self._metrics)
+            raise
+        sync_folder(folder)
         with os.fdopen(os.dup(self._metrics), "rb") as file:
-            self.lines, end = _parse(file.read(), step)
+            self.lines, end = _parse(file, folder, step)
         os.truncate(self._metrics, end)
         os.lseek(self._metrics, end, os.SEEK_SET)
         present = os.fstat(self._losses).st_size // _FLOAT.itemsize
         os.truncate(self._losses, min(present, row) * _FLOAT.itemsize)
         if present < row:  # the file was deleted or truncated
-            self.add_losses(present, np.full(row - present, np.nan, np.float32))
+            self._fill(folder, present, row)
 
     def add_losses(self, first_row: int, losses: npt.NDArray[np.float32]) -> None:
         """Write the mean losses of consecutive rows."""
         os.lseek(self._losses, first_row * _FLOAT.itemsize, os.SEEK_SET)
         _write_all(self._losses, losses.astype(_FLOAT).tobytes())
 
+    def _fill(self, folder: Path, first: int, end: int) -> None:
+        """Write NaN for lost losses, in pieces; refuse if an absurd number would fill the disk."""
+        free = shutil.disk_usage(folder).free
+        if (end - first) * _FLOAT.itemsize > free:
+            raise WorkError(
+                f"{folder / LOSSES_NAME} has {first:,} of the {end:,} rows that the checkpoint counts, "
+                f"and the missing ones do not fit in the {size(free)} that are free on this disk. "
+                "Restore the file from a backup, or add `restart=True` to start over."
+            )
+        for start in range(first, end, _ROWS):
+            self.add_losses(start, np.full(min(end, start + _ROWS) - start, np.nan, np.float32))
+
     def mean_loss(self, end: int) -> float:
         """The mean loss of the rows up to `end` that no line covers yet."""
-        first = next((line["row"] for line in reversed(self.lines) if "loss" in line), 0)
-        data = os.pread(self._losses, (end - first) * _FLOAT.itemsize, int(first) * _FLOAT.itemsize)
-        losses = np.frombuffer(data, _FLOAT).astype(np.float64)
-        return float(losses.mean()) if len(losses) else float("nan")
+        ends = (line["row"] for line in reversed(self.lines) if line.get("row") is not None)
+        first = next(ends, 0)
+        total, rows = 0.0, 0
+        for start in range(first, end, _ROWS):
+            count = (min(end, start + _ROWS) - start) * _FLOAT.itemsize
+            losses = np.frombuffer(os.pread(self._losses, count, start * _FLOAT.itemsize), _FLOAT)
+            total, rows = total + float(losses.astype(np.float64).sum()), rows + len(losses)
+        return total / rows if rows else float("nan")
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line of metrics."""
@@ -154,7 +198,8 @@ class Record:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics, without an incomplete last one."""
     try:
-        return _parse((folder / METRICS_NAME).read_bytes(), None)[0]
+        with (folder / METRICS_NAME).open("rb") as file:
+            return _parse(file, folder, None)[0]
     except FileNotFoundError:
         return []
 
@@ -165,7 +210,7 @@ def find_values(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list
     >>> find_values([{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 3.0}], "loss")
     ([1], [2.5])
     """
-    found = [(line["step"], line[name]) for line in lines if name in line]
+    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
     return [step for step, _ in found], [value for _, value in found]
 
 
@@ -183,18 +228,24 @@ def _write_all(handle: int, data: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
-def _parse(data: bytes, last_step: int | None) -> tuple[list[dict[str, Any]], int]:
+def _parse(file: BinaryIO, folder: Path, last_step: int | None) -> tuple[list[dict[str, Any]], int]:
     """The intact lines up to a step, and where they end."""
+    found = os.fstat(file.fileno()).st_size
+    if found > _MOST_METRICS:
+        raise StateError(
+            f"{folder / METRICS_NAME} has {found:,} bytes; at most {_MOST_METRICS:,} are read. Move the "
+            "file away: the run continues with a new one."
+        )
+    data = file.read(_MOST_METRICS)
     lines: list[dict[str, Any]] = []
     end = 0
     while (newline := data.find(b"\n", end)) >= 0:
         try:
-            line = orjson.loads(data[end:newline])
-        except orjson.JSONDecodeError:
+            line = decode(data[end:newline], dict[str, bool | int | float | str | None])
+            convert(line, _Line)
+        except DamageError:
             break
-        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-            break
-        if last_step is not None and line["step"] > last_step:
+        if last_step is not None and line["step"] > last_step:  # type: ignore[operator]
             break
         lines.append(line)
         end = newline + 1

@@ -24,9 +24,8 @@ from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.backend import Backend
 from tokenmill.training.backends import open_backend
-from tokenmill.training.checkpoints import Checkpoints, RunState
-from tokenmill.training.config import Config
-from tokenmill.training.model import Shape
+from tokenmill.training.checkpoint_files import RunState
+from tokenmill.training.checkpoints import Checkpoints
 from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, find_folder
 
 NextLogits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
@@ -221,11 +220,10 @@ DATA --name none
         )
     state = found.state
     tokenizer = _load_tokenizer(path, state)
-    config = replace(Config(**state.config), compile="off", micro_batch=None)
+    config, shape = state.read_settings()
+    config = replace(config, compile="off", micro_batch=None)
     return TrainedModel(
-        backend=open_backend(
-            backend or state.backend, config, Shape(**state.shape), found.parameters(), device
-        ),
+        backend=open_backend(backend or state.backend, config, shape, found.parameters(), device),
         tokenizer=tokenizer,
         vocab=min(state.vocab, tokenizer.vocab_size),
         eot_id=state.eot_id,

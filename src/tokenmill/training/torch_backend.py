@@ -26,6 +26,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ from tokenmill.training.backend import (
 )
 from tokenmill.training.config import Config
 from tokenmill.training.model import Arrays, Shape, check_values, is_matrix
+from tokenmill.training.ranks import lost_ranks
 from tokenmill.training.torch_model import Model, document_mask
 
 
@@ -67,12 +69,15 @@ class TorchBackend:
         check_values(shape, values)
         self.config, self.shape = config, shape
         self._device = choose_device(device)
-        self._started = _start_ranks(self._device, config)
+        with _naming_lost_ranks(config):
+            self._started = _start_ranks(self._device, config)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         cuda = self._device.type == "cuda"
         # Ranks agree to stop through the CPU, so that the GPU does not wait.
-        self._talk = dist.new_group(backend="gloo") if cuda and self.world_size > 1 else None
+        self._talk = None
+        if cuda and self.world_size > 1:
+            self._talk = dist.new_group(backend="gloo", timeout=_find_timeout(config))
         self._question: tuple[Any, Tensor] | None = None
         if cuda:
             torch.set_float32_matmul_precision("high")
@@ -88,11 +93,12 @@ class TorchBackend:
             self._losses = torch.compile(self._model)
         self._shared: Any = self._losses
         if self.world_size > 1:
-            self._shared = DistributedDataParallel(
-                self._losses,
-                device_ids=[self._device] if cuda else None,
-                gradient_as_bucket_view=True,
-            )
+            with _naming_lost_ranks(config):
+                self._shared = DistributedDataParallel(
+                    self._losses,
+                    device_ids=[self._device] if cuda else None,
+                    gradient_as_bucket_view=True,
+                )
         self._optimizers = _make_optimizers(self._model, config, self._half)
         self._rates = [
             (group, float(group["lr"])) for one in self._optimizers for group in one.param_groups
@@ -113,7 +119,8 @@ class TorchBackend:
             with self._wait_for_last(number == count):
                 with self._precision():
                     total, losses = self._shared(inputs, targets, mask)
-                (total / rows.inputs.size).backward()
+                with _naming_lost_ranks(self.config):
+                    (total / rows.inputs.size).backward()
             row_losses.append(losses.mean(1))
         self._row_losses += row_losses
         parameters = self._model.parameters()
@@ -136,7 +143,8 @@ class TorchBackend:
         every = [own]
         if self.world_size > 1:
             every = [torch.empty_like(own) for _ in range(self.world_size)]
-            dist.all_gather(every, own)
+            with _naming_lost_ranks(self.config):
+                dist.all_gather(every, own)
         row_losses = torch.cat(every, 1).cpu().numpy()
         norms = torch.stack(self._norms).tolist()
         self._row_losses, self._norms = [], []
@@ -186,7 +194,8 @@ class TorchBackend:
         if self.world_size == 1:
             return values.copy()
         summed = torch.tensor(values, dtype=torch.float64, device=self._device)
-        dist.all_reduce(summed)
+        with _naming_lost_ranks(self.config):
+            dist.all_reduce(summed)
         found: npt.NDArray[np.float64] = summed.cpu().numpy()
         return found
 
@@ -223,11 +232,13 @@ class TorchBackend:
 
     def _ask(self, vote: bool) -> tuple[Any, Tensor]:
         votes = torch.tensor([int(vote)])
-        return dist.all_reduce(votes, group=self._talk, async_op=True), votes
+        with _naming_lost_ranks(self.config):
+            return dist.all_reduce(votes, group=self._talk, async_op=True), votes
 
     def _answer(self, question: tuple[Any, Tensor]) -> bool:
         work, votes = question
-        work.wait()
+        with _naming_lost_ranks(self.config):
+            work.wait()
         return bool(votes.item())
 
     def _any_stops(self, stop: bool) -> bool:
@@ -334,11 +345,28 @@ def _start_ranks(device: torch.device, config: Config) -> bool:
     check_ranks(config, world_size)
     if world_size == 1:
         return False
+    timeout = _find_timeout(config)
     if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
+        dist.init_process_group("nccl", device_id=device, timeout=timeout)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timeout)
     return True
+
+
+def _find_timeout(config: Config) -> timedelta:
+    return timedelta(seconds=config.rank_timeout)
+
+
+@contextlib.contextmanager
+def _naming_lost_ranks(config: Config) -> Iterator[None]:
+    """Turn an error of the network into one that says which rank waited, and how long."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = lost_ranks(error, int(os.environ.get("RANK", "0")), config.rank_timeout)
+        if found is None:
+            raise
+        raise found from error
 
 
 def _make_optimizers(model: Model, config: Config, half: bool) -> list[torch.optim.Optimizer]:

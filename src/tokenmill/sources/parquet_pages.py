@@ -1,0 +1,173 @@
+"""The pages of a Parquet column, from the header of each: how much memory it takes to read them.
+
+The footer of a file can claim any sizes. Arrow allocates what the header of a page says, so only these
+headers bound its memory. Some encodings store a text once and repeat it in every row, so a page of 500
+bytes can hold gigabytes. Costs one small read for each page, which has usually 1 MB of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of pages
+_STORED_ONCE = (0, 6)  # encodings in which the bytes of each text are stored: plain, delta length
+_HEADER = 256  # bytes to read; statistics can make a header longer
+_LONGEST_HEADER = 16 << 20  # as in Arrow
+_DEEPEST = 8  # structures in a header
+PER_VALUE = 8  # bytes for the lengths of a text and of its prefix, in delta encodings
+
+
+class Page(NamedTuple):
+    """What the header of a page says. `stored` and `size` are its bytes, compressed or not."""
+
+    kind: int
+    stored: int
+    size: int
+    values: int
+    encoding: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPages:
+    """The pages of one column in one row group."""
+
+    page: int  # bytes of the largest page, compressed and decompressed
+    dictionary: int  # bytes
+    repeated: int  # bytes of the longest text that can occur in many rows
+    lengths: int  # bytes for the lengths of the texts in a page
+    ends: np.ndarray  # rows up to the end of each data page that stores all its texts
+    sizes: np.ndarray  # bytes up to there
+
+    def most_bytes(self, rows: int) -> int:
+        """The most bytes of text that this many rows can have."""
+        stored = 0
+        if len(self.ends):
+            # The rows begin with the last one of a page, which may have all the bytes of that page.
+            last = np.searchsorted(self.ends, self.ends + (rows - 1), side="left")
+            before = np.concatenate(([0], self.sizes[:-1]))
+            stored = int((self.sizes[np.minimum(last, len(self.ends) - 1)] - before).max())
+        return stored + rows * self.repeated
+
+    def memory(self, rows: int) -> int:
+        """The bytes of memory that reading so many rows at once takes.
+
+        A dictionary is held as read, decoded and, for some columns, as part of the result.
+        """
+        return self.page + 2 * self.dictionary + self.lengths + self.most_bytes(rows)
+
+
+def measure_pages(file: BinaryIO, start: int, size: int, values: int) -> ColumnPages:
+    """Measure the pages of a column chunk; raises ValueError if a header is damaged."""
+    largest = dictionary = repeated = lengths = 0
+    counts: list[int] = []
+    sizes: list[int] = []
+    for page in _read_pages(file, start, size, values):
+        largest = max(largest, page.stored + page.size)
+        if page.kind == _DICTIONARY:
+            dictionary = max(dictionary, page.size)
+        elif page.encoding in _STORED_ONCE:
+            counts.append(page.values)
+            sizes.append(page.size)
+        else:
+            repeated = max(repeated, page.size)
+        if page.encoding != 0:
+            lengths = max(lengths, PER_VALUE * page.values)
+    return ColumnPages(
+        page=largest,
+        dictionary=dictionary,
+        repeated=max(repeated, dictionary),
+        lengths=lengths,
+        ends=np.cumsum(counts, dtype=np.int64),
+        sizes=np.cumsum(sizes, dtype=np.int64),
+    )
+
+
+def _read_pages(file: BinaryIO, start: int, size: int, values: int) -> Iterator[Page]:
+    """The pages that Arrow would read."""
+    place, end = start, start + size
+    while place < end and values > 0:
+        page, place = _read_page(file, place)
+        yield page
+        place += page.stored
+        if page.kind in (_DATA, _DATA_V2):
+            values -= page.values
+
+
+def _read_page(file: BinaryIO, place: int) -> tuple[Page, int]:
+    """The page with its header at a position, and where its content begins."""
+    size = _HEADER
+    while True:
+        file.seek(place)
+        data = file.read(size)
+        try:
+            fields, end = _read_struct(data, 0, 0)
+            break
+        except IndexError:
+            if len(data) < size or size >= _LONGEST_HEADER:
+                raise ValueError(f"no page header at byte {place}") from None
+            size *= 8
+    kind, content, stored = (fields.get(number) for number in (1, 2, 3))
+    about = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
+    values = about.get(1, 0)
+    encoding = about.get(4 if kind == _DATA_V2 else 2, 0)
+    numbers = kind, stored, content, values, encoding
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError(f"the page header at byte {place} is invalid")
+    return Page(*numbers), place + end
+
+
+def _read_struct(data: bytes, place: int, depth: int) -> tuple[dict, int]:
+    """The fields of a structure in Thrift's compact protocol, and where it ends.
+
+    Raises IndexError if the data ends too early.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("a page header is nested too deeply")
+    fields: dict = {}
+    number = 0
+    while head := data[place]:
+        place += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, place = _read_number(data, place)
+        fields[number], place = _read_value(data, place, head & 15, depth)
+    return fields, place + 1
+
+
+def _read_value(data: bytes, place: int, kind: int, depth: int) -> tuple[object, int]:
+    if kind in (1, 2):  # true, false
+        return kind == 1, place
+    if kind == 3:
+        return data[place], place + 1
+    if kind in (4, 5, 6):
+        return _read_number(data, place)
+    if kind == 8:
+        size, place = _read_varint(data, place)
+        data[place + size - 1]  # it must be there
+        return None, place + size
+    if kind == 12:
+        return _read_struct(data, place, depth + 1)
+    raise ValueError(f"a page header has a field of type {kind}")
+
+
+def _read_number(data: bytes, place: int) -> tuple[int, int]:
+    number, place = _read_varint(data, place)
+    return number >> 1 ^ -(number & 1), place
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number, place
+        if shift > 63:
+            raise ValueError("a page header has a number that is too long")

@@ -1,0 +1,49 @@
+"""Receipts: small JSON files that say that some work is finished, and what its files contain.
+
+A receipt begins with a checksum of itself. One that is truncated, damaged, too large or of other types
+counts as absent, so that its work is done again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+import xxhash
+
+from tokenmill.storage.reading import DamagedFileError, read_inside
+
+MOST_BYTES = 16 << 20
+_BLOCK = 4 << 20  # bytes that are read at once
+
+T = TypeVar("T")
+
+
+def encode_receipt(value: Any) -> bytes:
+    """The bytes of a receipt: the xxh3-128 of its JSON, a newline, and the JSON.
+
+    >>> encode_receipt({"tokens": 5})
+    b'08222cce9b42d8a47617930b498677f6\\n{"tokens":5}'
+    """
+    content = msgspec.json.encode(value)
+    return xxhash.xxh3_128_hexdigest(content).encode() + b"\n" + content
+
+
+def read_receipt(path: Path, kind: type[T]) -> T | None:
+    """The receipt in a file, or None if there is no sound one of this type."""
+    try:
+        digest, _, content = read_inside(path.parent, path.name, MOST_BYTES).partition(b"\n")
+        if digest != xxhash.xxh3_128_hexdigest(content).encode():
+            return None
+        return msgspec.json.decode(content, type=kind)
+    except (DamagedFileError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
+
+
+def hash_file(file: BinaryIO) -> str:
+    """The xxh3-128 of a file from its current position on, read once and in blocks."""
+    digest = xxhash.xxh3_128()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,207 @@
+"""Limits on what a tokenizer's file may ask for, checked before native code sees it.
+
+gigatoken allocates by the numbers in a file: one slot per id, and the size that a character map claims.
+A normalizer can lengthen a text at every step. So a small file could exhaust memory, which ends the
+process. These checks keep memory and time in proportion to the file and the text:
+
+- A file has at most 64 MiB, and its JSON at most 8 million values (a value takes up to 85 bytes). The
+  largest published vocabularies, with 262,144 tokens, have about 33 MB and 2 million values.
+- The ids have at most 1,048,576 gaps. A gap takes about 50 bytes.
+- An added token has at most 256 characters: comparing added tokens takes the square of that.
+- A normalizer has at most 32 steps, in sequences nested at most 8 deep, and makes a text at most 256
+  times as long. SentencePiece's own (`nmt_nfkc`) makes it up to 99 times as long.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from tokenmill.errors import TokenizerError
+
+MOST_BYTES = 64 << 20
+_MOST_VALUES = 1 << 23
+_MOST_GAPS = 1 << 20
+_LONGEST_ADDED = 256
+_MOST_STEPS = 32
+_DEEPEST = 8
+_MOST_GROWTH = 256
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+
+
+def brief(value: object) -> str:
+    """The `repr` of a value from a file, shortened.
+
+    >>> brief("a" * 1000) == repr("a" * 47 + "..." + "a" * 48)
+    True
+    """
+    return _REPR.repr(value)
+
+
+def parse_json(data: bytes, where: str, what: str = "tokenizer.json") -> dict[str, Any]:
+    """The object in a JSON text.
+
+    >>> parse_json(b"[1]", "x.json")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.TokenizerError: x.json is not a tokenizer.json: it contains a list, not an object
+    """
+    if len(data) > _MOST_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        reason = f"it has more than {_MOST_VALUES:,} values"
+    else:
+        try:
+            document = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            reason = f"it is not valid JSON ({error})"
+        else:
+            if isinstance(document, dict):
+                return document
+            reason = f"it contains a {type(document).__name__}, not an object"
+    raise TokenizerError(f"{where} is not a {what}: {reason}")
+
+
+def check_id(token: str, number: Any, where: str) -> int:
+    """An id from a file, if it is an integer that fits 32 bits."""
+    if type(number) is not int or not 0 <= number < 2**32 - 1:
+        raise TokenizerError(
+            f"{where} cannot be used as a tokenizer: its token {brief(token)} has the id "
+            f"{brief(number)}, which is not an integer from 0 to 2**32 - 2"
+        )
+    return number
+
+
+def check_gaps(vocab_size: int, tokens: int, where: str) -> None:
+    """Refuse ids far above the number of tokens.
+
+    >>> check_gaps(1 << 28, 300, "x.json")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.TokenizerError: x.json cannot be used as a tokenizer: it has 300 tokens, but its \
+largest id is 268,435,455. At most 1,048,576 ids may be without a token.
+    """
+    if vocab_size - tokens > _MOST_GAPS:
+        raise TokenizerError(
+            f"{where} cannot be used as a tokenizer: it has {tokens:,} tokens, but its largest id is "
+            f"{vocab_size - 1:,}. At most {_MOST_GAPS:,} ids may be without a token."
+        )
+
+
+def check_added(content: Any, where: str) -> str:
+    """The spelling of an added token, if it is text of a reasonable length."""
+    if not isinstance(content, str) or not 0 < len(content) <= _LONGEST_ADDED:
+        raise TokenizerError(
+            f"{where} cannot be used as a tokenizer: its added token {brief(content)} is not a text "
+            f"of 1 to {_LONGEST_ADDED} characters"
+        )
+    return content
+
+
+def list_steps(normalizer: Any, where: str) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer, in order, without the sequences that contain them.
+
+    >>> nfc = {"type": "NFC"}
+    >>> list_steps({"type": "Sequence", "normalizers": [nfc, nfc]}, "x.json")
+    [{'type': 'NFC'}, {'type': 'NFC'}]
+    """
+    steps = []
+    for step in _walk(normalizer, 0, where) if normalizer is not None else ():
+        steps.append(step)
+        if len(steps) > _MOST_STEPS:
+            raise _refuse_normalizer(where, f"has more than {_MOST_STEPS} steps")
+    return steps
+
+
+def _walk(normalizer: Any, depth: int, where: str) -> Iterator[Mapping[str, Any]]:
+    if normalizer["type"] != "Sequence":
+        yield normalizer
+        return
+    if depth == _DEEPEST:
+        raise _refuse_normalizer(where, f"is nested more than {_DEEPEST} deep")
+    for step in normalizer["normalizers"]:
+        yield from _walk(step, depth + 1, where)
+
+
+def check_growth(steps: list[Mapping[str, Any]], where: str) -> None:
+    """Refuse a SentencePiece normalizer that gigatoken lacks or that makes a text too long.
+
+    >>> double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    >>> check_growth([double] * 8, "x.json")
+    >>> check_growth([double] * 9, "x.json")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.TokenizerError: x.json cannot be used as a tokenizer: its normalizer makes a text \
+more than 256 times as long
+    """
+    growth, prefix = 1.0, 0.0  # n bytes become at most growth * n + prefix
+    for step in steps:
+        if step["type"] == "Prepend":
+            prefix += _measure(step["prepend"])
+        else:
+            factor = _measure_growth(step, where)
+            growth, prefix = growth * factor, prefix * factor
+        unknown = step.keys() - {"type", *_SETTINGS[step["type"]]}
+        if unknown:
+            raise _refuse_normalizer(where, f"has a {step['type']} with {brief(unknown)}")
+        if max(growth, prefix) > _MOST_GROWTH:
+            raise _refuse_normalizer(where, f"makes a text more than {_MOST_GROWTH} times as long")
+
+
+_SETTINGS = {
+    "Prepend": ("prepend",),
+    "Strip": ("strip_left", "strip_right"),
+    "Replace": ("pattern", "content"),
+    "Precompiled": ("precompiled_charsmap",),
+}
+
+
+def _measure_growth(step: Mapping[str, Any], where: str) -> float:
+    """How many times as long a step can make a text."""
+    if step["type"] == "Strip":
+        if all(isinstance(step.get(side, True), bool) for side in _SETTINGS["Strip"]):
+            return 1.0
+    elif step["type"] == "Precompiled":
+        return _measure_map(step["precompiled_charsmap"], where)
+    elif step["type"] == "Replace":
+        # The one regular expression that gigatoken knows matches two spaces or more.
+        patterns = step["pattern"].items()
+        widths = [
+            _measure(pattern) if kind == "String" else 2
+            for kind, pattern in patterns
+            if kind == "String" or (kind, pattern) == ("Regex", " {2,}")
+        ]
+        if len(patterns) == len(widths) == 1 and widths[0]:
+            return max(1.0, _measure(step["content"]) / widths[0])
+    raise _refuse_normalizer(where, f"has the step {brief(step)}, which is not supported")
+
+
+def _measure_map(encoded: Any, where: str) -> float:
+    """The longest text that a character map makes of a character.
+
+    A map is the size of its trie, the trie, and the texts that characters become, each with a NUL at
+    its end.
+    """
+    try:
+        data = base64.b64decode(encoded.encode(), validate=True)
+    except binascii.Error:
+        raise _refuse_normalizer(where, "has a character map that is not base64") from None
+    size = int.from_bytes(data[:4], "little")
+    if size % 4 or not 4 <= size <= len(data) - 4:
+        raise _refuse_normalizer(
+            where, f"has a character map of {len(data):,} bytes that says its trie has {size:,}"
+        )
+    return float(max(1, *map(len, data[4 + size :].split(b"\0"))))
+
+
+def _measure(text: str) -> int:
+    return len(text.encode())
+
+
+def _refuse_normalizer(where: str, reason: str) -> TokenizerError:
+    return TokenizerError(f"{where} cannot be used as a tokenizer: its normalizer {reason}")

@@ -1,0 +1,83 @@
+"""Ranks that end by themselves: without their launcher, or without each other, nothing runs forever.
+
+torchrun ends its ranks if one of them fails, but it cannot if it is killed. Each rank then notices that
+its parent is gone and stops as if by SIGTERM: with a checkpoint. Only ranks of torchrun watch their
+parent. Slurm and MPI end their own ranks, and a shell that started a run in the background may exit.
+
+A rank waits for the others at most `rank_timeout` seconds; `lost_ranks` is the error after that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tokenmill.errors import WorkError
+from tokenmill.wording import duration
+
+_LAUNCHER_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it for its ranks
+_POLL = 1.0  # seconds
+_LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+_GONE = re.compile(
+    r"connection (closed|reset|refused)|connect.* failed|broken pipe|failed to connect|"
+    r"peer .*(closed|reset)|no route to host",
+    re.IGNORECASE,
+)
+
+
+@contextmanager
+def follow_launcher(warn: Callable[[str], None], patience: float) -> Iterator[None]:
+    """While a block runs, stop this process if torchrun started it and is gone.
+
+    It gets a SIGTERM, and `patience` seconds to end.
+    """
+    if _LAUNCHER_MARK not in os.environ:
+        yield
+        return
+    ended = threading.Event()
+    watch = threading.Thread(
+        target=_watch, args=(os.getppid(), ended, warn, patience), name="launcher", daemon=True
+    )
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join()
+
+
+def _watch(
+    parent: int, ended: threading.Event, warn: Callable[[str], None], patience: float
+) -> None:
+    while not ended.wait(_POLL):
+        if os.getppid() != parent:
+            warn("torchrun is gone, so this rank stops. Run the same command again to resume.")
+            os.kill(os.getpid(), signal.SIGTERM)
+            if not ended.wait(patience):  # it hangs where no signal is noticed
+                os._exit(1)
+            return
+
+
+def lost_ranks(error: BaseException, rank: int, patience: float) -> WorkError | None:
+    """The error to raise for an error of the network: None if it is about something else.
+
+    >>> print(lost_ranks(RuntimeError("Timed out waiting 5000ms for recv"), 1, 600))
+    Rank 1 waited 10 min 0 s for the other ranks and got no answer: one of them is stopped, stuck or \
+disconnected. End all ranks and run the same command again; it resumes from the newest checkpoint. If \
+the others only need longer, raise `rank_timeout`.
+    """
+    text = str(error)
+    again = "End all ranks and run the same command again; it resumes from the newest checkpoint."
+    if _LATE.search(text):
+        return WorkError(
+            f"Rank {rank} waited {duration(patience)} for the other ranks and got no answer: one of "
+            f"them is stopped, stuck or disconnected. {again} If the others only need longer, raise "
+            "`rank_timeout`."
+        )
+    if _GONE.search(text):
+        return WorkError(f"Rank {rank} lost the connection to another rank, which ended. {again}")
+    return None

@@ -1,0 +1,159 @@
+"""Run the laboratory, or reproduce one case.
+
+    python -m tests.lab                                          every part, for LAB_MINUTES
+    python -m tests.lab faults power                             these parts
+    python -m tests.lab SCENARIO --fault write:17:EIO --seed 3   one case
+
+Each core runs one part at a time, in a process of its own, with a fresh seed. Progress is printed
+every ten seconds, and at the end the table of docs/reliability.md is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+from types import ModuleType
+
+from . import results, watcher
+
+_SLICE = 180.0  # seconds that a part gets before the next one
+_GRACE = 300.0  # seconds after which a part that does not end is killed
+_SHOW = 10.0  # seconds between two lines of progress
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
+    parser.add_argument("what", nargs="*", help="parts, or one scenario with --fault")
+    parser.add_argument("--fault", help="the fault of one case to reproduce")
+    parser.add_argument("--seed", type=int, help="by default a fresh one for each part")
+    parser.add_argument("--minutes", type=float, default=float(os.environ.get("LAB_MINUTES", 60)))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.fault:
+        from . import reproduce
+
+        return reproduce.run_one(arguments.what[0], arguments.fault, arguments.seed or 0)
+    if arguments.one:
+        return _run_part(arguments.what[0], arguments.seed, arguments.minutes * 60)
+    names = arguments.what or list(find_parts())
+    return Laboratory(names, arguments.minutes * 60, arguments.jobs, arguments.seed).run()
+
+
+def find_parts() -> Iterator[str]:
+    """The names of the modules of this package that have a function `run`."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name.startswith(("_", "test_")):
+            continue
+        if hasattr(_import_part(module.name), "run"):
+            yield module.name
+
+
+def _import_part(name: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{name}")
+
+
+def _run_part(name: str, seed: int, seconds: float) -> int:
+    watching = watcher.to_stdout()
+    _import_part(name).run(time.monotonic() + seconds, seed, watching)
+    watching.flush()
+    return 0
+
+
+class Laboratory:
+    """Runs parts side by side until the time is over."""
+
+    def __init__(self, names: list[str], seconds: float, jobs: int, seed: int | None) -> None:
+        self._names = cycle(names)
+        self._started = time.monotonic()
+        self._deadline = self._started + seconds
+        self._slice = min(_SLICE, max(1.0, seconds * jobs / len(names)))
+        self._jobs = jobs
+        self._seed = seed
+        self._messages: queue.Queue[tuple[str, dict[str, object]]] = queue.Queue()
+        self._lock = threading.Lock()
+        self._cases: Counter[str] = Counter()
+        self._doing: dict[str, object] = {}
+        self._failures = 0
+
+    def run(self) -> int:
+        """Run all parts in turn; returns 1 if a case failed."""
+        threads = [threading.Thread(target=self._work) for _ in range(self._jobs)]
+        for thread in threads:
+            thread.start()
+        shown = time.monotonic()
+        while any(thread.is_alive() for thread in threads) or not self._messages.empty():
+            with suppress(queue.Empty):
+                self._take(*self._messages.get(timeout=1.0))
+            if time.monotonic() - shown > _SHOW:
+                self._show()
+                shown = time.monotonic()
+        self._show()
+        if results.PAGE.exists():
+            results.write_table()
+        return 1 if self._failures else 0
+
+    def _work(self) -> None:
+        while (left := self._deadline - time.monotonic()) > 1:
+            with self._lock:
+                name = next(self._names)
+            seed = secrets.randbelow(1 << 31) if self._seed is None else self._seed
+            self._run_slice(name, seed, min(left, self._slice))
+
+    def _run_slice(self, name: str, seed: int, seconds: float) -> None:
+        command = [sys.executable, "-m", "tests.lab", name, "--one"]
+        command += ["--seed", str(seed), "--minutes", str(seconds / 60)]
+        process = subprocess.Popen(command, cwd=results.ROOT, stdout=subprocess.PIPE, text=True)
+        timer = threading.Timer(seconds + _GRACE, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            try:
+                self._messages.put((name, json.loads(line)))
+            except ValueError:
+                self._messages.put((name, {"say": line.rstrip()}))
+        timer.cancel()
+        if process.wait():
+            reason = f"the part ended with status {process.returncode}"
+            self._messages.put((name, {"command": " ".join(command[1:]), "reason": reason}))
+
+    def _take(self, name: str, message: dict[str, object]) -> None:
+        if "say" in message:
+            print(f"{name}: {message['say']}", flush=True)
+        elif "command" in message:
+            self._failures += 1
+            print(f"FAILED {message['reason']}\n  python {_shown(message)}", flush=True)
+        else:
+            self._cases[name] += int(str(message["cases"]))
+            self._doing[name] = message["what"] or self._doing.get(name, "")
+
+    def _show(self) -> None:
+        left = max(0.0, self._deadline - time.monotonic())
+        total = sum(self._cases.values())
+        print(
+            f"{left / 60:5.1f} min left  {total:,} cases, {self._failures:,} failures  "
+            + "  ".join(f"{name} {count:,}" for name, count in sorted(self._cases.items())),
+            flush=True,
+        )
+
+
+def _shown(message: dict[str, object]) -> str:
+    return str(message["command"]).removeprefix("python ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,412 @@
+"""Run commands in forks of this process, under faults, and judge what they leave.
+
+A bench has one folder for each scenario, in memory if the machine has /dev/shm. Before each case the
+folder is reset to the scenario's inputs; afterwards every byte in it is compared with an undisturbed
+run. Forks save the start of Python and its imports. Worker processes of `prepare` are forks as well,
+except in every tenth case, in which they are fresh interpreters as always.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import control
+from .control import Control, Fault
+
+Contents = dict[str, bytes]
+_PREFIX = "tokenmill-lab-"
+PATIENCE = 60.0  # seconds after which a command counts as hanging
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A command with its inputs. It runs in a folder with these inputs and nothing else."""
+
+    name: str
+    arguments: tuple[str, ...]
+    make_inputs: Callable[[Bench, Path], None]
+    set_up: Callable[[], None] = lambda: None  # in the fork, before the command
+    normalize: Callable[[str, bytes], bytes] = lambda _, data: data  # removes times
+    slow: bool = False  # takes seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended. The status is that of `subprocess`; None is a command that hangs."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def is_clean_error(self) -> bool:
+        """Whether it stopped with an error that tokenmill raises on purpose."""
+        return (
+            self.status == 1
+            and "tokenmill: " in self.stderr
+            and "Traceback" not in self.stderr
+            and "bug in tokenmill" not in self.stderr
+        )
+
+
+@dataclass(kw_only=True)
+class Limits:
+    """Limits of a process: bytes of address space, and open files."""
+
+    memory: int | None = None
+    files: int | None = None
+
+    def set(self) -> None:
+        """Set them for this process and all that it starts."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if self.files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))
+        if self.memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory))
+
+
+class Process:
+    """A command that runs in a fork, with a session of its own."""
+
+    def __init__(self, run: Callable[[], int], folder: Path, output: Path) -> None:
+        self.output = output
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_command(run, folder, output)
+        self._pidfd = os.pidfd_open(self.pid)
+        self.status: int | None = None
+        self._reaped = False
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def is_running(self, seconds: float = 0.0) -> bool:
+        """Whether it still runs after so many seconds."""
+        return not self._reaped and not select.select([self._pidfd], [], [], max(0.0, seconds))[0]
+
+    def wait(self, patience: float = PATIENCE) -> Ended:
+        """Wait for its end; a command that does not end is killed."""
+        hangs = self.is_running(patience)
+        self.signal(signal.SIGKILL)
+        if not self._reaped:
+            _, status = os.waitpid(self.pid, 0)
+            self.status = None if hangs else os.waitstatus_to_exitcode(status)
+            os.close(self._pidfd)
+            self._reaped = True
+        return Ended(
+            status=self.status,
+            stdout=self.output.with_suffix(".out").read_text(errors="replace"),
+            stderr=self.output.with_suffix(".err").read_text(errors="replace"),
+        )
+
+
+def _be_command(run: Callable[[], int], folder: Path, output: Path) -> None:
+    """The forked process: never returns."""
+    status = 99
+    try:
+        os.setsid()
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, suffix in ((1, ".out"), (2, ".err")):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            os.dup2(os.open(output.with_suffix(suffix), flags, 0o600), number)
+        status = run()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        with suppress(BaseException):
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+@dataclass
+class Bench:
+    """Where scenarios run."""
+
+    seed: int = 0
+    real_workers: bool | None = None  # None: in every tenth case
+    root: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert control.is_preloaded()
+        memory = Path("/dev/shm")
+        place = memory if os.access(memory, os.W_OK) else None
+        _remove_old(place or Path(tempfile.gettempdir()))
+        prefix = f"{_PREFIX}{os.getpid()}-"
+        self.root = Path(tempfile.mkdtemp(prefix=prefix, dir=place)).resolve()
+        self.random = random.Random(self.seed)
+        self.control = Control(self.root / "control")
+        self.trace = self.root / "trace"
+        self._expected: dict[str, Contents] = {}
+        self._counts: dict[str, dict[str, int]] = {}
+        self._seconds: dict[str, float] = {}
+        self._ending: list[Callable[[], object]] = []
+        self._runs = 0
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self._ending:
+            end()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def at_end(self, end: Callable[[], object]) -> None:
+        """Call a function when the bench is cleared."""
+        self._ending.append(end)
+
+    def folder(self, scenario: Scenario) -> Path:
+        """Where a scenario runs."""
+        return self.root / "work" / scenario.name
+
+    def reset(self, scenario: Scenario) -> None:
+        """Leave only the inputs of a scenario in its folder."""
+        inputs = self.root / "inputs" / scenario.name
+        if not inputs.exists():
+            inputs.mkdir(parents=True)
+            scenario.make_inputs(self, inputs)
+        folder = self.folder(scenario)
+        _remove(folder)
+        shutil.copytree(inputs, folder)
+
+    def restore_times(self, scenario: Scenario) -> None:
+        """Give the inputs in the folder of a scenario their times: a change would be refused."""
+        inputs = self.root / "inputs" / scenario.name
+        for path in inputs.rglob("*"):
+            about, copy = path.stat(), self.folder(scenario) / path.relative_to(inputs)
+            if copy.exists():
+                os.utime(copy, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+    def start(
+        self,
+        scenario: Scenario,
+        *,
+        armed: bool = False,
+        limits: Limits | None = None,
+        real_workers: bool | None = None,
+        modules: Path | None = None,
+        fresh: bool = False,
+    ) -> Process:
+        """Start the command of a scenario in its folder. If `armed`, it meets the faults.
+
+        If `fresh`, it runs in a new interpreter.
+        """
+        if real_workers is None:
+            real_workers = self.real_workers
+        if real_workers is None:
+            real_workers = self._runs % 10 == 9
+        self._runs += 1
+
+        def run() -> int:
+            from tokenmill.cli import main
+
+            if not real_workers:
+                fork_workers()
+            scenario.set_up()
+            control.attach(self.control.path if armed else None)
+            (limits or Limits()).set()
+            if fresh:
+                os.environ["OPENBLAS_NUM_THREADS"] = "1"
+                command = [sys.executable, "-m", "tokenmill.cli", *scenario.arguments]
+                os.execv(command[0], command)
+            status = main(scenario.arguments)
+            if modules is not None:
+                modules.write_text("\n".join(sys.modules))
+            return status
+
+        return Process(run, self.folder(scenario), self.root / f"output{self._runs % 8}")
+
+    def run(self, scenario: Scenario, **options: Any) -> Ended:
+        """Run the command of a scenario to its end."""
+        return self.start(scenario, **options).wait()
+
+    def found(self, scenario: Scenario) -> Contents:
+        """Every file in the folder of a scenario; folders are listed with a slash."""
+        return read_folder(self.folder(scenario), scenario.normalize)
+
+    def expected(self, scenario: Scenario) -> Contents:
+        """Every file after an undisturbed run."""
+        if scenario.name not in self._expected:
+            modules = self.root / "modules"
+            self.reset(scenario)
+            ended = self.run(scenario, modules=modules, real_workers=False)
+            assert ended.status == 0, f"{scenario.name}: {ended.stderr}"
+            first = self.found(scenario)
+            _import_all(modules.read_text().split("\n"))
+            self.reset(scenario)
+            self.control.arm(self.folder(scenario))
+            started = time.monotonic()
+            ended = self.run(scenario, armed=True, real_workers=False)
+            assert ended.status == 0, f"{scenario.name}: {ended.stderr}"
+            self._seconds[scenario.name] = time.monotonic() - started
+            same = difference(first, self.found(scenario))
+            assert same is None, f"{scenario.name}: two undisturbed runs differ: {same}"
+            self._expected[scenario.name] = first
+            self._counts[scenario.name] = self.control.counts
+        return self._expected[scenario.name]
+
+    def counts(self, scenario: Scenario) -> dict[str, int]:
+        """The number of calls of each operation in an undisturbed run."""
+        self.expected(scenario)
+        return self._counts[scenario.name]
+
+    def seconds(self, scenario: Scenario) -> float:
+        """How long an undisturbed run took."""
+        self.expected(scenario)
+        return self._seconds[scenario.name]
+
+    def compare(self, scenario: Scenario) -> str | None:
+        """How the folder differs from that of an undisturbed run; None if it does not."""
+        return difference(self.expected(scenario), self.found(scenario))
+
+    def check_success(self, scenario: Scenario) -> str | None:
+        """What is wrong after a command that reported success.
+
+        It may leave a file behind that it could not remove, if the same command removes it.
+        """
+        expected, found = self.expected(scenario), self.found(scenario)
+        kept = {name: data for name, data in found.items() if name in expected}
+        if different := difference(expected, kept):
+            return f"it ended as success, but {different}"
+        return self.resume(scenario) if found != expected else None
+
+    def resume(self, scenario: Scenario) -> str | None:
+        """Run the command again; returns what is wrong afterwards."""
+        ended = self.run(scenario)
+        if ended.status != 0:
+            return (
+                f"the same command did not resume: status {ended.status}, {shorten(ended.stderr)}"
+            )
+        different = self.compare(scenario)
+        return different and f"after resuming, {different}"
+
+
+def fork_workers() -> None:
+    """Have the workers of `prepare` be forks, not fresh interpreters."""
+    from tokenmill.preparation import engine
+
+    class Forked:
+        DEVNULL = subprocess.DEVNULL
+
+        class Popen:
+            def __init__(self, command: list[str], pass_fds: list[int], **_: object) -> None:
+                self._status: int | None = None
+                self.pid = os.fork()
+                if self.pid == 0:
+                    for number in set(range(3, 256)) - set(pass_fds):
+                        with suppress(OSError):
+                            os.close(number)
+                    try:
+                        engine.serve(int(command[-1]))
+                    except BaseException:
+                        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                    finally:
+                        os._exit(1)
+
+            def kill(self) -> None:
+                if self._status is None:
+                    os.kill(self.pid, signal.SIGKILL)
+
+            def wait(self) -> int:
+                if self._status is None:
+                    self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                return self._status
+
+    engine.subprocess = Forked  # type: ignore[assignment]
+
+
+def read_folder(folder: Path, normalize: Callable[[str, bytes], bytes]) -> Contents:
+    """Every file below a folder; folders are listed with a slash, links with their target."""
+    found = {}
+    for where, folders, files in os.walk(folder):
+        inside = Path(where)
+        for name in folders:
+            found[(inside / name).relative_to(folder).as_posix() + "/"] = b""
+        for name in files:
+            path = inside / name
+            data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            shown = path.relative_to(folder).as_posix()
+            found[shown] = normalize(shown, data)
+    return found
+
+
+def difference(expected: Contents, found: Contents) -> str | None:
+    """How two folders differ, in words.
+
+    >>> difference({"a": b"x", "b": b""}, {"a": b"y", "c": b""})
+    'b is missing; c is left behind; a has other bytes (1, expected 1)'
+    """
+    said = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    said += [f"{name} is left behind" for name in sorted(found.keys() - expected.keys())]
+    said += [
+        f"{name} has other bytes ({len(found[name])}, expected {len(expected[name])})"
+        for name in sorted(expected.keys() & found.keys())
+        if expected[name] != found[name]
+    ]
+    return "; ".join(said[:5]) or None
+
+
+def judge(bench: Bench, scenario: Scenario, fault: Fault, ended: Ended) -> str | None:
+    """What is wrong after a fault: with how the command ended, with the bytes, or with resuming."""
+    what = fault.what.removesuffix("+")
+    if ended.status is None:
+        return "the command hangs"
+    if ended.status == 0:
+        if what in ("EIO", "ENOSPC") and fault.operation == "fsync":
+            return f"a failed fsync of {bench.control.place} ended as success"
+        return bench.check_success(scenario)
+    killed = what in ("kill", "tear", "die")
+    if what in ("EINTR", "short") or what.endswith("ms"):
+        return f"status {ended.status} instead of success: {shorten(ended.stderr)}"
+    if not ended.is_clean_error and not (killed and ended.status == -signal.SIGKILL):
+        return f"status {ended.status} without a clear error: {shorten(ended.stderr)}"
+    return bench.resume(scenario)
+
+
+def shorten(text: str) -> str:
+    """The end of an output, in one line."""
+    return " | ".join(text.strip().splitlines()[-6:])[-600:] or "no output"
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _import_all(names: list[str]) -> None:
+    """Import what the command imported, so that forks need not."""
+    for name in names:
+        if name not in sys.modules and not name.startswith(("__mp_main__", "tests")):
+            with suppress(BaseException):
+                importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _remove_old(place: Path) -> None:
+    """Remove the folders of benches that were killed."""
+    for folder in place.glob(f"{_PREFIX}*-*/"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,75 @@
+"""Kill commands with SIGKILL, at random calls and at random moments, several times each.
+
+A case is a command that is killed up to three times and then run to its end. Every process of the
+command is killed, or only the one that made the call: a worker, or the one that started the others.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+from . import control, results
+from .bench import Bench, Scenario
+from .control import Fault
+from .faults import describe
+from .scenarios import chosen
+from .watcher import Watcher
+
+_KILLS = 3  # at most, of one command
+HOWS = ("at a call", "one process", "at a moment")
+
+
+def run_case(bench: Bench, scenario: Scenario, how: str, seed: int) -> tuple[int, str | None]:
+    """Kill a command some times; returns the number of kills, and what is wrong at the end."""
+    rng = random.Random(f"{seed} {how}")
+    calls = bench.counts(scenario)["call"]
+    bench.reset(scenario)
+    kills = 0
+    for _ in range(rng.randint(1, _KILLS)):
+        what = {"at a call": "kill", "one process": "die"}.get(how)
+        fault = Fault("call", rng.randint(1, calls), what) if what else None
+        bench.control.arm(bench.folder(scenario), fault)
+        process = bench.start(scenario, armed=True)
+        if fault is None:
+            process.is_running(rng.uniform(0, bench.seconds(scenario)))
+            running = process.is_running()
+            process.signal(signal.SIGKILL)
+            ended = process.wait()
+            killed = running and ended.status == -signal.SIGKILL
+        else:
+            ended = process.wait()
+            killed = bench.control.fired > 0
+        kills += killed
+        if ended.status is None:
+            return kills, "the command hangs"
+        if "Traceback" in ended.stderr:
+            return kills, f"a traceback: {ended.stderr[-500:]}"
+    return kills, bench.resume(scenario)
+
+
+def run(deadline: float, seed: int, watcher: Watcher) -> None:
+    """Kill random scenarios."""
+    if control.build_library() is None:
+        watcher.say("skipped: needs Linux and a C compiler")
+        return
+    control.restart_preloaded()
+    rng = random.Random(seed)
+    fast = [scenario for scenario in chosen() if not scenario.slow]
+    slow = [scenario for scenario in chosen() if scenario.slow]
+    with Bench(seed) as bench:
+        while time.monotonic() < deadline:
+            scenario = rng.choice(slow if slow and (not fast or rng.random() < 0.01) else fast)
+            for _ in range(30 if scenario in fast else 10):
+                if time.monotonic() > deadline:
+                    return
+                how, number = rng.choice(HOWS), rng.randrange(1 << 31)
+                kills, wrong = run_case(bench, scenario, how, number)
+                watcher.advance(f"{scenario.name} killed {how}", kills)
+                failed = int(wrong is not None)
+                results.record("kills", scenario.name, how, kills, failed, number)
+                if wrong:
+                    fault = f"kills:{how.replace(' ', '-')}"
+                    said = f"{scenario.name} {fault}: {wrong}"
+                    watcher.fail(describe(scenario, fault, number), said)

@@ -1,0 +1,41 @@
+"""Run one case again, as a failure names it, and print everything about it."""
+
+from __future__ import annotations
+
+from . import concurrency, control, faults, kills, memory, power
+from .bench import Bench, Scenario
+from .control import Fault
+from .scenarios import SCENARIOS
+
+
+def run_one(name: str, text: str, seed: int) -> int:
+    """Run one case; returns 1 if it fails."""
+    if control.build_library() is None:
+        print("skipped: needs Linux and a C compiler")
+        return 0
+    control.restart_preloaded()
+    scenario = SCENARIOS[name]
+    with Bench(seed) as bench:
+        happened, wrong = _run(bench, scenario, text, seed)
+        for path in sorted(bench.root.glob("output*")):
+            print(f"--- {path.name}\n{path.read_text()}", end="")
+        print(f"place: {bench.control.place or 'none'}")
+    print("not reached" if not happened else wrong or "as expected")
+    return 1 if wrong else 0
+
+
+def _run(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[bool, str | None]:
+    kind, _, rest = text.partition(":")
+    if kind == "power":
+        cut, mode = rest.split(":")
+        calls = power.record_calls(bench, scenario)
+        return True, power.run_case(bench, scenario, calls, int(cut), mode, seed)
+    if kind == "memory":
+        return True, memory.run_limited(bench, scenario, int(rest))
+    if kind == "malloc":
+        return memory.run_case(bench, scenario, Fault.parse(text))
+    if kind == "condition":
+        return True, concurrency.run_case(bench, scenario, rest, seed)
+    if kind == "kills":
+        return True, kills.run_case(bench, scenario, rest.replace("-", " "), seed)[1]
+    return faults.run_case(bench, scenario, Fault.parse(text))

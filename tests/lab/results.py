@@ -1,0 +1,119 @@
+"""Add up the cases of all runs of the laboratory, and write the table of docs/reliability.md.
+
+    python -m tests.lab.results
+
+Several processes may add results at the same time: the file is locked while it is changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(os.environ.get("LAB_RESULTS", Path(__file__).with_name("results.json")))
+PAGE = ROOT / "docs" / "reliability.md"
+START, END = "<!-- lab -->", "<!-- /lab -->"
+
+
+def record(kind: str, scenario: str, fault: str, cases: int, failures: int, seed: int) -> None:
+    """Add cases to the results.
+
+    `kind` is the part of the laboratory ("faults", "fuzzing"), `scenario` the command or the parser,
+    `fault` what was done to it ("write EIO", "flipped bits"). `seed` is kept if there are failures.
+    """
+    with _changing() as results:
+        key = f"{kind}|{scenario}|{fault}"
+        entry = results["cases"].setdefault(key, {"cases": 0, "failures": 0})
+        entry["cases"] += cases
+        entry["failures"] += failures
+        if failures:
+            entry["seeds"] = sorted({*entry.get("seeds", []), seed})[-20:]
+
+
+def record_sweep(scenario: str, fault: str, calls: int, done: int) -> None:
+    """Note how many calls of a scenario, counted from the first, have failed with this fault."""
+    with _changing() as results:
+        entry = results["sweeps"].setdefault(
+            f"{scenario}|{fault}", {"calls": 0, "done": 0, "sweeps": 0}
+        )
+        entry["calls"] = calls
+        entry["done"] = done % max(1, calls)
+        entry["sweeps"] += done >= calls
+
+
+def find_sweep(scenario: str, fault: str) -> tuple[int, int]:
+    """How often all calls have failed with this fault, and how many in the sweep under way."""
+    entry = read()["sweeps"].get(f"{scenario}|{fault}", {"done": 0, "sweeps": 0})
+    return int(entry["sweeps"]), int(entry["done"])
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """The results so far."""
+    try:
+        return json.loads(RESULTS.read_bytes())  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return {"cases": {}, "sweeps": {}}
+
+
+def write_table() -> None:
+    """Write the table between the markers of the page."""
+    page = PAGE.read_text()
+    before, _, rest = page.partition(START)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{START}\n{make_table(read())}\n{END}{after}")
+
+
+def make_table(results: dict[str, dict[str, Any]]) -> str:
+    """One row for each scenario of each kind, in Markdown."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for key, entry in sorted(results["cases"].items()):
+        kind, scenario, fault = key.split("|", 2)
+        row = rows.setdefault((kind, scenario), {"faults": [], "cases": 0, "failures": 0})
+        row["faults"].append(fault)
+        row["cases"] += entry["cases"]
+        row["failures"] += entry["failures"]
+    lines = ["| kind | scenario | faults | cases | failures |", "|---|---|---|---:|---:|"]
+    for (kind, scenario), row in rows.items():
+        faults = _summarize(row["faults"])
+        lines.append(f"| {kind} | {scenario} | {faults} | {row['cases']:,} | {row['failures']:,} |")
+    cases = sum(row["cases"] for row in rows.values())
+    failures = sum(row["failures"] for row in rows.values())
+    lines.append(f"| all | | | {cases:,} | {failures:,} |")
+    return "\n".join(lines)
+
+
+def _summarize(faults: list[str]) -> str:
+    """Faults such as "write EIO" and "write ENOSPC" as "write EIO, ENOSPC".
+
+    >>> _summarize(["open EIO", "write EIO", "write ENOSPC", "torn"])
+    'open EIO; write EIO, ENOSPC; torn'
+    """
+    groups: dict[str, list[str]] = {}
+    for fault in faults:
+        what, _, how = fault.partition(" ")
+        groups.setdefault(what, []).append(how)
+    return "; ".join(f"{what} {', '.join(how)}".strip() for what, how in groups.items())
+
+
+@contextmanager
+def _changing() -> Iterator[dict[str, dict[str, Any]]]:
+    lock = os.open(RESULTS.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = read()
+        yield results
+        temporary = RESULTS.with_suffix(".tmp")
+        temporary.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        temporary.replace(RESULTS)
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    write_table()

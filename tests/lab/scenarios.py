@@ -1,0 +1,227 @@
+"""The commands that the laboratory runs: small inputs, the least work that calls everything.
+
+Every command that writes files has a scenario. A new one is an entry in `SCENARIOS`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from .bench import Bench, Scenario
+
+_WORDS = "mill grain water stone wheel flour sack river miller bread dust gear shaft hopper".split()
+_EOT = "<|endoftext|>"
+
+
+def _sentences(count: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(_WORDS, k=rng.randint(3, 12))) for _ in range(count)]
+
+
+def _documents(count: int, seed: int) -> list[str]:
+    """Documents of a few lines. Some documents and many lines are repeated."""
+    lines = _sentences(40, 7)
+    rng = random.Random(seed)
+    made = ["\n".join(rng.choices(lines, k=rng.randint(1, 5))) for _ in range(count)]
+    return made + made[: count // 4]
+
+
+def make_texts(_: Bench, folder: Path) -> None:
+    """A folder `texts` with text, JSON lines, a compressed file, invalid UTF-8 and a bad record."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    texts = folder / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text(_EOT.join(_documents(30, 1)))
+    (texts / "b.txt").write_bytes(
+        b"a caf\xe9 by the river\n" + "\n".join(_sentences(20, 2)).encode()
+    )
+    records = [json.dumps({"text": text}) for text in _documents(20, 3)]
+    (texts / "c.jsonl").write_text("\n".join([*records, '{"text": 5}', ""]))
+    with gzip.GzipFile(texts / "d.txt.gz", "wb", mtime=0) as file:
+        file.write(_EOT.join(_documents(20, 4)).encode())
+    table = pa.table({"text": _documents(20, 5)})
+    pyarrow.parquet.write_table(table, texts / "e.parquet", row_group_size=10)
+
+
+def make_dataset(bench: Bench, folder: Path) -> None:
+    """A dataset `data` in two splits of several shards, as `prepare` makes it."""
+    source = SCENARIOS["prepare"]
+    bench.reset(source)
+    ended = bench.run(source, real_workers=False)
+    assert ended.status == 0, ended.stderr
+    (bench.folder(source) / "data").rename(folder / "data")
+
+
+def make_tokens(_: Bench, folder: Path) -> None:
+    """Shards of llm.c with GPT-2 tokens."""
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    for split, number in (("train", 1), ("train", 2), ("val", 0)):
+        ids = rng.integers(0, 50_256, 3_000, dtype=np.uint16)
+        ids[::100] = 50_256
+        header = np.zeros(256, np.int32)
+        header[:3] = 20240520, 1, len(ids)
+        (folder / "tokens").mkdir(exist_ok=True)
+        path = folder / "tokens" / f"corpus_{split}_{number:06}.bin"
+        path.write_bytes(header.tobytes() + ids.tobytes())
+
+
+def make_one_text(_: Bench, folder: Path) -> None:
+    """One text file."""
+    (folder / "book.txt").write_text("\n".join(_sentences(300, 6)))
+
+
+def make_small_dataset(bench: Bench, folder: Path) -> None:
+    """A dataset `data` with one shard per split, to train on."""
+    # In this process: frameworks read these when they are imported.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(bench.root / "programs")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    source = SCENARIOS["prepare-book"]
+    bench.reset(source)
+    ended = bench.run(source, real_workers=False)
+    assert ended.status == 0, ended.stderr
+    (bench.folder(source) / "data").rename(folder / "data")
+
+
+def start_hub(bench: Bench, folder: Path) -> None:
+    """A Hub on this machine with three files to download; the folder stays empty."""
+    site = bench.root / "site" / "lab" / "web"
+    site.mkdir(parents=True)
+    for number in range(3):
+        ids = random.Random(number).randbytes(2 * 20_000)
+        header = b"".join(value.to_bytes(4, "little") for value in (20240520, 1, 20_000))
+        (site / f"web_train_{number:06}.bin").write_bytes(header.ljust(1024, b"\0") + ids)
+    program = Path(__file__).parents[1] / "hub" / "local_hub.py"
+    server = subprocess.Popen(
+        [sys.executable, str(program), str(site.parents[1])], stdout=subprocess.PIPE, text=True
+    )
+    bench.at_end(server.kill)
+    bench.at_end(server.communicate)
+    assert server.stdout is not None
+    # In this process: the library of the Hub reads these when it is imported.
+    os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{int(server.stdout.readline())}"
+    os.environ["HF_HOME"] = str(bench.root / "home")
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    folder.mkdir(exist_ok=True)
+
+
+def use_small_parts() -> None:
+    """Cut inputs into many parts, and sort in little memory, so that files are used instead."""
+    from tokenmill.preparation import plan
+
+    # The class must stay the same object, because plans are pickled.
+    plan.Limits.__init__.__kwdefaults__.update(part_bytes=1_000, sorted_keys=64)
+
+
+def drop_times(name: str, data: bytes) -> bytes:
+    """The metrics of a run without what depends on the clock; the lock holds a process number."""
+    from tokenmill.training.run_folder import TIMES
+
+    if name.endswith("/lock"):
+        return b""
+    if not name.endswith("metrics.jsonl"):
+        return data
+    lines = [json.loads(line) for line in data.splitlines()]
+    return json.dumps(
+        [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    ).encode()
+
+
+def limit_threads() -> None:
+    """Run frameworks in one thread."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+_PREPARE = ("prepare", "texts", "--out", "data", "--tokenizer", "bytes", "--val-fraction", "0.2")
+_SHARDS = ("--tokens-per-shard", "3000")
+_TRAIN = (
+    "train --data data --name m --layers 1 --heads 1 --width 8 --seq-len 16 --batch-tokens 32 "
+    "--max-steps 4 --warmup-steps 1 --log-every 2 --val-every 2 --val-tokens 32 --sample-every 0 "
+    "--checkpoint-every 2 --backend"
+).split()
+
+
+def _prepare(name: str, *more: str, workers: int = 1, small: bool = False) -> Scenario:
+    return Scenario(
+        name=name,
+        arguments=(*_PREPARE, *_SHARDS, "--workers", str(workers), *more),
+        make_inputs=make_texts,
+        set_up=use_small_parts if small else lambda: None,
+    )
+
+
+def _export(to: str) -> Scenario:
+    arguments = ("export", "data", "--to", to, "--out", "out", "--tokens-per-shard", "2000")
+    return Scenario(name=f"export-{to}", arguments=arguments, make_inputs=make_dataset)
+
+
+def _train(backend: str) -> Scenario:
+    return Scenario(
+        name=f"train-{backend}",
+        arguments=(*_TRAIN, backend),
+        make_inputs=make_small_dataset,
+        set_up=limit_threads,
+        normalize=drop_times,
+        slow=True,
+    )
+
+
+_ALL = [
+    _prepare("prepare"),
+    _prepare("prepare-lines", "--dedup", "lines"),
+    _prepare("prepare-all", "--dedup", "none"),
+    _prepare("prepare-parts", "--dedup", "lines", workers=2, small=True),
+    Scenario(
+        name="prepare-book",
+        arguments=(
+            *("prepare", "book.txt", "--out", "data", "--tokenizer", "bytes", "--workers", "1"),
+            *("--documents", "line", "--val-fraction", "0.3"),
+        ),
+        make_inputs=make_one_text,
+    ),
+    Scenario(
+        name="import",
+        arguments=("import", "tokens", "--out", "data", "--tokens-per-shard", "2000"),
+        make_inputs=make_tokens,
+    ),
+    *map(_export, ("npy", "llmc", "nanogpt", "megatron", "datatrove", "mds", "litdata")),
+    Scenario(
+        name="reshard",
+        arguments=("reshard", "data", "--out", "out", "--tokens-per-shard", "1000"),
+        make_inputs=make_dataset,
+    ),
+    Scenario(
+        name="pretokenize",
+        arguments=("pretokenize", "book.txt", "--tokenizer", "bytes", "--workers", "1"),
+        make_inputs=make_one_text,
+    ),
+    Scenario(
+        name="tokenizer-train",
+        arguments=("tokenizer", "train", "book.txt", "--vocab-size", "300"),
+        make_inputs=make_one_text,
+    ),
+    Scenario(
+        name="download", arguments=("download", "lab/web", "--to", "out"), make_inputs=start_hub
+    ),
+    *(_train(name) for name in ("torch", "jax") if importlib.util.find_spec(name)),
+]
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+
+
+def chosen() -> list[Scenario]:
+    """The scenarios to run: all, or those that LAB_SCENARIOS names, separated by commas."""
+    names = os.environ.get("LAB_SCENARIOS")
+    return [SCENARIOS[name] for name in (names.split(",") if names else SCENARIOS)]

@@ -1,0 +1,112 @@
+"""A share of the laboratory with a fixed seed, and defects that it must find."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import control, results, share
+from .disk_model import Call, DiskModel
+
+ROOT = Path(__file__).parents[2]
+needs_compiler = pytest.mark.skipif(
+    control.build_library() is None, reason="needs Linux and a C compiler"
+)
+
+
+def run_share(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.lab.share", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+@needs_compiler
+@pytest.mark.parametrize("part", share.PARTS)
+def test_every_command_survives(part):
+    ended = run_share(part)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize("defect", share.DEFECTS)
+def test_planted_defects_are_found(defect):
+    ended = run_share(share.DEFECTS[defect][0], defect)
+    assert ended.returncode == 1, ended.stderr
+    assert "FAILED" in ended.stdout
+
+
+@needs_compiler
+def test_calls_of_a_process_tree_are_counted_and_fail_by_number(tmp_path):
+    program = (
+        "import os, subprocess, sys\n"
+        "os.mkdir('a')\n"
+        "subprocess.run([sys.executable, '-c', 'import os; os.mkdir(\"b\")'])\n"
+        "try: os.mkdir('c')\n"
+        "except OSError as error: print(error.errno)\n"
+        "os.mkdir('d')\n"
+    )
+    armed = control.Control(tmp_path / "control")
+    (tmp_path / "root").mkdir()
+    armed.arm(tmp_path / "root", control.Fault.parse("mkdir:3:EIO"))
+    library = {"LD_PRELOAD": str(control.build_library()), "LAB_CONTROL": str(armed.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path / "root",
+        env=os.environ | library,
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.stdout, ended.stderr) == ("5\n", "")
+    assert armed.counts["mkdir"] == 4
+    assert armed.fired == 1
+    assert sorted(os.listdir(tmp_path / "root")) == ["a", "b", "d"]
+
+
+def lose_power(tmp_path: Path, calls: list[tuple[str, str, str, bytes]], mode: str) -> dict:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir(exist_ok=True)
+    after.mkdir()
+    disk = DiskModel(before)
+    for kind, path, other, data in calls:
+        disk.apply(Call(kind, f"{before}/{path}", f"{before}/{other}", 0, data))
+    disk.write_after_power_loss(after, mode, random.Random(1))
+    return {path.name: path.read_bytes() for path in after.iterdir()}
+
+
+def test_a_renamed_file_that_was_not_synced_loses_its_bytes(tmp_path):
+    calls = [("create", "t", "", b""), ("write", "t", "", b"new"), ("rename", "t", "f", b"")]
+    assert lose_power(tmp_path, calls, "renamed") == {"f": b""}
+
+
+def test_a_rename_in_a_folder_that_was_not_synced_is_lost(tmp_path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "f").write_bytes(b"old")
+    calls = [("create", "t", "", b""), ("write", "t", "", b"new"), ("sync", "t", "", b"new")]
+    calls += [("rename", "t", "f", b"")]
+    assert lose_power(tmp_path, calls, "lost") == {"f": b"old"}
+
+
+def test_what_was_synced_is_kept(tmp_path):
+    calls = [("create", "t", "", b""), ("write", "t", "", b"new"), ("sync", "t", "", b"new")]
+    calls += [("rename", "t", "f", b""), ("sync", "", "", b"")]
+    assert lose_power(tmp_path, calls, "lost") == {"f": b"new"}
+
+
+def test_results_of_several_runs_add_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
+    results.record("faults", "prepare", "write EIO", 10, 0, 1)
+    results.record("faults", "prepare", "write EIO", 5, 1, 2)
+    results.record("kills", "prepare", "at a call", 3, 0, 2)
+    assert results.make_table(results.read()).splitlines()[2:] == [
+        "| faults | prepare | write EIO | 15 | 1 |",
+        "| kills | prepare | at a call | 3 | 0 |",
+        "| all | | | 18 | 1 |",
+    ]
+
+
+def test_the_page_has_the_table_of_the_results():
+    assert results.make_table(results.read()) in results.PAGE.read_text()
