@@ -1,4 +1,7 @@
-"""Compare `Tokens.gather` with its limit: a casting copy of the same number of contiguous ids."""
+"""Compare `Tokens.gather` with its limit: a casting copy of the same number of contiguous ids.
+
+The same rows are also read from their files, with `Tokens.unmapped`.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,12 @@ def main() -> None:
                 times = max(5, 100_000 // rows)
                 limit = microseconds(lambda: np.copyto(out, ids), times)  # noqa: B023
                 took = microseconds(lambda: tokens.gather(starts, LENGTH, out=out), times)  # noqa: B023
+                files = tokens.unmapped()
+                read = microseconds(lambda: files.gather(starts, LENGTH, out=out), times // 10)  # noqa: B023
                 print(
                     f"{shards:3} shards, {rows:4} rows: gather {took:8.1f} µs, "
-                    f"cast copy {limit:8.1f} µs, {took / limit:.2f} times",
+                    f"cast copy {limit:8.1f} µs, {took / limit:.2f} times; "
+                    f"unmapped {read:8.1f} µs, {read / limit:.2f} times",
                     flush=True,
                 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from shell import QUICK, run
 
 import tokenmill
 from tokenmill.cli.console import parse_size
+from tokenmill.errors import UsageError
 
 
 def test_dry_run_names_skipped_and_unusable_files(tmp_path: Path) -> None:
@@ -25,10 +27,11 @@ def test_dry_run_names_skipped_and_unusable_files(tmp_path: Path) -> None:
     result = run("prepare", texts, "--dry-run", *QUICK)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    kinds = "1 file that is not text, 1 archive, 1 link to a folder passed over"
+    kinds = "1 file that is not text, 1 archive, 1 link that leads out of its folder passed over"
     assert lines[0] == f"files      3 ({kinds})"
     named = (
-        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link to a folder"
+        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link that "
+        "leads out of its folder"
     )
     assert f"passed over: {named} ({texts}/d)" in lines
     refused = [line for line in lines if line.startswith("cannot be used: ")]
@@ -121,3 +124,49 @@ def test_the_final_rate_counts_the_bytes_that_progress_counts(tmp_path: Path) ->
     (rate,) = re.findall(r"\d s, ([\d.]+ [kM]?B)/s\.", result.stdout)
     # 9 MB of text are 23 kB on the disk, and no run takes less than a hundredth of a second.
     assert parse_size(rate) < 100 * text.stat().st_size
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "GB", "²GB", "٣GB", "9" * 5000])
+def test_absurd_sizes_are_wrong_usage(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("option", ["--text-field", "--documents"])
+def test_an_argument_that_is_not_utf_8_is_wrong_usage(tmp_path: Path, option: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    result = run("prepare", tmp_path, "--out", tmp_path / "out", option, "t\udcff", *QUICK)
+    assert result.returncode == 2
+    assert f"{option} is 't\\udcff', which is not valid Unicode" in result.stderr
+
+
+def test_a_newline_in_a_name_forges_no_line(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    forged = "Next:  rm -rf ."
+    records = json.dumps({f"id\n{forged}": 1})
+    (texts / f"a\n{forged}.jsonl").write_text(f'{records}\n{{"text": "a"}}\n')
+    (texts / f"b\n{forged}.txt.gz").write_bytes(b"not gzip")
+    (texts / f"c\n{forged}.zip").write_bytes(b"PK")
+    for options in ([], ["--skip-bad-files"], ["--dry-run"], ["--text-field", "body"]):
+        result = run("prepare", texts, "--out", tmp_path / "out", *options, *QUICK)
+        lines = (result.stdout + result.stderr).splitlines()
+        assert not [line for line in lines if line.startswith(forged)], lines
+    for command in ("info", "peek", "verify"):
+        result = run(command, tmp_path / "out")
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert not [line for line in lines if line.startswith(forged)], lines
+
+
+def test_a_newline_in_the_manifest_of_a_stranger_forges_no_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words")
+    out = tmp_path / "out"
+    assert run("prepare", tmp_path / "a.txt", "--out", out, *QUICK).returncode == 0
+    listed = json.loads((out / "sources.jsonl").read_text())
+    (out / "sources.jsonl").write_text(json.dumps(listed | {"path": "a\nNext: evil\u200b"}) + "\n")
+    (out / "train\nNext: evil").write_text("")
+    for command in ("info", "peek", "verify"):
+        result = run(command, out)
+        assert "\nNext: evil" not in result.stdout + result.stderr, command
+        assert "\u200b" not in result.stdout, command

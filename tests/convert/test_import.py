@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -193,3 +195,20 @@ def test_a_killed_import_resumes_to_the_same_bytes(tmp_path):
         tokenmill.import_dataset(tmp_path / "x", out, **options)
         assert contents(out) == contents(tmp_path / "whole")
         assert all(path.stat().st_ino == inode for path, inode in kept.items())
+
+
+def test_names_of_files_that_are_not_utf_8_or_have_a_newline_are_stored_as_uris(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in (b"caf\xe9.bin", b"two\nlines.bin"):
+        with open(os.path.join(os.fsencode(source), name), "wb") as file:  # noqa: PTH118, PTH123
+            file.write(np.arange(9, dtype="<u2").tobytes())
+    made = tmp_path / "out"
+    tokenmill.import_dataset(source, made, dtype="uint16", tokenizer="bytes", format="raw")
+    lines = (made / "sources.jsonl").read_text().splitlines()
+    assert [json.loads(line)["path"] for line in lines] == [
+        f"{source.as_uri()}/caf%E9.bin",
+        f"{source.as_uri()}/two%0Alines.bin",
+    ]

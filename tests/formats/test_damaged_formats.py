@@ -267,6 +267,28 @@ def test_claims_of_a_large_index_cost_no_memory(tmp_path, name, beside, head):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("digits", ["²", "٣", "9" * 5000])
+def test_digits_that_are_not_ascii_or_too_many_are_refused(tmp_path, digits):
+    litdata, mds = litdata_files([[[1]]]), mds_files([[[1]]], encoding="ndarray:uint16:1")
+    for number, (files, place, value) in enumerate(
+        [
+            (litdata, ("config", "data_format"), [f"no_header_tensor:{digits}"]),
+            (mds, ("shards", 0, "column_encodings"), [f"ndarray:uint16:{digits}"]),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        index = json.loads(files["index.json"])
+        inner = index
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        for name, data in (files | {"index.json": json.dumps(index).encode()}).items():
+            (folder / name).write_bytes(data)
+        with pytest.raises(DatasetError):
+            tokenmill.open(folder, eot_id=0)
+
+
 @pytest.mark.parametrize("kind", ["mds", "mds-fixed", "litdata"])
 def test_claims_of_very_many_samples_cost_no_memory(tmp_path, kind):
     size, count = 2**32 - 4, 2**28

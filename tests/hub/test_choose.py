@@ -93,6 +93,23 @@ def test_invalid_shard_numbers_are_refused(text: str) -> None:
         parse_shards(text)
 
 
+def test_numbers_of_any_length_and_script_in_names_are_sorted() -> None:
+    long, longer = "9" * 5000, "1" + "0" * 5000
+    names = [f"a_{number}.bin" for number in ("²", "٣", longer, long, "010", "9", "10")]
+    assert chosen(names) == [
+        f"a_{number}.bin" for number in ("9", "010", "10", long, longer, "²", "٣")
+    ]
+    with pytest.raises(InputError, match="numbered 9 to 10"):
+        chosen(names, shards={11})
+
+
+@pytest.mark.parametrize("name", ["a\nb.bin", "a\u202e.bin", "a\ud800.bin", "a\u200b.bin"])
+def test_names_that_would_forge_or_hide_output_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="Nothing was downloaded") as refused:
+        chosen([name])
+    assert name not in str(refused.value)
+
+
 def test_impossible_choices_are_errors() -> None:
     with pytest.raises(
         InputError, match=r"no shard 0, 14, 15, …\. It has 12 shards, numbered 1 to 12\."

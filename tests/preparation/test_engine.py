@@ -37,6 +37,10 @@ class Fail:
     def run(self, worker: Worker) -> Any:
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "abort":
+            os.kill(os.getpid(), signal.SIGABRT)
+        if self.how == "memory":
+            raise MemoryError
         raise InputError("bad.txt") if self.how == "input" else ValueError("surprise")
 
 
@@ -64,11 +68,13 @@ def test_a_task_for_every_worker_reaches_all_of_them() -> None:
     [
         ("input", InputError, "bad.txt"),
         ("bug", WorkError, "(?s)bug in tokenmill.*ValueError: surprise"),
-        ("kill", WorkError, "signal 9"),
+        ("kill", WorkError, "(?s)signal 9.*memory ran out.*Use half.*resumes"),
+        ("abort", WorkError, "(?s)signal 6.*memory runs out.*Use half.*resumes"),
+        ("memory", WorkError, "(?s)ran out of memory.*Use half.*resumes"),
     ],
 )
 def test_a_failed_task_ends_the_run_with_its_cause(
     how: str, error: type[Exception], message: str
 ) -> None:
-    with LocalEngine(1, None) as engine, pytest.raises(error, match=message):
+    with LocalEngine(1, None, "Use half.") as engine, pytest.raises(error, match=message):
         list(engine.run([Fail(how)], lambda *_: None))

@@ -126,6 +126,11 @@ def test_a_second_run_is_refused_while_one_holds_the_folder(tmp_path: Path, text
         for restart in (False, True):
             with pytest.raises(FolderError, match=r"Another run.*process 4711"):
                 make(text, out, restart=restart)
+        lock.seek(0)
+        lock.write("²³²³")  # digits that are not ASCII
+        lock.flush()
+        with pytest.raises(FolderError, match=r"Another run is working in [^(]*$"):
+            make(text, out)
     make(text, out)
     assert verify(out) == []
 

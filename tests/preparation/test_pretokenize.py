@@ -13,7 +13,9 @@ import pytest
 from naive import END, encode_gpt2, split_text
 
 from tokenmill.errors import FolderError, InputError, UsageError
-from tokenmill.preparation.pretokenize import npy_path, pretokenize
+from tokenmill.preparation.prepare import prepare
+from tokenmill.preparation.pretokenize import _UNCHANGED, npy_path, pretokenize
+from tokenmill.progress import Nobody
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 TEXT = (
@@ -102,7 +104,11 @@ def test_an_existing_file_of_other_ids_is_refused(tmp_path: Path, gpt2: Tokenize
     os.utime(other, ns=(0, 0))
     with pytest.raises(FolderError, match=r"does not hold the ids of .*x\.jsonl"):
         run(other, gpt2)
-    for damaged in (b"", b"no array", sound[:100], sound[:-2]):
+    start = b"\x93NUMPY\x01\x00"
+    absurd = "{'descr': '<u2', 'fortran_order': False, 'shape': (%d,)}"
+    headers = [b"(" * 9_000, (absurd % 2**60).encode(), (absurd % 2**80).encode()]
+    hostile = [start + len(header).to_bytes(2, "little") + header for header in headers]
+    for damaged in (b"", b"no array", sound[:100], sound[:-2], bytes(len(sound)), *hostile):
         target.write_bytes(damaged)
         with pytest.raises(FolderError, match=r"not a valid \.npy file"):
             run(path, gpt2)
@@ -116,6 +122,32 @@ def test_an_existing_file_of_other_ids_is_refused(tmp_path: Path, gpt2: Tokenize
     assert target.read_bytes() == sound
     run(path, gpt2, restart=True)
     assert target.read_bytes() == sound
+
+
+class Notes(Nobody):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_ids_that_changed_before_they_were_copied_are_made_again(tmp_path: Path) -> None:
+    path, watcher = tmp_path / "x.txt", Notes()
+    path.write_bytes(TEXT)
+    wanted = run(path, "bytes").path.read_bytes()
+    (tmp_path / "x.npy").unlink()
+    work = tmp_path / ".x.npy.work"
+    prepare(path, work, tokenizer="bytes", workers=1, **_UNCHANGED)  # killed before the copy
+    shard = work / "train" / "shard_00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[10] ^= 1
+    shard.write_bytes(data)
+    assert run(path, "bytes", watcher=watcher).path.read_bytes() == wanted
+    assert watcher.notes == [
+        f"The ids in {work} changed after they were written; making them again."
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["x.npy", "x.txt"]
 
 
 def test_invalid_arguments_are_named(tmp_path: Path, gpt2: Tokenizer) -> None:

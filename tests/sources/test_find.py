@@ -12,6 +12,7 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import InputError
+from tokenmill.sources.files import local_path
 from tokenmill.sources.find import PassedOver, describe_passed_over, find_files
 
 
@@ -153,16 +154,57 @@ def test_a_finished_dataset_is_passed_over_in_folders_and_globs_and_refused_by_n
         find_files([data])
 
 
-def test_links_to_folders_are_passed_over_unless_the_user_names_them(
-    tmp_path: Path,
-) -> None:
-    write_all(tmp_path, "in/a.txt", "elsewhere/b.txt")
-    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "in" / "circle").symlink_to(tmp_path / "in")
-    sources, passed_over = find_files([tmp_path / "in"])
-    assert [Path(source.path).name for source in sources] == ["a.txt"]
-    assert names_passed_over(passed_over) == {"a link to a folder": ["circle", "link"]}
-    assert names_found(tmp_path / "in" / "link") == ["b.txt"]
+OUTSIDE = "a link that leads out of its folder"
+
+
+def test_no_link_in_a_folder_leads_out_of_it(tmp_path: Path) -> None:
+    write_all(tmp_path, "in/a.txt", "in/sub/c.txt", "in-beside/b.txt", "secret.txt")
+    here = tmp_path / "in"
+    (here / "circle").symlink_to(here)
+    (here / "down").symlink_to("sub")
+    (here / "folder").symlink_to(tmp_path / "in-beside")
+    (here / "again.txt").symlink_to("a.txt")
+    (here / "file.txt").symlink_to("../secret.txt")
+    (here / "sub" / "far.txt").symlink_to("/proc/self/environ")
+    (here / "sub" / "up.txt").symlink_to("../a.txt")
+    sources, passed_over = find_files([here])
+    assert [Path(source.path).name for source in sources] == ["a.txt", "c.txt"]
+    assert names_passed_over(passed_over) == {
+        "a link to a folder": ["circle", "down"],
+        OUTSIDE: ["file.txt", "folder", "far.txt"],
+    }
+
+
+def test_links_that_the_user_names_are_followed(tmp_path: Path) -> None:
+    write_all(tmp_path, "elsewhere/b.txt", "secret.txt")
+    here = tmp_path / "in"
+    here.mkdir()
+    (here / "file.txt").symlink_to("../secret.txt")
+    (here / "folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "all").symlink_to("in")
+    assert names_found(here / "file.txt") == ["file.txt"]
+    assert names_found(here / "folder") == ["b.txt"]
+    assert names_found(f"{tmp_path}/all/*") == ["file.txt", "b.txt"]
+    message = r"2 links that lead out of their folder .*name them, for example .*'FOLDER/\*'"
+    with pytest.raises(InputError, match=message):
+        find_files([tmp_path / "all"])
+
+
+def test_a_newline_in_a_name_is_not_a_line_of_output(tmp_path: Path) -> None:
+    name = "a.txt\nsound: 0 problems.txt"
+    write_all(tmp_path, f"in/{name}", f"in/{name}.zip")
+    os.mkfifo(tmp_path / "in" / f"{name}.pipe")
+    ((source,), passed_over) = find_files([tmp_path / "in"])
+    assert "\n" not in f"{source.path} {describe_passed_over(passed_over)}"
+    assert Path(local_path(source.path)) == tmp_path / "in" / name
+    (tmp_path / "in" / f"{name}l").symlink_to("nowhere\nat all")
+    with pytest.raises(InputError) as refused:
+        find_files([tmp_path / "in" / name.replace("\n", " ")])
+    assert "Did you mean" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert [one.fault for one in find_files([tmp_path / "in"])[0] if one.fault] == [
+        f"a broken link to {(Path.cwd() / 'nowhere').as_uri()}%0Aat%20all"
+    ]
 
 
 def test_broken_links_are_sources_with_a_fault(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_json_lines_keep_valid_records_and_explain_the_others(tmp_path: Path) ->
         ({}, "none"),
         ({f"{n}": n for n in range(30)}, f"{', '.join(map(str, range(20)))}, …"),
         ({"k" * 1000: 1}, "k" * 40 + "…"),
-        ({"half \ud800": 1}, "half ?"),
+        ({"half \ud800": 1}, "half \\ud800"),
+        ({"a\nb\u200b": 1}, "a\\nb\\u200b"),
     ],
 )
 def test_a_record_without_the_field_lists_the_fields_it_has(

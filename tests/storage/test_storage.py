@@ -86,6 +86,16 @@ def test_a_killed_process_releases_its_lock_and_leaves_only_a_temporary_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("text", ["²", "٣٣", "9" * 5000, "12 34", ""])
+def test_a_lock_with_an_invalid_owner_is_still_held(tmp_path: Path, text: str) -> None:
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire()
+    (tmp_path / "lock").write_text(text)
+    other = FileLock(tmp_path / "lock")
+    assert not other.acquire()
+    assert other.owner is None or text.startswith(str(other.owner))
+
+
 CREATES = """
 import sys
 from tokenmill.storage.folder import Folder

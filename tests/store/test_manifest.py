@@ -296,7 +296,7 @@ def test_a_manifest_of_150_000_shards_takes_little_memory(tmp_path):
     assert (tmp_path / "dataset_metadata.json").stat().st_size > 40_000_000
     text, size = open_in_child(tmp_path)
     assert "train 15,000,000,000,000 tokens" in text
-    assert size < 250  # 150 when this was written, of which Python and NumPy are 45
+    assert size < 250  # 150 when this was written, of which Python and NumPy are 30
 
 
 def test_more_shards_than_a_manifest_can_list_are_refused_before_any_work(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 import pytest
+from dataset_builder import build
 from vocabularies import added, make_document, make_small_states, write_document
 
 from tokenmill.errors import TokenizerError, UnregisteredTokenizerError
@@ -46,12 +47,12 @@ except TokenmillError as error:
 """
 
 
-def run_limited(call: str, data: bytes = b"") -> str:
+def run_limited(call: str, data: bytes = b"", *, status: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, call], input=data, capture_output=True, check=False
     )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")[-1000:]
-    return done.stdout.decode()
+    assert done.returncode == status, done.stderr.decode(errors="replace")[-1000:]
+    return done.stdout.decode() or done.stderr.decode()
 
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -163,6 +164,16 @@ def test_a_hostile_file_is_refused(tmp_path: Path) -> None:
     path = write_document(tmp_path, document)
     said = run_limited(f"load_tokenizer({str(path)!r})")
     assert said.startswith("tokenizer.json cannot be used as a tokenizer: it has 5,258 tokens")
+    assert GAPS in said
+
+
+def test_verify_reports_a_hostile_tokenizer(tmp_path: Path) -> None:
+    build(tmp_path, {"train": ["some text"]})
+    state = make_small_states()["bpe"]
+    add_token(1 << 28)(state)
+    (tmp_path / "tokenizer_state.json").write_text(json.dumps(state))
+    said = run_limited(f"exit(__import__('tokenmill').verify({str(tmp_path)!r}))", status=1)
+    assert "tokenizer_state.json" in said
     assert GAPS in said
 
 

@@ -116,6 +116,13 @@ def test_fingerprints_differ_between_schemes(ranks: TokenRanks, tmp_path: Path) 
     assert one.eot_id is None
 
 
+@pytest.mark.parametrize("eot", ["9" * 5000, "-1"])
+def test_an_absurd_end_of_text_id_is_refused(ranks: TokenRanks, tmp_path: Path, eot: str) -> None:
+    path = write_ranks(tmp_path / "r50k_base.tiktoken", ranks)
+    with pytest.raises(TokenizerError, match="has no special token"):
+        load_tokenizer(path, eot=eot)
+
+
 def test_a_scheme_is_never_guessed(ranks: TokenRanks, tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "mine.tiktoken", ranks)
     with pytest.raises(TokenizerError, match="give `scheme`, one of: gpt2, cl100k, o200k"):

@@ -159,6 +159,8 @@ def test_foreign_incomplete_and_renamed_checkpoints_are_skipped(tmp_path: Path) 
     temporary = tmp_path / "step_0000600.123.tmp"
     shutil.copytree(tmp_path / "step_0000200", temporary)
     (tmp_path / "notes").mkdir()
+    for digits in ("٠٠٠٠٠٠٧", "9" * 200):  # not ASCII; more than any step has
+        shutil.copytree(tmp_path / "step_0000200", tmp_path / f"step_{digits}")
     warnings: list[str] = []
     found = Checkpoints(tmp_path).newest(warnings.append)
     assert found is not None

@@ -43,6 +43,7 @@ from tokenmill.formats.document_starts import (
 from tokenmill.formats.file_documents import DocumentIndexes, DocumentStarts, FileDocuments
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher, watching
+from tokenmill.sources.files import name_source
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.documents import sums
@@ -179,9 +180,17 @@ def _list_sources(dataset: Dataset, split: str) -> list[Source]:
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
     return [
-        Source(path=shards.name(number), bytes=int(count) * width, unit="row")
+        Source(path=_name_file(dataset, shards.name(number)), bytes=int(count) * width, unit="row")
         for number, count in enumerate(shards.counts)
     ]
+
+
+def _name_file(dataset: Dataset, name: str) -> str:
+    """The name of a file in its folder; a `file:` URI if it is not UTF-8 or has a newline."""
+    if name_source(name) == name:
+        return name
+    path = Path(dataset.path)
+    return name_source(str((path if path.is_dir() else path.parent) / name))
 
 
 def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 This is `prepare` without cleaning, deduplication and split, in a folder of its own beside the text, so
 it has the same speed and memory limit and can be resumed. The ids are then copied into one file, which
-is complete or not there.
+is complete or not there. Their checksum is compared on the way; if they changed, they are made again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
@@ -22,9 +24,10 @@ from tokenmill.preparation.part import PartTask
 from tokenmill.preparation.plan import make_plan
 from tokenmill.preparation.prepare import prepare
 from tokenmill.preparation.texts import clean_chunk
-from tokenmill.progress import Watcher
-from tokenmill.storage.disk import disk_error
+from tokenmill.progress import Watcher, watching
+from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import NpyFile, refuse_link, sync_folder
+from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Ids, Tokenizer, load_tokenizer
 
@@ -102,26 +105,29 @@ def pretokenize(
         # A run that was killed just before it ended leaves its folder.
         shutil.rmtree(folder, ignore_errors=True)
         return found
-    report = prepare(
-        source,
-        folder,
-        tokenizer=tokenizer,
-        workers=workers,
-        memory=memory,
-        restart=restart,
-        progress=progress,
-        watcher=watcher,
-        **_UNCHANGED,
-    )
-    try:
-        _copy(report.manifest, folder, folder / target.name, kind)
+    with explain_disk_errors(), watching(watcher, progress) as shown:
+        prepare_ids = partial(
+            prepare,
+            source,
+            folder,
+            tokenizer=tokenizer,
+            workers=workers,
+            memory=memory,
+            watcher=shown,
+            **_UNCHANGED,
+        )
+        report = prepare_ids(restart=restart)
+        try:
+            _copy(report.manifest, folder, folder / target.name, kind)
+        except DamagedFileError:
+            shown.note(f"The ids in {folder} changed after they were written; making them again.")
+            report = prepare_ids(restart=True)
+            _copy(report.manifest, folder, folder / target.name, kind)
         rejected = _move_report(folder / REJECTED_NAME, target)
         _move_report(folder / REPAIRED_NAME, target)
         (folder / target.name).replace(target)
         sync_folder(target.parent)
         shutil.rmtree(folder)
-    except OSError as error:
-        raise disk_error(error) from error
     ledger = report.manifest.ledger
     return Pretokenized(
         path=target,
@@ -163,9 +169,10 @@ def _check_existing(
         raise FolderError(f"{target} is older than {source}. {again}")
     try:
         array = np.load(target, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy's parser raises anything on damaged bytes
+        reason = str(error)[:200]
         raise FolderError(
-            f"{target} exists but is not a valid .npy file ({error}). {again}"
+            f"{target} exists but is not a valid .npy file ({reason}). {again}"
         ) from error
     if array.dtype != kind:
         raise FolderError(f"{target} holds {array.dtype}, not {kind}. {again}")
@@ -202,7 +209,12 @@ def _copy(manifest: Manifest, folder: Path, target: Path, kind: np.dtype[Any]) -
     stored = np.dtype(manifest.dtype)
     with NpyFile(target, kind) as file:
         for shard in manifest.splits["train"].shards:
-            with (folder / shard.path).open("rb") as tokens:
+            digest = xxhash.xxh3_128()
+            with open_inside(folder, shard.path) as tokens:
+                check_size(tokens, shard.path, shard.tokens * stored.itemsize)
                 while data := tokens.read(_COPY * stored.itemsize):
+                    digest.update(data)
                     file.write(np.frombuffer(data, stored).astype(kind).view(np.uint8))
+            if digest.hexdigest() != shard.xxh3_128:
+                raise DamagedFileError(shard.path, "does not match its checksum")
         file.finish()

@@ -85,6 +85,11 @@ class PrepareSettings:
             raise UsageError(f"`tokens_per_shard` is {self.tokens_per_shard}; it must be positive.")
         if self.min_line < 1:
             raise UsageError(f"`min_line` is {self.min_line}; it must be at least 1.")
+        for name in ("documents", "text_field"):
+            if not _is_unicode(getattr(self, name)):
+                raise UsageError(
+                    f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode."
+                )
         if not self.documents:
             raise UsageError(
                 "`documents` is empty; give auto, file, line, blank-line or a separator."
@@ -113,3 +118,12 @@ class PrepareSettings:
     def to_json(self) -> dict[str, Any]:
         """The settings as the manifest stores them."""
         return asdict(self)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text has no lone surrogates, such as those for bytes of an argument that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

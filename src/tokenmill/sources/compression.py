@@ -204,7 +204,7 @@ def _find_xz_memory(head: bytes, limit: int) -> int:
 
 def _find_window(header: bytes) -> int:
     """The window that a zstd frame asks for (RFC 8878, 3.1.1.1); 0 if the header has none."""
-    if len(header) < _LONGEST_HEADER or not header.startswith(_ZSTD):
+    if len(header) < 6 or not header.startswith(_ZSTD):
         return 0
     descriptor = header[4]
     if not descriptor & 0x20:

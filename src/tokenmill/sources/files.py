@@ -9,7 +9,6 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from tokenmill.errors import InputError
-from tokenmill.wording import one_line
 
 _URI = "file:///"
 
@@ -30,8 +29,8 @@ class BadFileError(InputError):
 class SourceFile:
     """One input file, with the size and time that show whether it changed.
 
-    `path` is always visible UTF-8 in one line: any other name is stored as a `file:` URI, which
-    `local_path` resolves.
+    `path` is always UTF-8 in one line: any other name is stored as a `file:` URI, which `local_path`
+    resolves.
     `fault` says why the file cannot be read, if that is known before reading it.
     """
 
@@ -51,17 +50,18 @@ class SourceFile:
 def name_source(path: str) -> str:
     r"""A path as manifests and messages show it.
 
-    It is unchanged, or a URI if it is not UTF-8 or has characters that would forge or hide output:
-    newlines, control characters, and those that are invisible or reorder text.
+    It is unchanged, or a URI if it is not UTF-8 or has a newline, which would forge a line of output.
 
     >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
     ('texts/café.txt', 'file:///texts/caf%E9.txt')
     >>> name_source("/texts/a.txt\n0 problems")
     'file:///texts/a.txt%0A0%20problems'
     """
-    if one_line(path) == path:
-        return path
-    return Path(local_path(path)).absolute().as_uri()
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return Path(local_path(path)).absolute().as_uri()
+    return Path(path).absolute().as_uri() if "\n" in path else path
 
 
 def local_path(name: str) -> str:

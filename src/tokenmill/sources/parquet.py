@@ -107,8 +107,8 @@ def read_parquet(
         ):
             column = _text_column(file.schema_arrow, text_field, source, pa)
             groups = list(range(start, min(end, file.num_row_groups)))
-            row = sum(file.metadata.row_group(i).num_rows for i in range(start))
-            share = max(1, sum(file.metadata.row_group(i).num_rows for i in groups))
+            row = first = sum(file.metadata.row_group(i).num_rows for i in range(start))
+            expected = sum(file.metadata.row_group(i).num_rows for i in groups)
             size = source.size * len(groups) / max(1, file.num_row_groups)
             rows = _rows_at_once(raw, file.metadata, groups, column, row, rows, block, hold_limit)
             batches = file.iter_batches(
@@ -117,10 +117,12 @@ def read_parquet(
             for batch in batches:
                 for values in _cut_batch(batch.column(0), row, block, hold_limit):
                     chunk = _make_chunk(values, row, text_field)
-                    chunk.read = int(size * len(values) / share)
+                    chunk.read = int(size * len(values) / max(1, expected))
                     row += len(values)
                     yield from limit_chunk(chunk, cutter, block)
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: of a page header
+            if row != first + expected:
+                raise ValueError(f"expected {expected:,} rows, found {row - first:,}")
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: pages or rows
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
             raise  # not the file's fault, or an error of the file system, which says what is wrong
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -161,7 +163,7 @@ def _rows_of_pages(pages: ColumnPages, rows: int, row: int, hold_limit: int) -> 
         rows //= 2
     if (need := pages.memory(rows)) > COPIES * hold_limit:
         what, size = "largest page", f"{pages.page:,} bytes"
-        if 2 * pages.dictionary > pages.page:
+        if 2 * pages.dictionary >= pages.page:
             what, size = "dictionary", f"{pages.dictionary:,} bytes"
         elif 2 * pages.lengths > need:
             size = f"{pages.lengths // PER_VALUE:,} values"

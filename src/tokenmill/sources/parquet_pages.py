@@ -13,6 +13,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from tokenmill.sources.records import Places
+
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of pages
 _STORED_ONCE = (0, 6)  # encodings in which the bytes of each text are stored: plain, delta length
 _HEADER = 256  # bytes to read; statistics can make a header longer
@@ -39,8 +41,8 @@ class ColumnPages:
     dictionary: int  # bytes
     repeated: int  # bytes of the longest text that can occur in many rows
     lengths: int  # bytes for the lengths of the texts in a page
-    ends: np.ndarray  # rows up to the end of each data page that stores all its texts
-    sizes: np.ndarray  # bytes up to there
+    ends: Places  # rows up to the end of each data page that stores all its texts
+    sizes: Places  # bytes up to there
 
     def most_bytes(self, rows: int) -> int:
         """The most bytes of text that this many rows can have."""
@@ -110,24 +112,35 @@ def _read_page(file: BinaryIO, place: int) -> tuple[Page, int]:
             if len(data) < size or size >= _LONGEST_HEADER:
                 raise ValueError(f"no page header at byte {place}") from None
             size *= 8
-    kind, content, stored = (fields.get(number) for number in (1, 2, 3))
+    kind = _find_number(fields, 1)
     about = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
-    values = about.get(1, 0)
-    encoding = about.get(4 if kind == _DATA_V2 else 2, 0)
-    numbers = kind, stored, content, values, encoding
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+    if not isinstance(about, dict):
         raise ValueError(f"the page header at byte {place} is invalid")
-    return Page(*numbers), place + end
+    page = Page(
+        kind=kind,
+        stored=_find_number(fields, 3),
+        size=_find_number(fields, 2),
+        values=_find_number(about, 1),
+        encoding=_find_number(about, 4 if kind == _DATA_V2 else 2),
+    )
+    return page, place + end
 
 
-def _read_struct(data: bytes, place: int, depth: int) -> tuple[dict, int]:
+def _find_number(fields: dict[int, object], number: int) -> int:
+    found = fields.get(number, 0)
+    if not isinstance(found, int) or found < 0:
+        raise ValueError("a page header is invalid")
+    return found
+
+
+def _read_struct(data: bytes, place: int, depth: int) -> tuple[dict[int, object], int]:
     """The fields of a structure in Thrift's compact protocol, and where it ends.
 
     Raises IndexError if the data ends too early.
     """
     if depth > _DEEPEST:
         raise ValueError("a page header is nested too deeply")
-    fields: dict = {}
+    fields: dict[int, object] = {}
     number = 0
     while head := data[place]:
         place += 1

@@ -125,7 +125,8 @@ def open_entry(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     Traceback (most recent call last):
     ...
     tokenmill.errors.FolderError: .../metrics.jsonl is a symbolic link. Links inside an output folder \
-are not followed: delete it, or replace it with what it leads to.
+are not followed: delete it, or replace it with what it leads to. Only the output folder itself may be \
+a link.
     """
     refuse_link(path)
     try:
@@ -162,7 +163,7 @@ def refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise FolderError(
             f"{path} is a symbolic link. Links inside an output folder are not followed: delete it, or "
-            "replace it with what it leads to."
+            "replace it with what it leads to. Only the output folder itself may be a link."
         )
 
 

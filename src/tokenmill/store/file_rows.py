@@ -31,6 +31,8 @@ class FileRows:
     ([[7, 8], [5, 6]], [[6, 7]])
     """
 
+    piece = 4 << 20  # bytes to read at once: each time, the files are opened again
+
     def __init__(self, shards: Shards, between: Callable[[], None] | None = None) -> None:
         self.counts = shards.counts
         self.starts = sums(self.counts)

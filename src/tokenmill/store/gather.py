@@ -56,6 +56,8 @@ class Gatherer:
     ([[7, 8], [5, 6]], [[6, 7]])
     """
 
+    piece = PIECE
+
     def __init__(self, shards: Shards, *, many: int = MANY, few: int = FEW) -> None:
         self.counts = shards.counts
         # starts[n] is where shard n starts in the split; the last entry is the number of tokens.

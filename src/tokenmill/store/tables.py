@@ -235,9 +235,9 @@ def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> 
         raise DamagedFileError(
             path, f"has {len(data):,} bytes, which is too short to describe {lines:,} sources"
         )
-    ends, found = np.empty(count, np.int64), 0
+    ends, filled = np.empty(count, np.int64), 0
     for block in blocks:
         some = np.flatnonzero(data[block] == ord("\n")) + (block.start + 1)
-        ends[found : found + len(some)] = some
-        found += len(some)
+        ends[filled : filled + len(some)] = some
+        filled += len(some)
     return _Lines(data, ends)

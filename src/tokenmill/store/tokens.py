@@ -177,7 +177,7 @@ class Tokens:
             )
         if out.dtype.kind not in "iu":
             raise UsageError(f"ids are integers, but the dtype is {out.dtype}. Use int64.")
-        cast_rows(read, out, self.dtype)
+        cast_rows(read, out, self.dtype, self._gatherer.piece)
         return out
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
@@ -370,9 +370,7 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
     return sources[0]._with_shards(JoinedShards(tuple(shards)))
 
 
-def cast_rows(
-    read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piece: int = PIECE
-) -> None:
+def cast_rows(read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piece: int) -> None:
     """Read all rows of the shape of `out`, and cast them while `piece` bytes are in the cache."""
     rows, length = out.shape
     step = max(1, piece // (length * dtype.itemsize))

@@ -24,6 +24,7 @@ import xxhash
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, add_terminators, check_ids
+from tokenmill.tokenizers.limits import brief
 
 NO_IDS: Ids = np.zeros(0, np.uint32)
 _CUT = re.compile(rb"[A-Za-z](?=[ \n])")
@@ -226,5 +227,5 @@ def read_eot_id(settings: Mapping[str, Any], vocab_size: int) -> int | None:
     """The end-of-text id in the settings of a tokenizer, checked."""
     eot_id = settings["eot_id"]
     if eot_id is not None and (type(eot_id) is not int or not 0 <= eot_id < vocab_size):
-        raise ValueError(f"end-of-text id {eot_id!r}")
+        raise ValueError(f"end-of-text id {brief(eot_id)}")
     return eot_id

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.base import Tokenizer, choose_eot, read_eot_id
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, drop_terminators, spell
+from tokenmill.tokenizers.limits import brief
 
 UNKNOWN = "unknown"
 _SPELLINGS = [*(bytes([value]) for value in range(256)), b"<|endoftext|>"]
@@ -88,9 +89,13 @@ class UnknownTokenizer(Tokenizer):
 
     def __init__(self, vocab_size: int, eot_id: int | None = None) -> None:
         if type(vocab_size) is not int or not 0 < vocab_size <= 1 << 32:
-            raise TokenizerError(f"vocab_size must be between 1 and 2**32, got {vocab_size!r}.")
+            raise TokenizerError(
+                f"vocab_size must be between 1 and 2**32, got {brief(vocab_size)}."
+            )
         if eot_id is not None and (type(eot_id) is not int or not 0 <= eot_id < vocab_size):
-            raise TokenizerError(f"eot_id must be below vocab_size {vocab_size}, got {eot_id!r}.")
+            raise TokenizerError(
+                f"eot_id must be below vocab_size {vocab_size}, got {brief(eot_id)}."
+            )
         self.vocab_size, self.eot_id = vocab_size, eot_id
 
     def encode(self, _text: bytes) -> NoReturn:

@@ -179,13 +179,14 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         text = []
         for special, run in groupby(flat, spellings.get):
             if special is None:
-                spelled: bytes = call_native(
-                    lambda ids=list(run): self._encoder().decode(ids), where=self.name
-                )
-                text.append(spelled.decode("utf-8", errors="replace"))
+                text.append(self._spell(list(run)))
             else:
                 text.append(special * len(list(run)))
         return "".join(text)
+
+    def _spell(self, ids: list[int]) -> str:
+        spelled: bytes = call_native(lambda: self._encoder().decode(ids), where=self.name)
+        return spelled.decode("utf-8", errors="replace")
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         lengths = np.zeros(self.vocab_size, np.int64)
