@@ -58,13 +58,16 @@ def check_state(
     )
     accepted = _find_accepted(force, {**wanted, **there})
     reached = row + after
-    found = [
-        (name, text)
-        for name, text in find_differences(
-            _forget_future(there, reached), _forget_future(wanted, reached)
-        )
-        if not any(name == one or name.startswith(f"{one}.") for one in accepted)
-    ]
+    try:
+        found = [
+            (name, text)
+            for name, text in find_differences(
+                _forget_future(there, reached), _forget_future(wanted, reached)
+            )
+            if not any(name == one or name.startswith(f"{one}.") for one in accepted)
+        ]
+    except RecursionError:
+        raise StateError("This state is damaged: its values are nested too deeply.") from None
     if found:
         names = list(dict.fromkeys(name.partition(".")[0] for name, _ in found))
         if cure is None:

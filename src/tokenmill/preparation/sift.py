@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.errors import FolderError
 from tokenmill.preparation.repeats import mark_repeats
 from tokenmill.preparation.reports import REPAIR, FileRepairs, RepairLog
 from tokenmill.preparation.segment import (
@@ -247,9 +248,10 @@ def _ledger(totals: _Totals, receipts: Sequence[Receipt], tokens: int) -> dict[s
     bytes_in = sum(fact["bytes_in"] for fact in facts)
     documents, size = (sum(entry[i] for entry in totals.dropped.values()) for i in (0, 1))
     if (documents_in, bytes_in) != (totals.kept + documents, totals.kept_bytes + size):
-        raise AssertionError(
-            f"the ledger does not add up: read {documents_in} documents ({bytes_in} bytes), "
-            f"kept {totals.kept} ({totals.kept_bytes}), dropped {documents} ({size})"
+        raise FolderError(
+            f"The unfinished run is damaged: read {documents_in:,} documents ({bytes_in:,} bytes), kept "
+            f"{totals.kept:,} ({totals.kept_bytes:,}), dropped {documents:,} ({size:,}), which does not "
+            "add up. Add `restart=True` to start over."
         )
     return {
         "documents_in": documents_in,

@@ -38,7 +38,7 @@ def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
                 max(0, metadata.row_group(i).total_byte_size)
                 for i in range(metadata.num_row_groups)
             ]
-    except (OSError, pa.ArrowException, TooLongError):
+    except (OSError, ValueError, pa.ArrowException, TooLongError):
         return []
 
 

@@ -138,10 +138,10 @@ def _begins_document(head: bytes, whole: bool) -> bool:
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
     try:
         _, end = json.JSONDecoder().raw_decode(text)
-    except RecursionError:
-        return False  # too deep; the lines decide
     except json.JSONDecodeError as error:
         return not whole and error.pos >= len(text)
+    except (ValueError, RecursionError):
+        return False  # a number of over 4,300 digits, or too deep; the lines decide
     return end == len(text)
 
 

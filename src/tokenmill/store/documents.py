@@ -28,6 +28,10 @@ from tokenmill.store.tables import ShardTable, Source, SourceTable
 
 Integers = npt.NDArray[np.int64]
 
+# Python's parser raises MemoryError if a header has thousands of these.
+_NESTING = (b"(", b"[", b"{", b"-", b"+", b"~")
+_MOST_NESTING = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
@@ -264,6 +268,11 @@ def _map_table(folder: Path, shards: ShardTable, number: int) -> npt.NDArray[Any
 def read_table_header(file: BinaryIO, path: str, documents: int) -> int:
     """Check the header and size of a document table; returns where its records begin."""
     try:
+        header = file.read(10)
+        text = file.read(int.from_bytes(header[8:], "little"))
+        if sum(map(text.count, _NESTING)) > _MOST_NESTING:
+            raise ValueError("it is nested too deeply")
+        file.seek(0)
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
             raise ValueError(f"version {version} of the format is not supported")

@@ -349,9 +349,13 @@ def _read_open(raw: msgspec.Raw, name: str) -> dict[str, Any]:
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise ValueError(f"{name!r} has more than {MOST_VALUES:,} values")
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
+        value = msgspec.json.decode(data, type=dict[str, Any])
+        orjson.dumps(value)  # it may be written again
     except ValueError as error:
         raise ValueError(f"{error} in {name!r}") from None
+    except orjson.JSONEncodeError:
+        raise ValueError(f"{name!r} is nested too deeply, or has a number beyond 64 bits") from None
+    return value
 
 
 def _check_body(body: _Body, data: bytes, settings: dict[str, Any], ledger: dict[str, Any]) -> None:

@@ -237,7 +237,7 @@ def check_value(name: str, value: object, kind: object) -> None:
     else:
         try:
             msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             expected = str(error).replace("`", "").replace("| null", "or None")
             expected = f"{expected[0].lower()}{expected[1:]}"
             if get_origin(kind) is Literal:

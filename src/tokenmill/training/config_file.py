@@ -273,7 +273,9 @@ def _make(found: dict[str, Any]) -> RunFile:
             raise UsageError("batch_size and batch_tokens both set the size of a step; omit one.")
         if type(rows) is not int:
             raise UsageError(f"batch_size is {reprlib.repr(rows)}; expected int.")
-        settings["batch_tokens"] = rows * settings.get("seq_len", Config.seq_len)
+        length = settings.get("seq_len", Config.seq_len)
+        if type(length) is int:  # if not, `Config` says so
+            settings["batch_tokens"] = rows * length
     return RunFile(config=Config(**settings), **_check_data(about_data))
 
 

@@ -100,7 +100,13 @@ def keep(parser: Parser, failure: Failure) -> None:
         key: base64.b85encode(zlib.compress(data, 9)).decode() for key, data in case.files.items()
     }
     text = json.dumps(
-        {"parser": name, "what": failure.what, "facts": case.facts, "files": files}, indent=1
+        {
+            "parser": name,
+            "what": failure.what.partition("\n")[0],
+            "facts": case.facts,
+            "files": files,
+        },
+        indent=1,
     )
     if len(text) > _MOST_KEPT:
         print(f"Not kept: {len(text):,} bytes are too many.")

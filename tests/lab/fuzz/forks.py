@@ -219,7 +219,7 @@ def _describe(error: BaseException) -> tuple[str, str]:
     last = own[-1]
     cause = f"{kind} in {_shorten(last.filename)}:{last.name}"
     if isinstance(error, WrongResultError):
-        cause = text[:60]
+        cause = text.partition(":")[0][:60]
     return "\n".join([f"{kind}: {text}", *shown]), cause
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .case import Case, Parser
 from .forks import run_batch
 
-_TRIES = 150  # each takes a fork
+_TRIES = 60  # each takes a fork
 
 
 def minimize(parser: Parser, case: Case, cause: str) -> Case:

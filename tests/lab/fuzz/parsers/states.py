@@ -158,7 +158,7 @@ def seal_checkpoint(files: dict[str, bytes], place: str) -> bytes:
             body["xxh3_128"][name] = xxhash.xxh3_128_hexdigest(files[place + name])
         content = msgspec.json.encode((body["version"], body["state"], body["xxh3_128"]))
         body["checksum"] = xxhash.xxh3_128_hexdigest(content)
-        return msgspec.json.encode(body)
+        return msgspec.json.format(msgspec.json.encode(body), indent=2)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return data
 

@@ -163,7 +163,7 @@ class CompressedParser(Parser):
                 parts = [data, compress(b"more"), bytes(random.choice([1, 512]))]
                 extra = random.choice([parts, [data, data[:-3]], [data, b"\0", data], [b"", data]])
                 return Case({name: b"".join(extra)}, {"sound": True})
-            case 2 if random.randrange(60) == 0:
+            case 2 if random.randrange(150) == 0:
                 return self._make_bomb(random)
         return Case({name: change_bytes(random, data)})
 
