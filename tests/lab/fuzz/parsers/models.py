@@ -18,7 +18,7 @@ from tokenmill.training.sample import sample
 
 from ..case import Case, Parser, read_files, refused, write_files
 from ..mutate import change_bytes, change_tree, dump
-from .states import OPTIMIZER, STATE, seal_checkpoint
+from .states import STATE, make_optimizer_state, seal_checkpoint
 
 PLACE = "checkpoints/step_0000100/"
 
@@ -44,7 +44,8 @@ class SampleParser(Parser):
             config=asdict(config),
             fingerprints={"tokenizer": tokenizer.fingerprint},
         )
-        Checkpoints(folder / "checkpoints").write(state, first_values(shape, 1), OPTIMIZER, keep=1)
+        optimizer = make_optimizer_state(shape)
+        Checkpoints(folder / "checkpoints").write(state, first_values(shape, 1), optimizer, keep=1)
         (folder / "tokenizer_state.json").write_text(json.dumps(tokenizer.state()))
         self.sound = read_files(folder)
 

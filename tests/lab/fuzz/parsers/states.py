@@ -20,7 +20,14 @@ from tokenmill.training.chart import draw_svg, draw_text
 from tokenmill.training.checkpoints import Checkpoints, RunState, refuse_other_run
 from tokenmill.training.config import Config
 from tokenmill.training.config_file import read_run_file
-from tokenmill.training.model import Shape, check_values, count_parameters, make_shape
+from tokenmill.training.model import (
+    Shape,
+    check_values,
+    count_parameters,
+    first_values,
+    make_shape,
+    optimizer_shapes,
+)
 from tokenmill.training.run_folder import Record, make_curves, read_metrics
 
 from ..case import Case, Parser, read_files, refused, require, write_files
@@ -79,8 +86,17 @@ STATE = RunState(
     fingerprints={"train": "aaaa", "val": "bbbb", "tokenizer": "cccc"},
     val_loss=None,
 )
-MODEL = {"embedding": np.arange(12, dtype=np.float32).reshape(3, 4), "head": np.ones(3, np.float32)}
-OPTIMIZER = {"head.step": np.array(7.0, np.float32), "head.exp_avg": MODEL["embedding"]}
+SHAPE = Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=4, seq_len=8)
+MODEL = first_values(SHAPE, 1)
+
+
+def make_optimizer_state(shape: Shape) -> dict[str, np.ndarray]:
+    """A state that fits the model."""
+    shapes = optimizer_shapes(shape, "muon")
+    return {name: np.ones(size, np.float32) for name, size in shapes.items()}
+
+
+OPTIMIZER = make_optimizer_state(SHAPE)
 
 
 class CheckpointParser(Parser):
@@ -88,7 +104,10 @@ class CheckpointParser(Parser):
 
     def prepare(self, folder: Path) -> None:
         for step, loss in ((100, 3.0), (200, 2.0)):
-            state = msgspec.structs.replace(STATE, step=step, row=8 * step, val_loss=loss)
+            row = 8 * step
+            state = msgspec.structs.replace(
+                STATE, step=step, row=row, val_loss=loss, loader={**STATE.loader, "row": row}
+            )
             Checkpoints(folder).write(state, MODEL, OPTIMIZER, keep=5)
         self.sound = read_files(folder)
 
@@ -129,6 +148,8 @@ class CheckpointParser(Parser):
                 found = find(warnings.append)
                 if found is None:
                     continue
+                place = found.path.name
+                require(place == "step_0000200" or not case.facts.get("intact"), f"{warnings}")
                 held = found.parameters(), found.optimizer_state()
                 if not case.facts["sealed"]:
                     same = all(
