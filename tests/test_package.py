@@ -18,7 +18,7 @@ from tokenmill import errors
 from tokenmill.preparation.settings import PrepareSettings
 
 
-def test_public_names_are_exactly_those_that_resolve() -> None:
+def test_exactly_the_public_names_resolve() -> None:
     assert sorted(tokenmill.__all__) == tokenmill.__all__ == sorted(tokenmill._WHERE)
     assert dir(tokenmill) == sorted([*tokenmill.__all__, "__version__"])
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -306,7 +306,8 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """Divide a step's rows into the smallest equal blocks of which one has all rows of this process.
+    """Divide a step's rows into equal blocks, as small as possible, so that all rows of this process
+    are in one block.
 
     Returns the number of that block, and how many blocks there are.
     """

@@ -1,9 +1,9 @@
 """Numbers, sizes and times in readable form, and text that is safe to print.
 
 Text in a dataset may be untrusted, and so may the names of files. `harmless` shows control characters
-as visible escapes, so that text can neither move the cursor nor recolour the terminal, and characters
-that are invisible or reorder text, so that it reads as what it is. `one_line` is for names: a newline
-in one cannot look like a line of output.
+as visible escapes, so that text can neither move the cursor nor recolour the terminal. Characters that
+are invisible or reorder text are shown as escapes too. `one_line` is for names: it also escapes
+newlines, so that a name cannot look like a line of output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HIDDEN = (
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
 )
 # Persian and Indic spelling and emoji need joiners and U+FE0E and U+FE0F. They stay next to visible
-# characters beyond ASCII, whose shape they change; anywhere else they only hide.
+# characters beyond ASCII, whose shape they change; anywhere else they could only hide something.
 _NOT_VISIBLE = f"[\x00-\xa0\u200c\u200d\ufe0e{_HIDDEN}]"
 _UNSAFE = re.compile(
     f"[{_HIDDEN}]|[\u200c\u200d](?={_NOT_VISIBLE})|(?<={_NOT_VISIBLE})[\u200c\u200d]"
@@ -32,7 +32,7 @@ _UNSAFE = re.compile(
 
 
 def harmless(text: str) -> str:
-    r"""Text with characters that would control the terminal, or be invisible, as visible escapes.
+    r"""Text in which control characters and invisible characters are visible escapes.
 
     >>> harmless("a\x1b[31mb\tc"), harmless("pay\u200bpal"), harmless("👨\u200d👩")
     ('a\\x1b[31mb\tc', 'pay\\u200bpal', '👨\u200d👩')

@@ -148,7 +148,7 @@ def test_a_stopped_command_has_status_130() -> None:
     "command",
     ["info {}", "prepare {0}/x.txt --out {0}/new --tokenizer bytes", "train {}", "sample x"],
 )
-def test_a_deleted_working_folder_is_named_or_not_needed(
+def test_a_deleted_working_folder_is_an_error_or_not_needed(
     data: Path, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "x.txt").write_text("text")
@@ -184,7 +184,7 @@ def test_unusual_environments_change_nothing(data: Path, environment: dict[str, 
 
 
 @pytest.mark.skipif(IS_ROOT and not shutil.which("setpriv"), reason="root may read everything")
-def test_what_a_user_may_not_read_is_named(tmp_path: Path) -> None:
+def test_paths_without_permission_are_named(tmp_path: Path) -> None:
     for name in ("x.txt", "x.npy", "tokenizer.json"):
         (tmp_path / name).write_text("text")
         (tmp_path / name).chmod(0)

@@ -159,7 +159,7 @@ def test_a_newline_in_a_name_forges_no_line(tmp_path: Path) -> None:
         assert not [line for line in lines if line.startswith(forged)], lines
 
 
-def test_a_newline_in_the_manifest_of_a_stranger_forges_no_line(tmp_path: Path) -> None:
+def test_a_newline_in_an_untrusted_manifest_forges_no_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some words")
     out = tmp_path / "out"
     assert run("prepare", tmp_path / "a.txt", "--out", out, *QUICK).returncode == 0

@@ -11,7 +11,7 @@ import pytest
 from tokenmill import compat
 
 
-def test_the_names_are_exactly_those_that_resolve() -> None:
+def test_exactly_the_listed_names_resolve() -> None:
     assert sorted(compat.__all__) == compat.__all__ == sorted(compat._WHERE)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         compat.nonsense  # noqa: B018

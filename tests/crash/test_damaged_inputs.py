@@ -194,7 +194,9 @@ def test_invalid_utf_8_is_repaired_dropped_or_refused(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
 @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-16BE", "UTF-32", "UTF-32LE"])
-def test_wide_text_is_refused_with_the_cure(tmp_path: Path, encoding: str, name: str) -> None:
+def test_utf_16_and_utf_32_are_refused_with_the_iconv_command(
+    tmp_path: Path, encoding: str, name: str
+) -> None:
     text = tmp_path / name
     text.write_bytes('{"text": "Grüße aus einer anderen Welt"}'.encode(encoding))
     with pytest.raises(InputError, match=f"the text is {encoding}; convert it") as refused:

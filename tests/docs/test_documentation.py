@@ -48,7 +48,7 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_tables_are_those_of_the_results(tmp_path):
+def test_tables_match_the_results(tmp_path):
     for name in ("README.md", "docs", "benchmarks/results.py", "benchmarks/results.json"):
         target = tmp_path / name
         target.parent.mkdir(exist_ok=True)

@@ -50,7 +50,7 @@ def test_records_of_one_length_are_cuts_through_a_stream(tmp_path):
 def test_records_that_are_not_tokens_are_refused(tmp_path):
     path = tmp_path / "x.array_record"
     write(path, [[1, 2, 3]])
-    with pytest.raises(DatasetError, match="gives the dtype"):
+    with pytest.raises(DatasetError, match="does not store the dtype"):
         tokenmill.open(path)
     with pytest.raises(DatasetError, match="6 bytes in record 0"):
         tokenmill.open(path, dtype="uint32")

@@ -47,7 +47,7 @@ files = st.lists(st.lists(document, min_size=1, max_size=6), min_size=1, max_siz
 
 @settings(max_examples=25, deadline=None)
 @given(files=files, data=st.data())
-def test_documents_are_those_that_were_written(files, data):
+def test_documents_are_read_as_written(files, data):
     empty = data.draw(st.booleans())
     dtype = data.draw(st.sampled_from(["|u1", "<u2", "<i4", "<i8"]))
     wide = data.draw(st.sampled_from(["<u2", "<u4"]))
@@ -174,7 +174,7 @@ def damage_index(**changes):
     ("index", "says"),
     [
         (damage_index(version=2), "version 2"),
-        (damage_index(code=7), "float32, which are not tokens"),
+        (damage_index(code=7), "float32; tokens are integers"),
         (damage_index(code=9), "dtype code 9"),
         (damage_index(code=4), "ends its last sequence at byte 28"),
         (damage_index(sequences=2**60), "by its header"),

@@ -75,7 +75,7 @@ def test_a_missing_or_truncated_datatrove_file_is_still_refused(tmp_path):
         tokenmill.open(tmp_path / "z")
 
 
-def test_a_datatrove_folder_without_any_tokens_says_so(tmp_path):
+def test_a_datatrove_folder_without_tokens_is_refused_with_the_reason(tmp_path):
     write_tasks(tmp_path / "x")
     for path in (tmp_path / "x").glob("*shuffled.ds*"):
         if not path.name.startswith("00001"):

@@ -145,7 +145,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     length=st.integers(1, 6),
     data=st.data(),
 )
-def test_joined_documents_are_those_of_one_file(folders, length, data):
+def test_joined_documents_equal_one_file(folders, length, data):
     """Every method of a document table, compared with one file of the same documents."""
     with tempfile.TemporaryDirectory() as place:
         for number, documents in enumerate(folders):

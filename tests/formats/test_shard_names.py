@@ -154,7 +154,7 @@ def test_a_folder_of_broken_links_names_them(tmp_path):
 IDS = np.random.default_rng(0).integers(0, 50257, 1000)
 
 
-def test_a_folder_of_shards_holds_out_the_last_or_those_named_val(tmp_path):
+def test_a_folder_of_shards_holds_out_the_last_shard_or_shards_named_val(tmp_path):
     write_llmc_folder(tmp_path / "a", np.split(IDS, [300, 600]))
     (tmp_path / "a" / "README.md").write_text("not a shard")
     dataset = tokenmill.open(tmp_path / "a")

@@ -58,14 +58,14 @@ def test_a_with_block_closes_the_loader(tokens):
     assert loader.row == 4
 
 
-def test_dtypes_may_be_those_of_pytorch(tokens):
+def test_dtypes_of_pytorch_are_accepted(tokens):
     inputs, _ = next(tt.Loader(tokens, **SETTINGS, dtype=torch.int32))
     assert inputs.dtype == torch.int32
     with pytest.raises(UsageError, match="float32"):
         tt.Loader(tokens, **SETTINGS, dtype=torch.float32)
 
 
-def test_the_rank_is_that_of_the_process_group(tokens, tmp_path):
+def test_the_rank_comes_from_the_process_group(tokens, tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )

@@ -10,7 +10,7 @@ from fixtures import FORMATS, LOADERS, PREPARED, make_golden
 GOLDEN = json.loads((Path(__file__).parent / "bytes.json").read_text())
 
 
-def test_bytes_are_those_of_the_fixtures(tmp_path):
+def test_bytes_match_the_fixtures(tmp_path):
     made = make_golden(tmp_path)
     for kind, expected in GOLDEN.items():
         assert made[kind] == expected, kind

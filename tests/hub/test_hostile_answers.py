@@ -105,18 +105,18 @@ COMMITS = {
     "a file": (answer(b"", "302 Found", "Location: file:///etc/passwd"), WorkError, "reach"),
     "nowhere": (answer(b"", "302 Found", "Location: http://["), WorkError, "reach"),
     "a page": (answer(b"<html>Log in</html>"), InputError, "login page"),
-    "nothing": (answer(b""), InputError, "no valid JSON"),
+    "nothing": (answer(b""), InputError, "not valid JSON"),
     "half": (answer(b'{"sha": "', length=99), WorkError, "Cannot reach the Hub"),
     "no status": (lambda client: client.sendall(b"hello\r\n\r\n"), WorkError, "reach"),
-    "a list": (answer_json([INFO]), InputError, "no commit"),
-    "no commit": (answer_json({**INFO, "sha": None}), InputError, "no commit"),
-    "a path": (answer_json({**INFO, "sha": "../../../x"}), InputError, "no commit"),
-    "deep": (answer(b"[" * 100_000), InputError, "no valid JSON"),
-    "not UTF-8": (answer(b'{"sha": "\xff"}'), InputError, "no valid JSON"),
+    "a list": (answer_json([INFO]), InputError, "not return a commit"),
+    "no commit": (answer_json({**INFO, "sha": None}), InputError, "not return a commit"),
+    "a path": (answer_json({**INFO, "sha": "../../../x"}), InputError, "not return a commit"),
+    "deep": (answer(b"[" * 100_000), InputError, "not valid JSON"),
+    "not UTF-8": (answer(b'{"sha": "\xff"}'), InputError, "not valid JSON"),
     "compressed": (
         answer(b"\x28\xb5\x2f\xfd", "200 OK", "Content-Encoding: zstd"),
         InputError,
-        "no valid JSON",
+        "not valid JSON",
     ),
 }
 
@@ -182,7 +182,7 @@ def test_unusual_names_are_downloaded(
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.txt", "a.txt"}
 
 
-def test_pages_are_asked_from_the_same_server_and_end(
+def test_pages_are_requested_from_the_same_server_and_bounded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The next page could be on a server that is not meant to get the user's token."""
@@ -191,7 +191,7 @@ def test_pages_are_asked_from_the_same_server_and_end(
     monkeypatch.setenv("HF_TOKEN", "made-up")
     with pytest.raises(InputError, match=r"'x\.txt' twice"):
         download(monkeypatch, tmp_path, files=answer(body, "200 OK", link))
-    with pytest.raises(InputError, match="no list of the files"):
+    with pytest.raises(InputError, match="did not list the files"):
         download(monkeypatch, tmp_path, files=answer(b"[]", "200 OK", link))
 
 
@@ -221,7 +221,7 @@ def test_a_listing_of_millions_of_values_costs_little_memory(
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     body = b"[" + b"[]," * 10_000_000 + b"[]]"
-    with pytest.raises(InputError, match="no valid JSON"):
+    with pytest.raises(InputError, match="not valid JSON"):
         download(monkeypatch, tmp_path, files=answer(body))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 

@@ -307,7 +307,7 @@ def test_every_batch_of_a_group_has_documents_even_an_empty_one():
             assert batch.documents.cu_seqlens.tolist() == [*cuts.tolist(), batch.inputs.size]
 
 
-def test_documents_of_a_mixture_are_those_of_its_rows():
+def test_documents_of_a_mixture_match_its_rows():
     ids = np.random.default_rng(4).integers(0, 5, 400)
     a, b = Tokens.of(ids, eot_id=0), Tokens.of(ids[::-1].copy(), eot_id=0)
     mixed = Mixture({"a": (a, 1), "b": (b, 1)}, block=4)
@@ -426,7 +426,7 @@ def test_fewer_batches_are_read_at_once_if_they_are_larger():
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("prefetch", [None, 0])
 @pytest.mark.parametrize("length", [131_072, 131_073, 2_097_153])  # 1 MiB of int64, 4 MiB of uint16
-def test_a_batch_larger_than_what_is_read_and_cast_at_once(length, prefetch, contiguous):
+def test_a_batch_may_be_larger_than_one_read(length, prefetch, contiguous):
     ids = np.resize(np.arange(60_000, dtype=np.uint16), 3 * length + 1)
     loader = Loader(
         Tokens.of(ids), batch_size=1, seq_len=length, order="sequential", limit_epochs=1,

@@ -25,7 +25,7 @@ def test_no_control_or_format_character_is_printed_as_it_is() -> None:
     assert [one for one in unsafe if one in harmless(f"a{one}b")] == []
 
 
-def test_escapes_say_which_character_it_was() -> None:
+def test_escapes_show_the_code_of_the_character() -> None:
     assert harmless("pay\u200bpal \u202egnp\ud800") == r"pay\u200bpal \u202egnp\ud800"
     assert harmless("tag \U000e0041") == r"tag \U000e0041"
 

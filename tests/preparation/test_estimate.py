@@ -51,7 +51,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert estimated.tokens == 0
 
 
-def test_every_file_that_a_run_would_refuse_is_named_not_only_those_sampled(tmp_path: Path) -> None:
+def test_every_file_that_a_run_would_refuse_is_named_even_if_not_sampled(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     for number in range(50):

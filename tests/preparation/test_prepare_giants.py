@@ -89,7 +89,7 @@ def test_giant_documents_have_the_ids_of_the_whole(tmp_path: Path, gpt2: Tokeniz
         assert np.array_equal(tokens[start : start + length - 1], whole)
 
 
-def test_cleaned_giants_are_those_of_the_whole_too(tmp_path: Path) -> None:
+def test_cleaned_giants_equal_the_whole_text(tmp_path: Path) -> None:
     chance = random.Random(9)
     pieces = [
         "word",

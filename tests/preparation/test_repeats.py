@@ -49,14 +49,14 @@ KEYS = st.lists(st.tuples(HALVES, HALVES), max_size=60)
 
 @settings(max_examples=100, deadline=None)
 @given(keys=KEYS, table=st.integers(1, 20))
-def test_repeats_are_those_of_a_set(tmp_path_factory, keys, table):
+def test_repeats_match_a_set(tmp_path_factory, keys, table):
     array = np.array(keys, np.uint64).reshape(-1, 2)
     assert run(array, tmp_path_factory.mktemp("repeats"), table=table) == naive_marks(array)
 
 
 @pytest.mark.parametrize("different", [1, 3, 50, 900, 10**6])
 @pytest.mark.parametrize("total", [101, 130, 3_000, 30_000])
-def test_spilled_repeats_are_those_of_a_set(tmp_path, small_limits, total, different):
+def test_spilled_repeats_match_a_set(tmp_path, small_limits, total, different):
     chance = np.random.default_rng(different)
     pool = chance.integers(0, 2**64, (different, 2), np.uint64, endpoint=False)
     pool[::3, 0] = pool[0, 0]  # equal high halves, different low ones

@@ -302,7 +302,7 @@ def test_zstd_with_a_long_window_is_read_where_memory_allows(
     assert str(path) in str(refused.value)
 
 
-def test_a_zstd_frame_in_one_segment_needs_a_window_of_its_content(tmp_path: Path) -> None:
+def test_a_single_segment_zstd_frame_needs_a_window_as_large_as_its_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.zst"
     for size in (100, 300, 70_000):
         parameters = zstandard.ZstdCompressionParameters(window_log=20)

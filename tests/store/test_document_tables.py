@@ -118,7 +118,7 @@ def test_document_starts_of_prepared_splits_equal_the_oracle(texts, shard_tokens
         assert documents.count_before(token) == sum(start < token for start in starts[:-1])
 
 
-def test_lengths_of_documents_are_those_of_the_texts(tmp_path):
+def test_lengths_of_documents_match_the_texts(tmp_path):
     build(tmp_path)
     for split, tokens in tokenmill.open(tmp_path).items():
         wanted = [len(text.encode()) + 1 for text in TEXTS[split]]

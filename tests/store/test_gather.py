@@ -301,7 +301,7 @@ def test_reading_ahead_changes_nothing(tmp_path):
     counts=st.lists(st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 10**12)), min_size=1),
     data=st.data(),
 )
-def test_shards_are_those_that_a_search_finds(counts, data):
+def test_shards_match_a_search(counts, data):
     starts = np.append(0, np.cumsum(counts)).astype(np.int64)
     end = int(starts[-1])
     places = data.draw(st.lists(st.integers(0, end - 1))) if end else []
@@ -326,7 +326,7 @@ def test_shards_of_many_tokens(sizes):
 
 
 @given(numbers=st.lists(st.integers(0, 40), min_size=1), more=st.integers(0, 100))
-def test_distinct_numbers_are_those_of_numpy(numbers, more):
+def test_distinct_numbers_equal_numpy(numbers, more):
     array = np.array(numbers, np.int64)
     found = find_distinct(array, int(array.max()) + 1 + more)
     expected = np.unique(array, return_inverse=True)

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "size of a character map": (
         "sentencepiece",
         map_characters(struct.pack("<I", (1 << 32) - 4) + b"x" * 40),
-        "has a character map of 44 bytes that says its trie has 4,294,967,292",
+        "has a character map of 44 bytes whose trie claims 4,294,967,292 bytes",
     ),
     "trie that leads out": (
         "sentencepiece",

@@ -62,7 +62,7 @@ ORDINARY = [text for text in TRICKY if "\x85" not in text]
 CONTROLS = ["</s>", "<s>", "a </s> b<s>", "<unk>", "<0x41>", "x<0x0A> <pad>", SPELLED]
 
 
-def test_ids_are_those_of_sentencepiece(pair: Pair, texts: list[str]) -> None:
+def test_ids_equal_sentencepiece(pair: Pair, texts: list[str]) -> None:
     tokenizer, reference = pair
     batch = [*texts[::6], *ORDINARY, *CONTROLS]
     expected = [reference.encode(text) for text in batch]
@@ -74,7 +74,7 @@ def test_ids_are_those_of_sentencepiece(pair: Pair, texts: list[str]) -> None:
 
 @given(st.lists(st.text(max_size=30) | st.sampled_from(CONTROLS), max_size=5))
 @settings(deadline=None, max_examples=80)
-def test_any_text_has_the_ids_of_sentencepiece(pair: Pair, batch: list[str]) -> None:
+def test_any_text_gets_the_same_ids_as_from_sentencepiece(pair: Pair, batch: list[str]) -> None:
     tokenizer, reference = pair
     batch = [text.strip("\x85") for text in batch]
     expected = [reference.encode(text) for text in batch]

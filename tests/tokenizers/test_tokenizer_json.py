@@ -43,7 +43,7 @@ def reference_ids(reference: tokenizers.Tokenizer, batch: list[str]) -> list[lis
     return [reference.encode(text, add_special_tokens=False).ids for text in batch]
 
 
-def test_ids_are_those_of_the_tokenizers_library(pair: Pair, texts: list[str]) -> None:
+def test_ids_equal_the_tokenizers_library(pair: Pair, texts: list[str]) -> None:
     tokenizer, reference = pair
     batch = [*TRICKY, *texts[:8], *texts[-8:]]
     expected = reference_ids(reference, batch)

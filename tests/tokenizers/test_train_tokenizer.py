@@ -55,9 +55,7 @@ def test_ids_are_the_same_here_and_in_the_tokenizers_library(
     assert from_state(tokenizer.state()).fingerprint == tokenizer.fingerprint
 
 
-def test_merges_are_those_that_the_tokenizers_library_learns(
-    trained: Path, texts: list[str]
-) -> None:
+def test_merges_equal_the_tokenizers_library(trained: Path, texts: list[str]) -> None:
     reference = tokenizers.Tokenizer(tokenizers.models.BPE())
     reference.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(

@@ -83,7 +83,7 @@ def test_numbers_may_have_exponents(tmp_path: Path) -> None:
     assert type(found.val_tokens) is int
 
 
-def test_the_guides_names_work(tmp_path: Path) -> None:
+def test_settings_may_have_the_names_of_the_guides(tmp_path: Path) -> None:
     found = read_run_file(
         write(
             tmp_path,

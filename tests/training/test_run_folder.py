@@ -65,7 +65,7 @@ def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
-def test_values_are_those_of_one_metric(tmp_path: Path) -> None:
+def test_values_belong_to_one_metric(tmp_path: Path) -> None:
     record = fill(tmp_path, 6)
     record.add({"step": 6, "val_loss": 2.0})
     assert find_values(record.lines, "loss") == ([3, 6], [5.5, 17.5])

@@ -66,7 +66,7 @@ GROUPED = replace(SHAPE, vocab=2_240, embedding_width=16, shortlist=100)  # and 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(("kv_heads", "softcap", "documents"), [(2, 15.0, True), (4, 0.0, False)])
-def test_losses_and_logits_are_those_of_numpy(name, kv_heads, softcap, documents, grouped):
+def test_losses_and_logits_match_numpy(name, kv_heads, softcap, documents, grouped):
     shape = replace(GROUPED if grouped else SHAPE, kv_heads=kv_heads, softcap=softcap)
     config = replace(CONFIG, kv_heads=kv_heads, softcap=softcap)
     values = random_values(shape, 1)

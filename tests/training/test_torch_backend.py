@@ -171,7 +171,7 @@ def test_no_loss_depends_on_later_tokens() -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_attention_inside_documents_is_that_of_each_document_alone(kv_heads: int) -> None:
+def test_attention_inside_documents_equals_each_document_alone(kv_heads: int) -> None:
     shape = replace(SHAPE, kv_heads=kv_heads)
     backend = learned(replace(CONFIG, kv_heads=kv_heads), shape)
     ids = global_batch(60)[:1]
@@ -212,7 +212,7 @@ def test_grouped_queries_are_repeated_keys_and_values() -> None:
 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0, 15.0])
-def test_losses_are_those_of_the_logits(softcap: float) -> None:
+def test_losses_match_the_logits(softcap: float) -> None:
     backend = learned(shape=replace(SHAPE, softcap=softcap))
     ids = global_batch(80)
     losses = backend.evaluate(rows_of(ids))

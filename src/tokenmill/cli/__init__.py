@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
             from tokenmill.cli.commands import run
 
             status = run(arguments, flags or {})
-            sys.stdout.flush()  # a full disk is an error, and Python would report it too late
+            sys.stdout.flush()  # reports a full disk now; at exit it would be too late
             return status
     except BaseException as error:
         return report(error)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
 
 
 def _bound_terminal_size() -> None:
-    """Replace sizes for which rich never ends (two columns) or fails (digits that are not ASCII)."""
+    """Replace terminal sizes that make rich hang (two columns) or fail (non-ASCII digits)."""
     from shutil import get_terminal_size
 
     columns, lines = get_terminal_size()

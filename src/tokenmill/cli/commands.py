@@ -82,7 +82,7 @@ def _name_missing(error: CycloptsError) -> str | None:
 
 
 def _use_docstring(arguments: Sequence[str]) -> None:
-    """Show the docstring of the running command as its help, not its line in the list."""
+    """Make `COMMAND --help` show the docstring instead of the short text in the list."""
     _, apps, _ = app.parse_commands(arguments)
     for command in apps[1:]:
         if command.default_command is not None and not command.name[0].startswith("-"):

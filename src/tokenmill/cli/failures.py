@@ -1,7 +1,7 @@
 """What the command prints when it fails: the reason and the next step, never a traceback.
 
-Errors of tokenmill have such a text. The texts here are for errors that reached the command from
-Python or the system. With TOKENMILL_DEBUG=1, the traceback is printed before the text.
+tokenmill's own errors already have such a text. This module adds one to errors from Python and the
+system. With TOKENMILL_DEBUG=1, the traceback is printed before the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError) and _is_closed_pipe(1):  # `tokenmill peek … | head`
         return 0
     said = _explain(error)
-    with suppress(MemoryError):  # if there is none left, the message is printed as it is
+    with suppress(MemoryError):  # without memory, the message is printed unchanged
         from tokenmill.cli.flags import name_flags
         from tokenmill.wording import harmless
 
@@ -86,7 +86,7 @@ def _has_working_folder() -> bool:
 
 
 def _is_closed_pipe(descriptor: int) -> bool:
-    """Whether nothing reads from a pipe any more."""
+    """Whether the reader of a pipe has closed it."""
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()
@@ -100,9 +100,9 @@ def _print(text: str) -> None:
 
 
 def fill_closed_streams() -> None:
-    """Open the standard streams that were closed: otherwise a data file would get their numbers.
+    """Open /dev/null in place of closed standard streams.
 
-    Anything that is printed would then be written into that file.
+    Otherwise a data file could get their descriptors, and printed text would be written into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -110,7 +110,7 @@ def fill_closed_streams() -> None:
 
 
 def drop_unwritten() -> None:
-    """Discard what cannot be written to stdout or stderr; Python would fail on it at exit."""
+    """Discard output that stdout or stderr cannot take; otherwise Python would fail at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

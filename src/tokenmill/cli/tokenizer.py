@@ -24,8 +24,8 @@ def train(
 ) -> int:
     """Train a byte-level BPE tokenizer on text.
 
-    Memory grows with the number of different words in the text, so a sample of a few GB is
-    enough and more is hardly better. The same files give the same tokenizer.
+    Memory grows with the number of different words. A sample of a few GB is enough: more text
+    hardly improves the result. The same files give the same tokenizer.
 
     Parameters
     ----------

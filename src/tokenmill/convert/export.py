@@ -1,7 +1,7 @@
 """`tokenmill.export`: write tokens as another program's files.
 
-Guarantees: ids and documents are those of the source, in its order; the written files are read back
-and compared with it. A format without a document table separates documents only by the end-of-text
+Guarantees: the files have the ids and documents of the source, in its order. They are read back and
+compared with it. A format without a document table separates documents only by the end-of-text
 id, which is moved to the side of documents where its readers look for it. `Exported.notes` lists
 documents that were changed or lost. A prepared source is refused if a checksum does not match. After a
 kill at any moment, the same call resumes with the file that it was writing. If files of an earlier call
@@ -163,7 +163,7 @@ class _Export:
     def write_files(
         self, folder: Path, watcher: Watcher, *, keep: bool = True
     ) -> tuple[list[str], int]:
-        """Write the missing files, or all; returns all names, and how many were there before.
+        """Write the missing files, or all; returns all names, and how many files existed before.
 
         Indexes and metadata are always written again: they are small, and comparing ids and documents
         does not cover all of their bytes.
@@ -181,7 +181,7 @@ class _Export:
                 continue
             make_subfolder(folder, path.parent)
             job.write(path, watcher.advance)
-        # A file that was there before may be from a run that failed to flush its folder.
+        # The run that wrote the existing files may have failed to flush their folders.
         for parent in {(folder / name).parent for name in names} if before else ():
             sync_folder(parent)
         return names, before

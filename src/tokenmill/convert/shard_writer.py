@@ -1,10 +1,9 @@
 """Write the shards of a prepared dataset from tokens that are already on disk.
 
-Each shard is written on its own, from a range of a split's tokens. A receipt in `.work` says that it is
-finished, with its entry for the manifest. A resumed run reads finished shards once; one that does not
-have the checksums of its receipt is written again. The manifest is written last, as in `prepare`.
-Converted files get checksums of their own, so damage in a prepared source must be found first:
-`check_checksums` does that.
+Each shard is written on its own, from a range of a split's tokens. A finished shard has a receipt in
+`.work`, with its entry for the manifest. A resumed run reads finished shards once, and writes a shard
+again if its checksums differ from the receipt. The manifest is written last, as in `prepare`.
+Converted files get new checksums, so `check_checksums` looks for damage in a prepared source first.
 """
 
 from __future__ import annotations
@@ -152,10 +151,11 @@ def read_finished(folder: Path) -> Manifest | None:
     manifest = Manifest.read(folder)
     if wrong := manifest.find_incomplete(folder):
         raise FolderError(
-            f"{folder} holds a dataset that was finished, but {wrong} is missing or cut short. "
+            f"{folder} holds a finished dataset, but {wrong} is missing or cut short. "
             "Delete that folder to make the dataset again."
         )
-    # Killed after the manifest was written. `prepare`, which has a lock in its folder, removes its own.
+    # The run was killed after it wrote the manifest. A work folder with a lock belongs to `prepare`,
+    # which removes it itself.
     if not (folder / WORK_NAME / "lock").exists():
         remove(folder / WORK_NAME)
     return manifest

@@ -64,7 +64,7 @@ class ArrayRecord(Format):
             what = "does not start with the magic bytes of an ArrayRecord file"
             raise DamagedFileError(names[0], what, FOREIGN_CURE)
         if request.dtype is None:
-            raise NotThisFormat("nothing in it gives the dtype of its tokens; pass it as `dtype`")
+            raise NotThisFormat("it does not store the dtype of its tokens; pass it as `dtype`")
         folder, dtype = request.folder.absolute(), fix_byte_order(request.dtype)
         shards, documents = {}, {}
         for split, some in splits.items():
@@ -107,7 +107,7 @@ def _count_tokens(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -
             name,
             f"has {len(record):,} bytes in record {number:,}, which is not a whole number of "
             f"{dtype.name}",
-            "Pass its `dtype`; records that are messages instead of tokens cannot be read.",
+            "Pass the right `dtype`. Only records of plain token ids can be read, not protocol buffers.",
         )
     return length
 

@@ -5,7 +5,7 @@ To add a format, write one module with a subclass of `Format` and add it to `FOR
 files as it can: a header is best checked when its shard is first mapped (`FileShards.check`), and at
 opening only for the first and the last shard. Sizes are known without opening files.
 
-Files may come from strangers, so `read` refuses names that lead out of the folder, negative numbers
+Files may be untrusted, so `read` refuses names that lead out of the folder, negative numbers
 and sizes that do not match; `indexed_folder.Entry` checks the values of a JSON file.
 """
 
@@ -194,7 +194,7 @@ class Format(ABC):
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
         """The files to write, in order; a file by which `read` recognizes the format comes last.
 
-        It is called again to resume and must give the same files, of which those that exist are
+        It is called again to resume and must give the same files; existing files are
         skipped. `read_written` reads the result, and ids and documents are compared. Each file can be written on its own. Data that the format cannot hold is refused here if that
         can be known, otherwise when the file is written.
         """

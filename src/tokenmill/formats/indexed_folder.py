@@ -27,7 +27,7 @@ from tokenmill.storage.reading import parse_json
 from tokenmill.store.tokens import Tokens
 
 INDEX = "index.json"
-_LONGEST = 1 << 26  # bytes of an index that is read
+_LONGEST = 1 << 26  # bytes of an index
 _FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 
@@ -151,7 +151,7 @@ def _read_index(request: OpenRequest, key: str) -> Entry:
     try:
         index = parse_json(path.read_bytes())
     except ValueError as error:
-        raise NotThisFormat(f"{INDEX} is not JSON that can be read ({error})") from None
+        raise NotThisFormat(f"{INDEX} is not valid JSON ({error})") from None
     if not isinstance(index, dict) or key not in index:
         raise NotThisFormat(f"{INDEX} has no {key!r}")
     return Entry(str(path), index)

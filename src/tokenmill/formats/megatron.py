@@ -155,7 +155,7 @@ def _parse(file: BinaryIO, name: str) -> _Header:
             f"{name} has version {version} of Megatron's index; only {_VERSION} is supported."
         )
     if code in _FLOATS:
-        raise DatasetError(f"{name} is an index of {_FLOATS[code]}, which are not tokens.")
+        raise DatasetError(f"{name} describes values of type {_FLOATS[code]}; tokens are integers.")
     if code not in _CODES:
         raise DamagedFileError(name, f"has the unknown dtype code {code}", FOREIGN_CURE)
     expected = _HEADER.size + 12 * sequences + 8 * indices

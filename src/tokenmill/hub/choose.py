@@ -24,7 +24,7 @@ _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for pack
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
 _KINDS = [("tokens", _TOKENS), ("text", (".parquet",)), ("text", _LINES), ("text", _PLAIN)]
 _NOT_TEXT = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
-_DIGITS = 18  # of a shard's number; Python refuses to convert very long ones
+_DIGITS = 18  # of a shard's number; Python refuses to convert very long numbers
 _SPLITS = {"val": "val|valid|validation", "validation": "val|valid|validation"}
 
 
@@ -174,8 +174,8 @@ def _in_split(files: list[HubFile], split: str, repository: str) -> list[HubFile
 
 
 def _sort_key(path: str) -> list[tuple[int, str, str]]:
-    # Text and digits alternate, so numbers are compared with numbers only: by length, then by digits,
-    # which is their order at any length.
+    # Text and digits alternate, so numbers are compared only with numbers: by length, then by digits.
+    # This is their numeric order, without converting very long numbers.
     parts = enumerate(re.split("([0-9]+)", path))
     return [
         (len(short := part.lstrip("0")), short, part) if place % 2 else (-1, part, "")

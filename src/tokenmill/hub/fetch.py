@@ -66,7 +66,7 @@ class Transfer:
 
     @property
     def part(self) -> Path:
-        name = self.target.name.encode()[:150].decode(errors="ignore")  # names have 255 bytes
+        name = self.target.name.encode()[:150].decode(errors="ignore")  # a name may have 255 bytes
         return self.target.with_name(f".{name}.{self.file.digest[:16]}.part")
 
     @property

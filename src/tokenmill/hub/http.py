@@ -2,8 +2,8 @@
 
 `huggingface_hub` connects; its environment variables set endpoint, token, proxies and timeouts. Its
 own handling of errors is not used, because it reads the whole body of an error, waits as long as the
-server asks for, and raises other exceptions if the body has an unexpected form. Bodies are never
-decompressed: no compression is requested, and a few bytes of it could expand to gigabytes.
+server asks, and raises other exceptions if the body has an unexpected form. Bodies are never
+decompressed: no compression is requested, and a few compressed bytes could expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES = 64 << 20  # of an answer in JSON: a page of files has less than 1 MB
 ANSWER_SECONDS = 120.0
-LONGEST_WAIT = 300.0  # seconds that a server can ask for between two requests
+LONGEST_WAIT = 300.0  # seconds that a server may ask to wait before the next request
 _RESUMES = "What has arrived is kept; the same command resumes from there."
 
 
 class Unavailable(WorkError):  # noqa: N818  (named after what users see)
     """The Hub is busy or out of reach, so the same request may work later.
 
-    `wait` is the number of seconds that it asks for.
+    `wait` is the number of seconds that the Hub asks to wait.
     """
 
     def __init__(self, text: str, wait: float = 0) -> None:
@@ -112,7 +112,7 @@ def _read_json(url: str, repository: str) -> tuple[Any, str | None]:
         for block in response.iter_raw():
             body += block
             if len(body) > ANSWER_BYTES:
-                raise not_the_hub(f"it sent over {ANSWER_BYTES:,} bytes about {repository}")
+                raise not_the_hub(f"its answer about {repository} has over {ANSWER_BYTES:,} bytes")
             if time.monotonic() - started > ANSWER_SECONDS:
                 raise Unavailable(
                     f"The Hub sent only {len(body):,} bytes about {repository} in "
@@ -122,11 +122,11 @@ def _read_json(url: str, repository: str) -> tuple[Any, str | None]:
         # The rest of the address is not used, since it could name another server.
         return parse_json(bytes(body)), None if following is None else urlsplit(following).query
     except ValueError as error:
-        raise not_the_hub(f"it sent no valid JSON about {repository} ({error})") from None
+        raise not_the_hub(f"its answer about {repository} is not valid JSON ({error})") from None
 
 
 def not_the_hub(what: str) -> InputError:
-    """The error about an answer that the Hub would not give."""
+    """The error for an answer that cannot come from the Hub."""
     return InputError(
         f"{find_endpoint()} does not answer like the Hub: {what}. Check HF_ENDPOINT if you set it, "
         "and whether a proxy or a login page answers instead."
@@ -177,7 +177,7 @@ def _explain_status(repository: str, response: Response) -> TokenmillError:
 
 
 def _find_wait(headers: Mapping[str, str]) -> float:
-    """The number of seconds that a server asks for, within bounds."""
+    """The number of seconds that a server asks to wait, within bounds."""
     found = re.fullmatch("([0-9]{1,9})", headers.get("Retry-After", "")) or re.search(
         r"\bt=([0-9]{1,9})\b", headers.get("RateLimit", "")
     )

@@ -17,7 +17,7 @@ _HUB_PATH = re.compile(
     r"(?:/+(?P<path>.*?))?/*",
     re.DOTALL,
 )
-# As git allows it. No part starts with a dot or is empty, since a revision becomes a path in the cache.
+# What git allows. No part starts with a dot or is empty, since a revision becomes a path in the cache.
 _PART = r"(?!\.)[^\s\x00-\x1f\x7f\ud800-\udfff:~^?*\[\\/]+"
 _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 

@@ -1,6 +1,6 @@
 """The files of a repository on the Hub, at the commit of a revision.
 
-Listing costs one request, and one more for each further 1,000 files. What the Hub answers is checked:
+Listing costs one request per 1,000 files. The answers of the Hub are checked:
 names that a disk cannot hold, or that lead out of the target folder, are refused.
 """
 
@@ -70,7 +70,7 @@ def find_commit(where: HubPath) -> str:
     answer, _ = read_json(f"{find_endpoint()}/{place}", where.repository)
     found = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(found, str) or not COMMIT.fullmatch(found):
-        raise not_the_hub(f"it returned no commit for {where.repository}")
+        raise not_the_hub(f"it did not return a commit for {where.repository}")
     return found
 
 
@@ -99,5 +99,5 @@ def _list_entries(repository: str, commit: str) -> Iterator[Any]:
     while query is not None:
         page, query = read_json(f"{place}?{query}", repository, attempts=_ATTEMPTS)
         if not isinstance(page, list) or (not page and query is not None):
-            raise not_the_hub(f"it returned no list of the files of {repository}")
+            raise not_the_hub(f"it did not list the files of {repository}")
         yield from page

@@ -213,7 +213,7 @@ class Loader(Generic[B]):
         return next(self._groups)
 
     def batch_at(self, step: int) -> B:
-        """The batch of any step, if all steps from row 0 on have this loader's global batch."""
+        """The batch of any step, counted from row 0 with the global batch size of this loader."""
         return self.batch_from(operator.index(step) * self.global_batch)
 
     def batch_from(self, row: int) -> B:

@@ -68,7 +68,7 @@ class Mixture:
         return copied
 
     def unmapped(self, between: Callable[[], None] | None = None) -> Mixture:
-        """The same mixture, with the tokens of `Tokens.unmapped`."""
+        """The same mixture, read without memory maps; see `Tokens.unmapped`."""
         changed = copy(self)
         changed.tokens = tuple(tokens.unmapped(between) for tokens in self.tokens)
         return changed

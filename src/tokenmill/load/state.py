@@ -2,8 +2,8 @@
 
 A state belongs to a run if all rows before the state's row are the same in both. Settings that only
 affect later rows may differ: weights that change at a later row, and sources whose weight was 0 so
-far. The check compares a few values and reads no tokens. Data is the same if its checksums in the
-manifest are; if there is no manifest, or the shards are of other lengths, a sample of it decides.
+far. The check compares a few values and reads no tokens. Data is compared by the checksums in its
+manifest; if there is no manifest, or the shards have other lengths, it is compared by a sample.
 """
 
 from __future__ import annotations

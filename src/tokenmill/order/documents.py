@@ -77,7 +77,7 @@ class DocumentBatch:
 def locate_documents(
     document_starts: npt.NDArray[np.int64], rows: int, seq_len: int
 ) -> DocumentBatch:
-    """The documents of a batch, from where they start in its rows laid end to end, in any order.
+    """The documents of a batch. Starts count tokens across all its rows, and may be in any order.
 
     An empty document starts where the next one does; the two count as one.
 

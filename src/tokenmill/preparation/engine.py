@@ -114,7 +114,7 @@ class _Crashed:
 
 
 class LocalEngine:
-    """Worker processes on this machine. `advice` says how a run needs less memory."""
+    """Worker processes on this machine. Errors about memory include `advice`: how to use less."""
 
     def __init__(self, workers: int, workspace: Any, advice: str = "") -> None:
         self._advice = advice or "Run it again with fewer `workers`."

@@ -241,7 +241,7 @@ def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
 
 
 def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
-    """Read a place; returns what was found there, and the bytes of text."""
+    """Read a sample at one place of a file; returns its measurements and its bytes of text."""
     started = time.perf_counter()
     source = plan.sources[item.source]
     if source.kind == "parquet":

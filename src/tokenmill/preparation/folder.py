@@ -34,7 +34,7 @@ _CHOICE = (
     "Change it back, choose another `out`, or add `restart=True` to discard what is done and start "
     "over."
 )
-_MOST_BYTES = 64 << 20  # of a plan or a list of files, unless the plan of this run is as large
+_MOST_BYTES = 64 << 20  # of a saved plan or list of files, unless the plan of this run needs more
 
 T = TypeVar("T")
 
@@ -102,8 +102,8 @@ class PreparationFolder(OutputFolder):
         if wrong := manifest.find_incomplete(self.path):
             self.clean_up()
             raise FolderError(
-                f"{self.path} holds a dataset that was finished, but {wrong} is missing or cut "
-                "short.\nCopy it again from its source, or add `restart=True` to make it again."
+                f"{self.path} holds a finished dataset, but {wrong} is missing or cut short.\n"
+                "Copy it again from its source, or add `restart=True` to make it again."
             )
         return manifest
 
@@ -160,7 +160,7 @@ class PreparationFolder(OutputFolder):
 
 
 class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """What `Plan.record` returns."""
+    """The content of a saved plan; see `Plan.record`."""
 
     settings: dict[str, str | int | float | bool | None]
     tokenizer: str

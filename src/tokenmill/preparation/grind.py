@@ -321,7 +321,7 @@ class _Segment:
 
 
 class _OpenDocument:
-    """A document of which some fragments have been read."""
+    """A document whose first fragments have been read."""
 
     def __init__(self, record: Any, flags: int) -> None:
         self._record = record

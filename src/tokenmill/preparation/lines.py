@@ -206,7 +206,7 @@ def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: 
     all NUL bytes stay."""
     chosen = np.flatnonzero(kept)
     inner = chosen[_same_document_follows(documents[chosen])]
-    # Line and line end alternate: whether each stays, and where it begins.
+    # Both arrays alternate between lines and line ends: whether each stays, and where it begins.
     stays = np.zeros(2 * len(kept), np.bool_)
     stays[::2] = kept
     stays[1::2] = last

@@ -1,8 +1,8 @@
 """A worker's share of the memory: what fits in it, and how the worker stays within it.
 
 A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be held
-whole costs `COPIES` times its size on top: the copies as read, parsed and cleaned, and most of all
-merging, which takes 25 times the size of a word.
+whole takes `COPIES` times its size more: for the copies as read, parsed and cleaned, and most of all
+for merging, which takes 25 times the size of a word.
 
 A tokenizer caches every word that it has encoded. `Workspace` clears that cache when the process grows beyond
 its share. The check takes about 10 µs and is made after each slice of text. With less memory, slices
@@ -51,18 +51,18 @@ def share_to_hold(size: int) -> int:
 
 
 def suggest_less_memory(workers: int, memory: int) -> str:
-    """How to run again with less memory than these workers had together: half of it, if possible.
+    """How to run again with less memory: half of what these workers had together, if possible.
 
     >>> suggest_less_memory(8, 2_400_000_000)
     'Run it again with `workers=4` and `memory=1200000000`.'
     >>> suggest_less_memory(1, 134_217_728)
-    'A worker needs 134.2 MB, the least possible: free memory, or raise the limit of the job.'
+    'A worker needs at least 134.2 MB. Free some memory, or raise the memory limit of the job.'
     """
     fewer = max(1, workers // 2)
     less = max(memory // 2, fewer * LEAST_SHARE)
     if fewer == workers and less >= memory:
         return (
-            f"A worker needs {size(memory)}, the least possible: free memory, or raise the limit of "
+            f"A worker needs at least {size(memory)}. Free some memory, or raise the memory limit of "
             "the job."
         )
     change = f"`workers={fewer}` and " if fewer < workers else ""

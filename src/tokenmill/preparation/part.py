@@ -76,7 +76,7 @@ class PartTask:
         return TooLargeError(
             path,
             f"{error}; {counted(self.workers, 'worker')} would need {need / 1e9:.1f} GB to hold "
-            f"that. Give `memory={need}` or more"
+            f"that. Pass `memory={need}` or more"
             + (", or use fewer `workers`" if self.workers > 1 else ""),
         )
 
@@ -192,9 +192,9 @@ class PartReader:
 
 
 def may_skip(task: PartTask, error: BadFileError) -> bool:
-    """Whether a part can be made without a bad file.
+    """Whether a part may leave out a bad file.
 
-    A file whose lines were scanned must be read, or the marks would apply to other lines.
+    With `dedup="lines"` it may not: without that file, the marks would apply to other lines.
     """
     return task.repeated_lines is None and not isinstance(error, TooLargeError)
 

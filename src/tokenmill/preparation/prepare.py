@@ -8,7 +8,7 @@
     manifest  written last: a folder with a manifest is a complete dataset
 
 The bytes of the dataset depend only on the input and the settings, not on workers, memory or
-interruptions. Finished work is found by its file names and checked, and whatever is missing is made.
+interruptions. Finished work is found by its file names and checked; the rest is made.
 Everything that can be done is done before a bad file ends the run.
 """
 

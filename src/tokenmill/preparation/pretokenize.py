@@ -2,7 +2,7 @@
 
 This is `prepare` without cleaning, deduplication and split, in a folder of its own beside the text, so
 it has the same speed and memory limit and can be resumed. The ids are then copied into one file, which
-is complete or not there. Their checksum is compared on the way; if they changed, they are made again.
+is complete or absent. If a checksum does not match during the copy, the ids are made again.
 """
 
 from __future__ import annotations

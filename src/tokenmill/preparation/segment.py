@@ -148,12 +148,12 @@ class Bundle:
 
 
 def find_bundle(folder: Path, name: str, kind: type[Any]) -> Receipt | None:
-    """The receipt of a bundle, a `ScanReceipt` or a `SegmentReceipt`, if there is a sound one."""
+    """The `ScanReceipt` or `SegmentReceipt` of a bundle; None if it is absent or damaged."""
     receipt: Receipt | None = read_receipt(folder / f"{name}.json", kind)
     if receipt is None or receipt["name"] != name:
         return None
     files, facts = receipt["files"], receipt["facts"]
-    # Memory is allocated by these counts.
+    # These counts decide how much memory is allocated.
     if kind is ScanReceipt:
         is_right = files.keys() == {"lines"} and files["lines"][0] == facts["lines"] * 16
     else:

@@ -125,7 +125,7 @@ class PrepareSettings:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether text has no lone surrogates, such as those for bytes of an argument that are not UTF-8."""
+    """Whether text has no lone surrogates. Python makes them from arguments that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -103,7 +103,7 @@ def sift(
         mark_repeats(keys, first_record[-1], marks, folder / "spill", sorted_keys)
     else:
         with marks.open("wb") as file:
-            os.ftruncate(file.fileno(), first_record[-1])  # repeated if a signal interrupts it
+            os.ftruncate(file.fileno(), first_record[-1])  # repeated after a signal
     result = Sifted(
         fates=folder / "fates",
         first_record=first_record[:-1],

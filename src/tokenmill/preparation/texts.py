@@ -165,7 +165,7 @@ def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> 
 def _repair(
     chunk: Chunk, settings: PrepareSettings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
-    """The texts of a chunk; those that are not UTF-8 are repaired, and marked as repaired or bad."""
+    """The texts of a chunk. Invalid UTF-8 is repaired, and its text marked as repaired or bad."""
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:

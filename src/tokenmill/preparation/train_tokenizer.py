@@ -95,7 +95,7 @@ def _remove_left_behind(target: Path) -> None:
                 os.kill(int(path.name.split(".")[-2]), 0)
             except ProcessLookupError:
                 path.unlink(missing_ok=True)
-            except (OSError, OverflowError):  # a process of another user, or not a process number
+            except (OSError, OverflowError):  # another user's process, or not a process number
                 pass
 
 

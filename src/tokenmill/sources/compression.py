@@ -22,9 +22,9 @@ else:
 
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 USUAL_WINDOW = 1 << 27  # the largest that zstd uses without --long
-LARGEST_WINDOW = (1 << 32) + (1 << 24)  # of xz, with what its decoder takes besides
+LARGEST_WINDOW = (1 << 32) + (1 << 24)  # for xz, including the overhead of its decoder
 _LARGEST_ZSTD = 31  # --long=31, as a power of 2
-_XZ_HEADERS = 2048  # bytes: of a stream and of its first block
+_XZ_HEADERS = 2048  # bytes for the headers of a stream and of its first block
 _COMPRESSED = 1 << 18  # bytes per call of a decompressor
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST_HEADER = 18  # of a zstd frame
@@ -154,7 +154,7 @@ class _Zstd:
 
 
 class _Xz:
-    """One xz stream. Raises WindowError, with enough memory for it, if it needs too much."""
+    """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -189,7 +189,7 @@ def _needs_memory(error: lzma.LZMAError) -> bool:
 
 
 def _find_xz_memory(head: bytes, limit: int) -> int:
-    """Enough memory for a stream, at most twice what it needs, by its first bytes."""
+    """An amount of memory, from the first bytes of a stream: enough for it, at most twice its need."""
     while (limit := 2 * limit) < LARGEST_WINDOW:
         try:
             lzma.LZMADecompressor(memlimit=limit).decompress(head, 1)

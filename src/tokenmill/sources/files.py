@@ -50,7 +50,7 @@ class SourceFile:
 def name_source(path: str) -> str:
     r"""A path as manifests and messages show it.
 
-    It is unchanged, or a URI if it is not UTF-8 or has a newline, which would forge a line of output.
+    A path that is not UTF-8, or has a newline, becomes a URI; a newline could forge a line of output.
 
     >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
     ('texts/café.txt', 'file:///texts/caf%E9.txt')

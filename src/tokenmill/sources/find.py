@@ -2,10 +2,11 @@
 
 Nothing is skipped silently. Files in a folder that are not text are passed over and counted, with
 the reason. Files that should be text but cannot be read, such as broken links, are returned with
-their fault. A file that the user names is read whatever it contains, unless it cannot be text at all.
+their fault. A file that the user names is read even if it does not look like text, unless it cannot be
+text at all.
 
-A folder may come from a stranger, so nothing outside of it is read through a link in it. A link that
-the user names, or that a glob matches, is followed.
+A folder may be untrusted, so a link in it is not followed out of the folder. A link that the user
+names, or that a glob matches, is followed.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def find_files(
 
     Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns each
     source once, and what was passed over: files that are not text, archives, datasets, pipes and
-    the like, links that lead out of an input folder, and links to folders inside, whose files are found
-    anyway. Inputs that are links are followed. Broken links and unreadable paths are sources with a
-    fault.
+    the like, links that lead out of an input folder, and links to folders inside it, because their
+    files are found anyway. Inputs that are links are followed. Broken links and unreadable paths are
+    sources with a fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
@@ -195,7 +196,7 @@ def _walk(
 
 
 def _leads_out(link: str, root: str) -> bool:
-    """Whether the target of a link exists and is not in a folder; `root` ends with a slash."""
+    """Whether a link leads to something outside the folder `root`, which ends with a slash."""
     target = os.path.realpath(link)
     return not f"{target}/".startswith(root) and os.path.exists(target)  # noqa: PTH110
 

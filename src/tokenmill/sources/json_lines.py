@@ -2,8 +2,8 @@
 
 A line that cannot be used is a `Rejection` with its position and the reason; the lines around it are
 kept. A line is held whole, because it has to be parsed whole. A long one is refused if its values
-would not fit in memory: two bytes of JSON can become 80 bytes of Python. Costs one pass, however long
-lines are, and another for long lines with many values.
+would not fit in memory: two bytes of JSON can become 80 bytes of Python. Costs one pass for any
+length of line, and a second one for long lines with many values.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tokenmill.sources.records import (
 )
 from tokenmill.wording import one_line
 
-_LONG = 1 << 20  # bytes of a line; whatever a shorter one holds fits in memory
-_VALUE = 80  # bytes of memory for a parsed value, at most
-_SEPARATORS = b",:[{"  # at least one of them is before each value except the first
+_LONG = 1 << 20  # bytes; the values of a shorter line always fit in memory
+_VALUE = 80  # maximum bytes of memory for a parsed value
+_SEPARATORS = b",:[{"  # each value except the first follows one of these
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LONG_STRING = 64
 

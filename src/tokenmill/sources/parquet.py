@@ -1,9 +1,10 @@
 """Parquet files to documents: one column of text.
 
 Row groups are decoded a few rows at a time, about one block. A damaged file is a `BadFileError`; a
-null is a `Rejection` with its row. What Arrow needs to read the pages is measured before it reads them
-(`parquet_pages.py`): as many rows are decoded at once as fit in memory, and a file of which no row fits
-is refused. Arrow takes up to `_FOOTER` bytes for each byte of a footer, so the footer is bounded, too.
+null is a `Rejection` with its row. `parquet_pages.py` measures the memory that Arrow needs for the
+pages before Arrow reads them. As many rows are decoded at once as fit in memory; if not even one row
+fits, the file is refused. The footer is bounded too: Arrow takes up to `_FOOTER` bytes for each of its
+bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tokenmill.wording import one_line
 
 ROWS = 256  # decoded at once
 _BUFFER = 1 << 20  # without one, Arrow reads a whole column chunk, which is also slower
-_FOOTER = 512  # bytes of memory for a byte of the footer: one byte can be an entry of a list
+_FOOTER = 512  # bytes of memory per byte of the footer, where one byte can be an entry of a list
 _LEAST_FOOTER = 1 << 16  # bytes that are always allowed
 
 
@@ -65,7 +66,7 @@ def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[
 
 
 def _open(raw: BinaryIO, hold_limit: int) -> Any:
-    """Open a file of which Arrow can hold the footer."""
+    """Open a file; raises TooLongError if its footer would take too much memory."""
     import pyarrow.parquet as pq
 
     raw.seek(0, os.SEEK_END)
@@ -124,7 +125,7 @@ def read_parquet(
                 raise ValueError(f"expected {expected:,} rows, found {row - first:,}")
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: pages or rows
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
-            raise  # not the file's fault, or an error of the file system, which says what is wrong
+            raise  # not the file's fault, or an error of the file system with its own reason
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadFileError(source.path, f"the Parquet file is damaged ({detail})") from error
 

@@ -1,8 +1,8 @@
-"""The pages of a Parquet column, from the header of each: how much memory it takes to read them.
+"""How much memory it takes to read the pages of a Parquet column, according to their headers.
 
 The footer of a file can claim any sizes. Arrow allocates what the header of a page says, so only these
 headers bound its memory. Some encodings store a text once and repeat it in every row, so a page of 500
-bytes can hold gigabytes. Costs one small read for each page, which has usually 1 MB of text.
+bytes can expand to gigabytes. Costs one small read per page; a page usually has 1 MB of text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tokenmill.sources.records import Places
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of pages
-_STORED_ONCE = (0, 6)  # encodings in which the bytes of each text are stored: plain, delta length
+_STORED_ONCE = (0, 6)  # encodings that store every text in full: plain, delta length
 _HEADER = 256  # bytes to read; statistics can make a header longer
 _LONGEST_HEADER = 16 << 20  # as in Arrow
 _DEEPEST = 8  # structures in a header
@@ -24,7 +24,7 @@ PER_VALUE = 8  # bytes for the lengths of a text and of its prefix, in delta enc
 
 
 class Page(NamedTuple):
-    """What the header of a page says. `stored` and `size` are its bytes, compressed or not."""
+    """The header of a page. `stored` and `size` are its bytes before and after decompression."""
 
     kind: int
     stored: int
@@ -42,22 +42,22 @@ class ColumnPages:
     repeated: int  # bytes of the longest text that can occur in many rows
     lengths: int  # bytes for the lengths of the texts in a page
     ends: Places  # rows up to the end of each data page that stores all its texts
-    sizes: Places  # bytes up to there
+    sizes: Places  # bytes of text up to there
 
     def most_bytes(self, rows: int) -> int:
         """The most bytes of text that this many rows can have."""
         stored = 0
         if len(self.ends):
-            # The rows begin with the last one of a page, which may have all the bytes of that page.
+            # The worst case begins with the last row of a page, which may have all bytes of that page.
             last = np.searchsorted(self.ends, self.ends + (rows - 1), side="left")
             before = np.concatenate(([0], self.sizes[:-1]))
             stored = int((self.sizes[np.minimum(last, len(self.ends) - 1)] - before).max())
         return stored + rows * self.repeated
 
     def memory(self, rows: int) -> int:
-        """The bytes of memory that reading so many rows at once takes.
+        """The bytes of memory that it takes to read this many rows at once.
 
-        A dictionary is held as read, decoded and, for some columns, as part of the result.
+        Arrow holds a dictionary as read and as decoded; for some columns it is also part of the result.
         """
         return self.page + 2 * self.dictionary + self.lengths + self.most_bytes(rows)
 
@@ -161,7 +161,7 @@ def _read_value(data: bytes, place: int, kind: int, depth: int) -> tuple[object,
         return _read_number(data, place)
     if kind == 8:
         size, place = _read_varint(data, place)
-        data[place + size - 1]  # it must be there
+        data[place + size - 1]  # IndexError if the data ends before
         return None, place + size
     if kind == 12:
         return _read_struct(data, place, depth + 1)

@@ -141,7 +141,7 @@ def _begins_document(head: bytes, whole: bool) -> bool:
     except json.JSONDecodeError as error:
         return not whole and error.pos >= len(text)
     except (ValueError, RecursionError):
-        return False  # a number of over 4,300 digits, or too deep; the lines decide
+        return False  # too many digits or too deep; the lines decide
     return end == len(text)
 
 

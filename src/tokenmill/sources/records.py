@@ -29,7 +29,7 @@ Places = npt.NDArray[np.int64]
 
 BLOCK = 4 << 20  # bytes read at once; also the longest fragment of a document, normally
 MOST_RECORDS = 1 << 15  # documents per chunk: each takes up to 1 kB of memory until it is tokenized
-COPIES = 32  # bytes of memory for each byte of text that is held whole, until it is tokenized
+COPIES = 32  # bytes of memory per byte of text that is held whole, from reading to tokenizing
 PARSED = 4  # a record that is parsed whole and then cut may be this many times larger
 _NEWLINE = 10
 _CONTEXT = 8  # bytes before a space or line end that show whether a letter is there

@@ -5,10 +5,9 @@ The temporary name contains the process number, so that a new run and a dying on
 `AtomicFile` computes a checksum while writing and starts flushing early, so that the disk is busy
 while the next bytes are computed.
 
-A stranger may have filled the output folder. A link in it would lead a run to another file of the
-user, and opening a pipe would hang. Names inside an output folder are therefore never followed: a
-link, a pipe, a device or a file with a second name is refused. The output folder itself may be a
-link, because the user named it.
+The content of an output folder may be untrusted. Through a link in it, a run could overwrite another
+file of the user, and opening a pipe would hang. So a link, a pipe, a device or a hard link inside an
+output folder is refused. The output folder itself may be a link, because the user named it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tokenmill.errors import FolderError
 
 _TEMPORARY = re.compile(r"\.[0-9]+\.tmp$")
 _EARLY = 32 << 20  # bytes after which the disk starts writing
-# SMB and some other network file systems cannot flush a folder, and say so with one of these.
+# SMB and some other network file systems cannot flush a folder, and return one of these.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -87,7 +86,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that the user named, and missing ones above it; it may be a link to a folder."""
+    """Make a folder that the user named, and its missing parents. It may be a link to a folder."""
     if not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)
@@ -145,7 +144,7 @@ a link.
 
 
 def check_entries(folder: Path) -> None:
-    """Refuse a folder in which anything, at any depth, is not an ordinary file or folder."""
+    """Refuse a folder that contains, at any depth, anything but ordinary files and folders."""
     refuse_link(folder)
     if not folder.is_dir():
         return

@@ -28,7 +28,7 @@ _CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 def _find_open_files() -> int:
     """How many files may stay mapped: half of the files that the process may open, within bounds.
 
-    If these are very few, a quarter: a copy holds some maps more, and the program has files too.
+    If the limit is very low, a quarter: copying rows needs more maps, and the program needs files too.
     """
     if _CLOSES:
         return 16384

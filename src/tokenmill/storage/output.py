@@ -30,7 +30,7 @@ from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, read_inside
 
-_MOST_BYTES = 1 << 20  # of the settings of a run, unless those of this run are as large
+_MOST_BYTES = 1 << 20  # of saved settings, unless the settings of this run need more
 
 
 class OutputFolder(Folder):
@@ -68,7 +68,7 @@ is 'mds'. Choose another `out`, or delete that folder.
         self._take_lock()
         try:
             self.remove_temporaries()
-            check_entries(path / WORK_NAME)  # from now on, its files are opened by their names
+            check_entries(path / WORK_NAME)  # its files are opened by name from now on
         except BaseException:
             self.close()
             raise
@@ -112,7 +112,7 @@ is 'mds'. Choose another `out`, or delete that folder.
     def _take_lock(self) -> None:
         while True:
             make_folder(self.path)
-            sync_folder(self.path.parent)  # an earlier run may have been killed before it did
+            sync_folder(self.path.parent)  # an earlier run may have been killed before it did this
             if self._lock.path != self.path:
                 make_subfolder(self.path, self._lock.path.parent)
             with suppress(FileNotFoundError):  # a run that finished just now removed the folder

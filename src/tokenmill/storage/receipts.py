@@ -1,7 +1,7 @@
-"""Receipts: small JSON files that say that some work is finished, and what its files contain.
+"""Receipts: small JSON files that record finished work and the checksums of its files.
 
-A receipt begins with a checksum of itself. One that is truncated, damaged, too large or of other types
-counts as absent, so that its work is done again.
+A receipt begins with a checksum of its own content. If it is truncated, damaged, too large or has
+values of the wrong type, it counts as absent, and the work is done again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def encode_receipt(value: Any) -> bytes:
 
 
 def read_receipt(path: Path, kind: type[T]) -> T | None:
-    """The receipt in a file, or None if there is no sound one of this type."""
+    """The receipt in a file, or None if it is absent, damaged or of another type."""
     try:
         digest, _, content = read_inside(path.parent, path.name, MOST_BYTES).partition(b"\n")
         if digest != xxhash.xxh3_128_hexdigest(content).encode():

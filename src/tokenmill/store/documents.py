@@ -28,7 +28,7 @@ from tokenmill.store.tables import ShardTable, Source, SourceTable
 
 Integers = npt.NDArray[np.int64]
 
-# Python's parser raises MemoryError if a header has thousands of these.
+# Python's parser raises MemoryError if thousands of these are nested in a header.
 _NESTING = (b"(", b"[", b"{", b"-", b"+", b"~")
 _MOST_NESTING = 100
 

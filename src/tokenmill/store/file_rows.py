@@ -1,10 +1,10 @@
 """Read rows of tokens from their files, without memory maps.
 
 If a mapped file is truncated, or its disk fails, reading the missing part kills the process (SIGBUS).
-Here it is an exception that names the file. Rows are the same as those of `Gatherer`.
+Here it is an exception that names the file. The rows are the same as from `Gatherer`.
 
-Costs: a file is opened, and its size checked, once per call for all rows in it (30 µs), and every row
-is one call of the system (1 µs and the copy). No file stays open. `benchmarks/load.py` measures it.
+Costs: each call opens a file once for all its rows, and checks its size (30 µs). Every row is one
+system call (1 µs and the copy). No file stays open. `benchmarks/load.py` measures it.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class FileRows:
         return read
 
     def read_ahead(self, starts: Integers, length: int) -> None:
-        """Does nothing: for reads, unlike for maps, the system reads ahead by itself."""
+        """Does nothing: the system reads ahead by itself, unlike with maps."""
 
 
 def copy_range(
     shards: Shards, counts: Integers, shard: int, first: int, ids: npt.NDArray[Any]
 ) -> None:
-    """Fill `ids` from place `first` of a shard on, and from as many following ones as needed."""
+    """Fill `ids` from place `first` of a shard on, and from the shards after it if needed."""
     done = 0
     while done < len(ids):
         count = min(len(ids) - done, int(counts[shard]) - first)

@@ -30,7 +30,7 @@ class ShardReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_shard_receipt(path: Path, name: ShardName, tokens: int) -> ShardReceipt | None:
-    """The receipt of a shard, or None if there is no sound one for this shard."""
+    """The receipt of a shard, or None if it is absent, damaged or of another shard."""
     receipt = read_receipt(path, ShardReceipt)
     if receipt is None:
         return None

@@ -48,8 +48,8 @@ class Shards(Protocol):
 
     @property
     def checksum(self) -> str | None:
-        """How the ids are divided into files, and a hash of the checksums that a manifest has of
-        these: `"CUT:SUM"`. None if there is no manifest."""
+        """`"CUT:SUM"`: a hash of how the ids are divided into files, and a hash of the files' checksums
+        in the manifest. None if there is no manifest."""
 
     def name(self, number: int) -> str:
         """The file of a shard, relative to what was opened."""
@@ -66,11 +66,11 @@ class FileShards:
     """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on.
 
     `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the sizes of
-    the files in bytes, checked again whenever a file is opened. `check` checks a file's header before it is mapped; it
-    is a function of a module, so that it pickles. `checksums` are those of the files, if a manifest has
-    them; they are not checked here. Files that tokenmill did not write are `foreign`:
-    they may be links to anywhere, and names with `..` are followed too, so the reader of a format must
-    refuse such names in its metadata.
+    the files in bytes, checked again whenever a file is opened. `check` checks a file's header before it
+    is mapped; it must be a function of a module, so that it can be pickled. `checksums` come from a
+    manifest, if there is one; they are not checked here. Files that tokenmill did not write are
+    `foreign`: they may be links to anywhere. Names with `..` are followed too, so the reader of a format
+    must refuse such names in its metadata.
     """
 
     folder: Path
@@ -156,7 +156,7 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard that is an array in memory; `checksum` is that of the files it was copied from."""
+    """One shard, an array in memory. `checksum` belongs to the files that it was copied from."""
 
     ids: npt.NDArray[Any]
     checksum: str | None = None

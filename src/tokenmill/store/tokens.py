@@ -119,7 +119,7 @@ class Tokens:
             return self._gatherer.read_token(inside(index, len(self), "token"))
         start, stop, step = index.indices(len(self))
         if step != 1:
-            raise UsageError("slices of tokens have no step; use tokens[a:b][::n].")
+            raise UsageError("slices of tokens cannot have a step; use tokens[a:b][::n].")
         ids = np.empty(max(stop - start, 0), self.dtype)
         self._gatherer.copy(start, ids)
         return ids
@@ -279,8 +279,8 @@ class Tokens:
     def identity(self) -> str:
         """What identifies the tokens in a saved state; compare it with `is_same_data`.
 
-        With a manifest, it has the checksums of all shards: tokens that differ anywhere have another
-        identity. In other formats it is the fingerprint, which is a sample.
+        With a manifest, it contains the checksums of all shards, so it changes if any token does.
+        In other formats it is only the fingerprint, which is computed from a sample.
         """
         checksum = self._shards.checksum
         return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
@@ -296,10 +296,10 @@ class Tokens:
         )
 
     def unmapped(self, between: Callable[[], None] | None = None) -> Tokens:
-        """The same tokens; rows and slices are read from their files, not through memory maps.
+        """The same tokens, read from their files instead of through memory maps.
 
-        A file that is truncated meanwhile is then a DatasetError that names it; through a map, it
-        kills the process. `between` is called before each row.
+        If a file is truncated while it is in use, reading it raises a DatasetError that names the
+        file; with a map, the process is killed. `between` is called before each row.
 
         >>> Tokens.of([5, 6, 7, 8]).unmapped().gather(np.array([2, 0]), 2).tolist()
         [[7, 8], [5, 6]]
@@ -314,7 +314,7 @@ class Tokens:
         )
 
     def _with_shards(self, shards: Shards) -> Tokens:
-        """Other shards, read in the same way."""
+        """Tokens of other shards, read the same way: mapped or unmapped."""
         return Tokens(shards, self.split)
 
 
@@ -339,10 +339,10 @@ class _UnmappedTokens(Tokens):
 
 
 def is_same_data(one: Any, other: Any) -> bool:
-    """Whether two identities can be of the same tokens.
+    """Whether two identities can belong to the same tokens.
 
-    If both have checksums of files of the same lengths, these decide. Otherwise the fingerprints do:
-    resharded tokens, or tokens in another format, are the same data.
+    If both have checksums, and their files have the same lengths, the checksums are compared.
+    Otherwise the fingerprints are, because the tokens may have been resharded or converted.
 
     >>> is_same_data("f:cut:sum", "f:cut:other"), is_same_data("f:cut:sum", "other:cut:sum")
     (False, False)

@@ -1,13 +1,13 @@
 """Limits on what a tokenizer's file may ask for, checked before native code sees it.
 
-gigatoken allocates by the numbers in a file: one slot per id, and the size that a character map claims.
-A normalizer can lengthen a text at every step. So a small file could exhaust memory, which ends the
-process. These checks keep memory and time in proportion to the file and the text:
+gigatoken trusts the numbers in a file: it allocates one slot per id, and as many bytes as a character
+map claims. A normalizer can lengthen a text at every step. So a small file could exhaust memory, which
+ends the process. These checks keep memory and time in proportion to the file and the text:
 
-- A file has at most 64 MiB, and its JSON at most 8 million values (a value takes up to 85 bytes). The
-  largest published vocabularies, with 262,144 tokens, have about 33 MB and 2 million values.
+- A file is at most 64 MiB, and its JSON has at most 8 million values (a value takes up to 85 bytes). The
+  largest published vocabularies, with 262,144 tokens, take about 33 MB and have 2 million values.
 - The ids have at most 1,048,576 gaps. A gap takes about 50 bytes.
-- An added token has at most 256 characters: comparing added tokens takes the square of that.
+- An added token has at most 256 characters: the time to compare added tokens grows with the square of their length.
 - A normalizer has at most 32 steps, in sequences nested at most 8 deep, and makes a text at most 256
   times as long. SentencePiece's own (`nmt_nfkc`) makes it up to 99 times as long.
 """
@@ -182,10 +182,9 @@ def _measure_growth(step: Mapping[str, Any], where: str) -> float:
 
 
 def _measure_map(encoded: Any, where: str) -> float:
-    """The longest text that a character map makes of a character.
+    """The length of the longest replacement text in a character map.
 
-    A map is the size of its trie, the trie, and the texts that characters become, each with a NUL at
-    its end.
+    A map holds the size of its trie, then the trie, then the replacement texts, each ending in NUL.
     """
     try:
         data = base64.b64decode(encoded.encode(), validate=True)
@@ -194,7 +193,7 @@ def _measure_map(encoded: Any, where: str) -> float:
     size = int.from_bytes(data[:4], "little")
     if size % 4 or not 4 <= size <= len(data) - 4:
         raise _refuse_normalizer(
-            where, f"has a character map of {len(data):,} bytes that says its trie has {size:,}"
+            where, f"has a character map of {len(data):,} bytes whose trie claims {size:,} bytes"
         )
     return float(max(1, *map(len, data[4 + size :].split(b"\0"))))
 

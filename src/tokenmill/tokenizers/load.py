@@ -110,7 +110,7 @@ def _load_gpt2(eot: str | int | None) -> Tokenizer:
 
 
 def _find_mode(path: Path) -> int:
-    """What a path is, as in `stat`; 0 if it does not exist."""
+    """The mode of a path, as in `stat`; 0 if it does not exist."""
     try:
         return path.stat().st_mode
     except PermissionError as error:
@@ -180,9 +180,9 @@ def read_tokenizer(
     eot: str | int | None = None,
     configured: str | None = None,
 ) -> Tokenizer:
-    """The tokenizer in a file that was tried in a child process.
+    """Read a tokenizer from a file that was already tried in a child process.
 
-    `where` is its name in errors, and `configured` the end of text that the files beside it name.
+    Errors call it `where`. `configured` is the end-of-text token that the files beside it name.
     """
     name = name.encode(errors="replace").decode()  # a name that is not UTF-8 cannot be saved
     if suffix == ".tiktoken":

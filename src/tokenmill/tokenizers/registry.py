@@ -97,7 +97,7 @@ def check_picklable(tokenizer: Tokenizer) -> None:
 
 
 def from_state(state: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer with this `state()`. A built-in one with a vocabulary is tried in a child first.
+    """The tokenizer with this `state()`. If it is built in and has a vocabulary, a child tries it first.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> gpt2 = load_tokenizer("gpt2")

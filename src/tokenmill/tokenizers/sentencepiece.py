@@ -48,8 +48,8 @@ def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
     ...
     tokenmill.errors.TokenizerError: x.model cannot be used as a tokenizer: ...
     """
-    # The first step of gigatoken's `from_sentencepiece`. It is Python; the second one is native code,
-    # which must not get a document that was not checked.
+    # The first step of gigatoken's `from_sentencepiece`, in Python. The second step is native code, which
+    # must get only a checked document.
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     converted = call_native(lambda: sentencepiece_to_tokenizer_json(data), where=where)

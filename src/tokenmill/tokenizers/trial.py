@@ -1,17 +1,17 @@
 """Load an untrusted tokenizer in a child process, before this process loads it.
 
-`limits.py` refuses every known way in which a small file makes a library exhaust memory or time, but
-a library may have others, and in native code they end the process. So each tokenizer from a file, a
+`limits.py` refuses every known kind of small file that makes a library exhaust memory or time. There
+may be other kinds, and in native code they end the process. So each tokenizer from a file, a
 dataset or the Hub is first loaded by a child with limits on memory and processor time, and encodes
 some text there. If the child fails, the tokenizer is refused with the reason.
 
-Cost: 0.13 s to start the child, and the time of loading once more, 0.2 s for 50,000 tokens. A process
-tries each content once, and opening a dataset loads no tokenizer. Worker processes receive theirs
-pickled and try nothing. `bytes` and `gpt2`, also in datasets made with them, are known and cost
-nothing. That is little enough to keep no record of tried tokenizers on disk.
+Cost: 0.13 s to start the child, and a second load, 0.2 s for 50,000 tokens. A process tries each
+content once, and opening a dataset loads no tokenizer. Worker processes receive a pickled tokenizer and
+skip the trial. So do `bytes` and `gpt2`, also from datasets made with them. The cost is so small that
+no record of tried tokenizers is kept on disk.
 
-Linux enforces all limits. macOS ignores the one on memory, and Windows has none of these; there, the
-child still ends after a time and leaves this process alone. If no child can be started, as in some
+Linux enforces all limits. macOS ignores the memory limit, and Windows has no such limits. There, the
+child still ends after a timeout and cannot take this process with it. If no child can be started, as in some
 programs that embed Python, `limits.py` is the only protection.
 """
 

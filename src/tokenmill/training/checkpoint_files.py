@@ -1,8 +1,8 @@
-"""The files of a checkpoint: written with their checksums, and read as data from a stranger.
+"""The files of a checkpoint: written with their checksums, and read as untrusted data.
 
 Guarantees: `read_checked` reads every byte before anything of a checkpoint is used. Each number has a
 type and a range, the arrays have the names, shapes and dtype of the model, and all their values are
-finite. Whatever is wrong is a `DamageError`. Costs: one pass over the files, in blocks of 1 MiB.
+finite. Anything else is a `DamageError`. Costs: one pass over the files, in blocks of 1 MiB.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ VERSION = 2
 MODEL_NAME = "model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
-_MOST_STATE = 16 << 20  # bytes of state.json; a mixture of many sources takes some
-_MOST_HEADER = 16 << 20  # bytes of the header of safetensors; 100 per array
+_MOST_STATE = 16 << 20  # bytes of state.json; it grows with the number of sources
+_MOST_HEADER = 16 << 20  # bytes of a safetensors header, which takes 100 per array
 _MOST_ROWS_PER_STEP = 1 << 28
 _BLOCK = 1 << 20  # bytes
 _FLOAT = np.dtype("<f4")
@@ -66,7 +66,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The progress of a run, and the values that identify the run.
 
     `row` is the number of rows consumed, `loader` the loader's own state. `vocab` is the number of the
-    tokenizer's ids; the shape's is padded. `val_loss` belongs to exactly these parameters; it is None
+    tokenizer's ids; the `vocab` of the shape is padded. `val_loss` belongs to exactly these parameters; it is None
     if they were not validated.
     """
 
@@ -152,7 +152,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                 for one, size in _read_header(file, self.state.find_arrays()[name]):
                     count = math.prod(size)
                     found[one] = np.fromfile(file, _FLOAT, count).reshape(size)
-            except (DamageError, ValueError) as error:  # ValueError: it is shorter now
+            except (DamageError, ValueError) as error:  # ValueError: the file is shorter now
                 reason = "was changed while it was read"
                 raise DamagedFileError(name, f"in {self.path} {reason}", RESTORE) from error
         return found
@@ -247,15 +247,16 @@ def _check_arrays(file: BinaryIO, expected: Shapes) -> str:
 def _read_header(
     file: BinaryIO, expected: Shapes, digest: Any = None
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """The arrays of a safetensors file in the order of their bytes, at the first of which it stops.
+    """The names and shapes of the arrays of a safetensors file, in the order of their bytes.
 
-    `DamageError` unless they have exactly the expected names and shapes, are float32, and fill the file.
+    Leaves the file at the first byte of the first array. `DamageError` unless the arrays have exactly
+    the expected names and shapes, are float32, and fill the file.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if not 8 + length <= size or length > _MOST_HEADER:
-        raise DamageError(f"is damaged: its {size:,} bytes cannot have a header of {length:,}")
+        raise DamageError(f"is damaged: its header claims {length:,} of the file's {size:,} bytes")
     header = file.read(length)
     if digest is not None:
         digest.update(start + header)

@@ -5,9 +5,9 @@
     checkpoints/step_0000100/state.json              the rest, and the checksums of all three
 
 Guarantees: a checkpoint is either complete and on disk, or absent: it is written under a temporary
-name, flushed, and renamed. If it is damaged later, or was made by a stranger, `checkpoint_files.py`
-notices, and the one before is used. The newest few are kept, and the one with the lowest validation
-loss; the checkpoints record which one that is.
+name, flushed, and renamed. If a checkpoint is damaged or invalid, `checkpoint_files.py` notices, and the
+one before it is used. The newest few are kept, and the one with the lowest validation loss; the
+checkpoints record which one that is.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Checkpoints:
         *,
         keep: int,
     ) -> Path:
-        """Write a checkpoint, then remove those that need not be kept.
+        """Write a checkpoint, then remove old ones.
 
-        `NotFiniteError`, and nothing is changed, if a value is NaN or infinite.
+        If a value is NaN or infinite, raises `NotFiniteError` and changes nothing.
         """
         make_subfolder(self.folder.parent, self.folder)
         target = self._path(state.step)

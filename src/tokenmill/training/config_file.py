@@ -140,7 +140,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
 
 
 def override(config: Config, **settings: Any) -> Config:
-    """Replace some settings; those that are None stay.
+    """Replace some settings; None keeps a setting.
 
     >>> override(Config(), max_steps=10, seq_len=None).max_steps
     10
@@ -274,7 +274,7 @@ def _make(found: dict[str, Any]) -> RunFile:
         if type(rows) is not int:
             raise UsageError(f"batch_size is {reprlib.repr(rows)}; expected int.")
         length = settings.get("seq_len", Config.seq_len)
-        if type(length) is int:  # if not, `Config` says so
+        if type(length) is int:  # if not, `Config` raises the error
             settings["batch_tokens"] = rows * length
     return RunFile(config=Config(**settings), **_check_data(about_data))
 

@@ -7,9 +7,9 @@ The validation set is the split `val`. For a mixture it is the beginning of each
 proportion to the weights, joined in memory: its loss estimates that of the mixture, and it is the
 same set in every run on this data.
 
-While training, rows are read from their files and not through memory maps. A mapped file that is
-truncated, or on a failing disk, kills the process (SIGBUS); a read is an error that names the file, and
-the run can save what it has. `store/file_rows.py` says what that costs. That thread can stop
+While training, rows are read from their files and not through memory maps. If a mapped file is
+truncated, or its disk fails, the process is killed (SIGBUS); a failed read is an error that names the
+file, and the run can save a checkpoint. `store/file_rows.py` describes the cost. Reading can stop
 between two rows, so that a run with large steps exits promptly.
 """
 

@@ -1,4 +1,4 @@
-"""Decode JSON that a stranger may have written, as a type with bounds."""
+"""Decode untrusted JSON as a type with bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DamageError(Exception):
 
 
 def decode(data: bytes | memoryview, kind: type[_T]) -> _T:
-    """Decode JSON as a type; whatever does not fit is a `DamageError`.
+    """Decode JSON as a type; raises `DamageError` if it does not fit.
 
     >>> decode(b'{"step": true}', dict[str, int])
     Traceback (most recent call last):
@@ -31,7 +31,7 @@ def decode(data: bytes | memoryview, kind: type[_T]) -> _T:
 
 
 def convert(value: Any, kind: type[_T]) -> _T:
-    """The same for a value that was decoded as a more general type."""
+    """Like `decode`, for a value that is already decoded as a more general type."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, ValueError) as error:

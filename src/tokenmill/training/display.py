@@ -226,7 +226,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the same name in the project tokenmill, which resumes with this one."""
+    """A W&B run with the name of this run, in the project tokenmill. Both resume together."""
 
     def __init__(self, path: Path, config: Config) -> None:
         try:

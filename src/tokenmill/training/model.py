@@ -201,7 +201,7 @@ def check_memory(shape: Shape) -> None:
     needed = 4 * (parameters + shape.seq_len * shape.head)  # and the table of rotary angles
     if memory and needed > memory:
         raise UsageError(
-            f"The model has {parameters:,} parameters, which take {bytes_in_words(needed)} or more, and "
+            f"The model has {parameters:,} parameters, which take {bytes_in_words(needed)} or more, but "
             f"this machine has {bytes_in_words(memory)} of memory. `layers` is {shape.layers:,}, `width` "
             f"{shape.width:,}, `heads` {shape.heads:,}, `seq_len` {shape.seq_len:,} and the vocabulary "
             f"{shape.vocab:,}; lower the largest."

@@ -1,7 +1,7 @@
-"""Ranks that end by themselves: without their launcher, or without each other, nothing runs forever.
+"""End ranks that lost their launcher or each other, so that nothing runs forever.
 
-torchrun ends its ranks if one of them fails, but it cannot if it is killed. Each rank then notices that
-its parent is gone and stops as if by SIGTERM: with a checkpoint. Only ranks of torchrun watch their
+torchrun ends its ranks if one of them fails, but not if torchrun itself is killed. Each rank then
+notices that its parent is gone, saves a checkpoint and stops, as after SIGTERM. Only ranks of torchrun watch their
 parent. Slurm and MPI end their own ranks, and a shell that started a run in the background may exit.
 
 A rank waits for the others at most `rank_timeout` seconds; `lost_ranks` is the error after that.
@@ -33,7 +33,7 @@ _GONE = re.compile(
 def follow_launcher(warn: Callable[[str], None], patience: float) -> Iterator[None]:
     """While a block runs, stop this process if torchrun started it and is gone.
 
-    It gets a SIGTERM, and `patience` seconds to end.
+    The process gets a SIGTERM, and `patience` seconds to end.
     """
     if _LAUNCHER_MARK not in os.environ:
         yield
@@ -57,13 +57,13 @@ def _watch(
         if os.getppid() != parent:
             warn("torchrun is gone, so this rank stops. Run the same command again to resume.")
             os.kill(os.getpid(), signal.SIGTERM)
-            if not ended.wait(patience):  # it hangs where no signal is noticed
+            if not ended.wait(patience):  # it hangs in code that ignores signals
                 os._exit(1)
             return
 
 
 def lost_ranks(error: BaseException, rank: int, patience: float) -> WorkError | None:
-    """The error to raise for an error of the network: None if it is about something else.
+    """The error to raise if `error` means that another rank is late or gone; otherwise None.
 
     >>> print(lost_ranks(RuntimeError("Timed out waiting 5000ms for recv"), 1, 600))
     Rank 1 waited 10 min 0 s for the other ranks and got no answer: one of them is stopped, stuck or \

@@ -257,7 +257,7 @@ class _Run:
         owed: tuple[bool, bool],
         stack: ExitStack,
     ) -> Loop:
-        """The loop from a state on. Rank 0 also writes the settings and opens the record."""
+        """The loop that continues from a state. Rank 0 also writes the settings and opens the record."""
         step = state.step
         record, boards = None, []
         if self.rank == 0:
@@ -452,7 +452,7 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
-    """Give what rank 0 found to all ranks. A collective call."""
+    """Send what rank 0 found to all ranks. All ranks must call this."""
     found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
     return found, (bool(missing[0]), bool(missing[1]))
 
@@ -469,7 +469,7 @@ def _make_state(
         eot_id=data.eot_id,
         shape=asdict(shape),
         config=asdict(config),
-        backend=cast(Any, backend),  # which `open_backend` checks
+        backend=cast(Any, backend),  # checked by `open_backend`
         fingerprints=data.fingerprints,
         val_loss=None,
     )

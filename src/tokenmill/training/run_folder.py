@@ -44,7 +44,8 @@ LOSSES_NAME = "row_losses.f32"
 METRICS_NAME = "metrics.jsonl"
 TIMES = ("seconds", "tokens_per_second", "waiting", "memory", "mfu")
 _LOCK_NAME = "lock"
-# The checkpoints come first: without them, a new run truncates what is left.
+# In the order of deletion. Checkpoints go first: if deleting stops there, a new run starts over and
+# truncates the rest.
 _OURS = (
     *(CHECKPOINTS_NAME, METRICS_NAME, LOSSES_NAME, CHART_NAME),
     *(CONFIG_NAME, TOKENIZER_NAME, BOARD_NAME, _LOCK_NAME),
@@ -88,7 +89,7 @@ class RunFolder(OutputFolder):
             try:
                 if restart:
                     self._discard()
-                for name in _OURS:  # now, not at the first checkpoint
+                for name in _OURS:  # fail now, not at the first checkpoint
                     refuse_link(path / name)
             except BaseException:
                 self.close()
@@ -107,7 +108,7 @@ class RunFolder(OutputFolder):
 
 
 class _Line(msgspec.Struct):
-    """What other code expects of a line of metrics, which may have more."""
+    """The values in a line of metrics that other code uses; a line may have more."""
 
     step: Steps
     row: Steps | None = None
@@ -118,7 +119,7 @@ class _Line(msgspec.Struct):
 
     def __post_init__(self) -> None:
         if self.loss is not None and self.row is None:
-            raise ValueError("a loss needs the row it ends at")
+            raise ValueError("a line with a loss needs a row")
 
 
 class Record:
@@ -157,12 +158,12 @@ class Record:
         _write_all(self._losses, losses.astype(_FLOAT).tobytes())
 
     def _fill(self, folder: Path, first: int, end: int) -> None:
-        """Write NaN for lost losses, in pieces; refuse if an absurd number would fill the disk."""
+        """Write NaN for lost losses, in pieces; refuse if they would fill the disk."""
         free = shutil.disk_usage(folder).free
         if (end - first) * _FLOAT.itemsize > free:
             raise WorkError(
-                f"{folder / LOSSES_NAME} has {first:,} of the {end:,} rows that the checkpoint counts, "
-                f"and the missing ones do not fit in the {size(free)} that are free on this disk. "
+                f"{folder / LOSSES_NAME} has {first:,} of the {end:,} rows of the checkpoint, and the "
+                f"missing ones do not fit in the {size(free)} of free space on this disk. "
                 "Restore the file from a backup, or add `restart=True` to start over."
             )
         for start in range(first, end, _ROWS):

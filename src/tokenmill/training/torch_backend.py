@@ -359,7 +359,7 @@ def _find_timeout(config: Config) -> timedelta:
 
 @contextlib.contextmanager
 def _naming_lost_ranks(config: Config) -> Iterator[None]:
-    """Turn an error of the network into one that says which rank waited, and how long."""
+    """Turn a network error into one that names the rank and how long it waited."""
     try:
         yield
     except RuntimeError as error:

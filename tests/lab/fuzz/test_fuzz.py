@@ -41,7 +41,7 @@ def test_sound_files_are_accepted() -> None:
     assert names == {name for parsers in CASES for name in parsers.split()}
 
 
-def test_everything_found_before_is_read_or_refused() -> None:
+def test_past_fuzzing_finds_are_read_or_refused() -> None:
     fuzz("--found")
 
 
