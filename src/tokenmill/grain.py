@@ -60,7 +60,7 @@ class DocumentedBatch(NamedTuple):
 
 
 class TokenBatches:
-    """A source of batches: batch i is that of step i. `settings` are those of `tokenmill.Loader`.
+    """A source of batches: batch i belongs to step i. `settings` are those of `tokenmill.Loader`.
 
     Without a limit its length is `sys.maxsize`, like that of a dataset after Grain's `repeat()`. The
     rank comes from the environment, or from `rank=jax.process_index(),

@@ -1,6 +1,6 @@
 """Batches as global JAX arrays on a mesh of devices, in one process or in several.
 
-Guarantees: the rows of a step are those of `tokenmill.Loader` with the same seed, whatever the mesh,
+Guarantees: a step has the same rows as with `tokenmill.Loader` and the same seed, for any mesh,
 the number of processes and the sharding. A process reads the smallest aligned block of a step's rows
 that its devices need, which for the usual meshes is exactly those rows. The state is one number of
 rows, the same on all processes, and can be loaded with another mesh.
@@ -185,7 +185,7 @@ class Loader(LoaderAdapter[B]):
             **settings,
         )
         _compare_processes(self.sharding, batch_size, self.arrays)
-        self._row = 0  # the cursor; that of `arrays` is ahead of it by the batches in `_placed`
+        self._row = 0  # the cursor; the one of `arrays` is ahead by the batches in `_placed`
         self._at_end = False  # whether iterating has reached the limit
         self._ahead = _PLACED_AHEAD if prefetch is None else min(prefetch, _PLACED_AHEAD)
         # Batches on the devices, each with the first row after its step.
@@ -219,7 +219,7 @@ class Loader(LoaderAdapter[B]):
         while len(self._placed) < self._ahead:
             try:
                 self._place_next()
-            except (StopIteration, TokenmillError, OSError):  # raised again in its turn
+            except (StopIteration, TokenmillError, OSError):  # raised again when its batch is due
                 break
         return batch
 
@@ -238,8 +238,8 @@ class Loader(LoaderAdapter[B]):
         return make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run and what identifies it: small, JSON can hold it, the same on all
-        processes."""
+        """The position of the run and what identifies it. It is small, can be stored as JSON, and is the
+        same on all processes."""
         return {**self.arrays.state_dict(), "row": self._row}
 
     def load_state_dict(

@@ -7,7 +7,7 @@ trainer has finished, so a resumed run neither repeats nor skips rows, even with
 number of devices. Validation uses the same rows each time.
 
 Costs: those of `tokenmill.torch.Loader`, which makes the batches on the trainer's device, or those of
-`DataLoader` workers. Rank and world size are those of the trainer.
+`DataLoader` workers. Rank and world size come from the trainer.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _BatchFactory:
         return Loader(self.data, device=self.device, **self.settings, **limit)
 
     def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
-        """The batches from a row on: those of the loader, which is at that row, or of workers."""
+        """The batches from a row on, from the loader, which is at that row, or from workers."""
         if not self.workers:
             return loader
         settings = {name: value for name, value in self.settings.items() if name != "prefetch"}

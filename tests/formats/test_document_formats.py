@@ -261,9 +261,9 @@ def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
     path = tmp_path / "00001_a.ds"
     for ending, content, says in (
         ("", b"123", r"00001_a\.ds has 3 bytes"),
-        (".metadata", b"gpt2|3\n1\n1", "2 or 4"),
-        (".metadata", b"gpt2", "2 or 4"),
-        (".metadata", b"gpt2|2\nx", "2 or 4"),
+        (".metadata", b"gpt2|3\n1\n1", r"TOKENIZER\|4"),
+        (".metadata", b"gpt2", r"TOKENIZER\|4"),
+        (".metadata", b"gpt2|2\nx", r"TOKENIZER\|4"),
         (".metadata", b"gpt2|2\n7", "7 tokens of 2"),
         (".metadata", b"gpt2|4\n-1", "width"),
         (".index", b"1234567", "has 7 bytes"),

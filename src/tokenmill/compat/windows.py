@@ -165,8 +165,8 @@ class GPTDataLoader:
             )
         if split not in self._windows:
             raise DatasetError(
-                f"no split {split!r} has a window of {self.block_size:,} + 1 tokens; these splits do: "
-                f"{', '.join(self._windows)}."
+                f"split {split!r} is missing or shorter than a window of {self.block_size:,} + 1 tokens. "
+                f"Splits with a window: {', '.join(self._windows)}."
             )
         return self._windows[split].take(self.batch_size, self.device)
 

@@ -220,7 +220,7 @@ class _Export:
         }
 
     def count_documents(self, split: str, written: Tokens) -> int | None:
-        """How many documents readers find, if they are those of the source."""
+        """How many documents readers find, if they match the source."""
         if not self.format.keeps_documents and not self.has_eot:
             return None
         starts = find_document_starts(written, 0, len(written))
@@ -245,7 +245,7 @@ class _Export:
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
     def describe_changes(self, documents: Mapping[str, int | None]) -> Iterator[str]:
-        """Notes on how documents differ from those of the source."""
+        """Notes on how documents differ from the source."""
         eot_id, side, to = self.source.eot_id, self.source.contents.eot, self.format.name
         if self.moved:
             yield (

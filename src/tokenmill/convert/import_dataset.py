@@ -269,7 +269,7 @@ class HashedDocuments:
         return table
 
     def _hash(self, starts: npt.NDArray[np.int64]) -> Iterator[bytes]:
-        """The key of each document; at most a block is read at once, whatever their lengths."""
+        """The key of each document. At most a block is read at once, even of a long document."""
         ids, low, stop = np.empty(0, np.int64), 0, int(starts[-1])
         for start, end in pairwise(starts.tolist()):
             if end > low + len(ids):
@@ -286,5 +286,5 @@ class HashedDocuments:
     def _read_ids(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         ids = self.tokens.read(start, stop)
         if ids.dtype.kind == "u" and ids.itemsize == 8 and ids.max(initial=0) >> 63:
-            raise DatasetError(f"split {self.tokens.split!r} has an id of over 63 bits.")
+            raise DatasetError(f"split {self.tokens.split!r} has an id above 2**63 - 1.")
         return np.ascontiguousarray(ids, "<i8")

@@ -201,7 +201,7 @@ class Format(ABC):
         raise NotImplementedError(f"{self.name} cannot be written")
 
     def find_assumed_eot(self, _request: WriteRequest, /) -> int | None:
-        """The end-of-text id that readers assume, whatever the tokens are."""
+        """The end-of-text id that readers always assume."""
         return None
 
     def read_written(self, folder: Path, splits: list[str], /) -> Contents:

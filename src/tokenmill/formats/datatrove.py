@@ -205,7 +205,8 @@ def _read_metadata(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
     if facts.width not in _WIDTHS:
         raise DamagedFileError(
             metadata,
-            f"does not start with a tokenizer, a bar and 2 or 4 ({lines[0][:80]!r})",
+            "must start with the line TOKENIZER|2 or TOKENIZER|4 and, if there are more, a number of "
+            f"tokens; found {lines[:2]!r:.80}",
             FOREIGN_CURE,
         )
     if facts.tokens is not None and facts.tokens * (facts.width or 0) != files[name]:

@@ -1,4 +1,4 @@
-"""Folders whose `index.json` lists their files: those of LitData and of MosaicML Streaming.
+"""Folders whose `index.json` lists their files, as in LitData and MosaicML Streaming.
 
 The index may be untrusted: every entry is checked, and no name in it may lead out of the
 folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.

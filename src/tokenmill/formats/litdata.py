@@ -116,8 +116,8 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     for key in ("compression", "encryption"):
         if config.value.get(key):
             raise DatasetError(
-                f"{config.where} uses {key}, and such chunks cannot be read. Write them without it, "
-                "or read them with litdata."
+                f"{config.where} uses {key}, which is not supported. Write the chunks without it, or "
+                "read them with litdata."
             )
     formats = config.get("data_format", list)
     kind, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")

@@ -117,7 +117,7 @@ def _find_kind(dtype: np.dtype[Any]) -> Kind:
 
 
 def has_header(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a shard with a header."""
+    """Whether the first bytes of a file are the header of a shard."""
     magic, version = _unpack(head)
     return magic in _KINDS and version == _KINDS[magic].version
 

@@ -53,7 +53,7 @@ class Raw(Format):
             raise NotThisFormat(f"{missing} dtype; pass `dtype='uint16'` or another")
         dtype = known.pop("dtype")
         if not request.is_folder:
-            # A single file that the user names is read as raw ids, whatever it starts with.
+            # A single file that the user names is read as raw ids, even if it seems to have a header.
             shards = make_shards(request.folder, [request.path.name], request.files, dtype)
             return Contents(splits={"train": shards}, **known)
         splits = {split: files for split, files in _list_splits(request).items() if files}
@@ -139,7 +139,7 @@ def _refuse_header(file: BinaryIO, name: str) -> None:
         raise DamagedFileError(
             name,
             f"starts with {owner} header, but it was opened as ids without a header",
-            "Separate it from files without a header; or, if it has none, name the format.",
+            "Move it to another folder; or, if it has no header, name the format.",
         )
 
 

@@ -112,7 +112,7 @@ def _listing_path(folder: Path, commit: str) -> Path:
 
 
 def _fetch(found: _Found) -> list[Path]:
-    """The local paths of the chosen files, after fetching those that are missing."""
+    """Fetch the chosen files that are missing; returns the local paths of all."""
     paths = {file: found.snapshot / file.path for file in found.choice.files}
     blobs = {file: found.folder / "blobs" / file.digest for file in paths}
     missing = [

@@ -148,7 +148,7 @@ def _with_numbers(files: list[HubFile], shards: Collection[int], repository: str
     if not there:
         raise UsageError(
             f"{repository} has no numbered token files, so `shards` does not apply. Use `max_files` "
-            "or `split`, or append the name of a file to that of the repository."
+            f"or `split`, or name one file: {repository}/FILE."
         )
     if not shards:
         raise UsageError("`shards` is empty. Write numbers such as 1-3.")

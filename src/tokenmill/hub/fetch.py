@@ -201,8 +201,8 @@ def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, s
     else:
         raise WorkError(
             f"{file.path} of {repository} arrived {_TRIES} times with a wrong checksum and was "
-            "discarded. Something on the way, such as a proxy, alters it: try again, or use another "
-            "network."
+            "discarded. Something between you and the Hub, such as a proxy, alters it: try again, or "
+            "use another network."
         )
     try:
         if transfer.check is not None:

@@ -1,6 +1,6 @@
 """Show some of a dataset's tokens as text, with their origin.
 
-All tokens shown belong to one document, so the origin is that of each of them. It costs opening two
+All tokens shown belong to one document, so they share one origin. It costs opening two
 or three files, wherever in the dataset the document is.
 """
 

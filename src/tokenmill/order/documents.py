@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 
-_SCANNED_WHOLE = 1 << 17  # so few flags are faster to scan one by one
+_SCANNED_WHOLE = 1 << 17  # up to this many flags are faster to scan one by one
 
 
 @dataclass(eq=False)  # not frozen: that takes longer than everything else in it
@@ -120,7 +120,7 @@ def locate_documents_by_id(
     after = eot != "before"
     np.equal(tokens.reshape(-1), eot_id, out=memory[after : after + tokens.size])
     flags = memory[:-1].reshape(rows, width)
-    flags[:, 0] = True  # a row starts here, whatever is before it
+    flags[:, 0] = True  # each row starts a document
     flags[:, -1] = False  # the last token is not an input
     found = _find_true(memory[:-1], scanned_whole)
     starts = np.empty(len(found) + 1, np.int32)

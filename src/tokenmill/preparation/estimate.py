@@ -313,7 +313,7 @@ def _some_of(chunk: Chunk) -> Chunk:
 
 
 def _halton(number: int) -> float:
-    """Endless numbers of which any first n are spread evenly over [0, 1).
+    """An endless sequence of numbers. Its first n are spread evenly over [0, 1), for any n.
 
     >>> [_halton(n) for n in range(4)]
     [0.5, 0.25, 0.75, 0.125]

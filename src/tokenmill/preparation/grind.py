@@ -175,7 +175,7 @@ class _Segment:
         if not len(texts.sizes):
             return
         if len(texts.sizes) != len(part_chunk.sources):
-            # Some were dropped; such a chunk is of one file.
+            # Some texts were dropped; then the chunk comes from one file.
             part_chunk.sources = part_chunk.sources[: len(texts.sizes)]
         was_empty = texts.text_sizes == 0
         if self.remover is not None:

@@ -137,7 +137,7 @@ class LineRemover:
     def remove(
         self, texts: list[bytes], *, continues: bool, unfinished: bool, mid_line: bool
     ) -> list[bytes]:
-        """The texts, the first and last of which may be fragments, without their repeated lines."""
+        """The texts without their repeated lines. The first and the last text may be fragments."""
         last = len(texts) - 1
         return [
             self._one(

@@ -130,7 +130,7 @@ def make_plan(
     limits: Limits | None = None,
     **settings: Any,
 ) -> Plan:
-    """Check all arguments and plan a run. `settings` are those of `PrepareSettings`."""
+    """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`."""
     limits = limits or Limits()
     checked = PrepareSettings(**settings)
     if workers is not None and workers < 1:
@@ -207,7 +207,7 @@ def cut_into_parts(
     """The parts of some sources, and the distance between their borders in a file.
 
     A plain file is cut into ranges of bytes, a Parquet file into runs of row groups; a compressed
-    file is not cut. Small files share a part, whatever their kinds.
+    file is not cut. Small files of any kind share a part.
     """
     total = sum(source.size for source in sources)
     step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))

@@ -180,7 +180,7 @@ def _check_existing(
     begin = _first_ids(source, target, tokenizer)
     if array.ndim != 1 or not np.array_equal(array[: len(begin)], begin):
         raise FolderError(
-            f"{target} does not hold the ids of {source} by tokenizer {tokenizer.name}. {again}"
+            f"{target} does not hold the ids that tokenizer {tokenizer.name} gives for {source}. {again}"
         )
     return Pretokenized(
         path=target,

@@ -145,13 +145,13 @@ class _Spanning:
         return self
 
     def firsts(self, start: int, count: int) -> list[int]:
-        """The first records of such documents among some consecutive records."""
+        """The first records of spanning documents among `count` records from `start` on."""
         return self._firsts[
             bisect_left(self._firsts, start) : bisect_left(self._firsts, start + count)
         ]
 
     def later(self, start: int, count: int) -> list[int]:
-        """The other records of such documents among some consecutive records."""
+        """The other records of spanning documents among `count` records from `start` on."""
         return self._later[
             bisect_left(self._later, start) : bisect_left(self._later, start + count)
         ]
@@ -337,7 +337,7 @@ def _fates(
     spanning: _Spanning,
     totals: _Totals,
 ) -> npt.NDArray[np.uint8]:
-    """The fates of some records; those that continue from another part are filled in later."""
+    """The fates of some records. Documents that continue from another part are filled in later."""
     records = records.copy()
     for number in spanning.firsts(first, len(records)):
         whole, record = spanning.wholes[number], records[number - first]

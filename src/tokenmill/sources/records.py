@@ -1,7 +1,7 @@
 """Split bytes into records: where documents of a plain text begin, and where a long one may be cut.
 
 A record is the text between two separators. Records are found in a stream block by block, in native
-code (`bytes.split`, `re`), and memory holds one block, whatever the size of the file.
+code (`bytes.split`, `re`), and memory holds one block, for any size of file.
 
 A document longer than a block is passed on in fragments. Borders of parts inside a document are
 between a letter and a newline or space: every pre-tokenizer in use ends a token there, so the two
@@ -337,7 +337,7 @@ def count_byte(data: bytes, byte: int) -> int:
 
 
 def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
-    """The characters in some ranges of valid UTF-8: all bytes but those that only continue one.
+    """The characters in some ranges of valid UTF-8: all bytes except continuation bytes.
 
     >>> count_characters("é aé".encode(), np.array([0, 3]), np.array([2, 6])).tolist()
     [1, 2]

@@ -1,6 +1,6 @@
 """An exclusive lock on a file or a folder.
 
-The system releases it when its process ends, however that happens, so a crash leaves no lock behind.
+The system releases it when its process ends for any reason, so a crash leaves no lock behind.
 """
 
 from __future__ import annotations

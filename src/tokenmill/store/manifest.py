@@ -350,7 +350,7 @@ def _read_open(raw: msgspec.Raw, name: str) -> dict[str, Any]:
         raise ValueError(f"{name!r} has more than {MOST_VALUES:,} values")
     try:
         value = msgspec.json.decode(data, type=dict[str, Any])
-        orjson.dumps(value)  # it may be written again
+        orjson.dumps(value)  # fails now if the value could not be written again
     except ValueError as error:
         raise ValueError(f"{error} in {name!r}") from None
     except orjson.JSONEncodeError:

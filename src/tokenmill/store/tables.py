@@ -29,7 +29,8 @@ from tokenmill.storage.reading import DamagedFileError, open_inside
 MOST = 1 << 56  # tokens of a split: sums of byte positions then fit in 64 bits
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-Name = Annotated[str, msgspec.Meta(max_length=4096)]  # one character may quadruple a longer string
+# One wide character quadruples the memory of a string.
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 @dataclass(frozen=True, kw_only=True)

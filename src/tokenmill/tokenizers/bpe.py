@@ -1,6 +1,6 @@
 r"""Byte-level byte-pair encoding with gigatoken.
 
-Guarantees: the ids are those of the vocabulary's own library (`tokenizers`, `tiktoken`) for every
+Guarantees: the ids equal those of the vocabulary's own library (`tokenizers`, `tiktoken`) for every
 text, each text encoded alone. The spelling of a special token is plain text, and encoding never
 returns the id of a special token.
 

@@ -1,6 +1,6 @@
 """SentencePiece BPE with byte fallback, with gigatoken: `.model` files and their tokenizer.json form.
 
-Guarantees: the ids are those of `sentencepiece` for the same model. Text that spells a control token
+Guarantees: the ids equal those of `sentencepiece` for the same model. Text that spells a control token
 such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types, and
 those with user-defined symbols, which gigatoken places differently than SentencePiece, are refused by
 name. One difference remains: a model that maps characters and removes extra white space also drops

@@ -60,7 +60,7 @@ def _set_limits(size: int) -> None:
     except ImportError:  # Windows
         return
     memory, seconds = allow(size)
-    with suppress(OSError):  # what is mapped already, on Linux
+    with suppress(OSError):  # memory that is mapped already; only on Linux
         memory += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = {
         resource.RLIMIT_AS: memory,

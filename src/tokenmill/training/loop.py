@@ -140,7 +140,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _catch_up(self) -> None:
-        """Do what a stop skipped at this step, so that the lines are those of an uninterrupted run."""
+        """Do what a stop skipped at this step, so that the lines match an uninterrupted run."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:

@@ -412,7 +412,7 @@ def _list_paths(data: RunData | AnyPath | Sequence[AnyPath]) -> list[str]:
 def find_run(
     data: Sequence[AnyPath], *, input_file: AnyPath | None, name: str | None, runs: AnyPath
 ) -> Path:
-    """The folder of a run on some data: by its name, or else by that of the data.
+    """The folder of a run, by its name; by default, by the name of the data.
 
     >>> find_run(["data/corpus/"], input_file=None, name=None, runs="runs").as_posix()
     'runs/corpus'
@@ -432,7 +432,7 @@ def _open_data(data: list[str], **options: Any) -> RunData:
     try:
         return open_data(data, **options)
     except TokenmillError as error:
-        # `tokenmill.open` takes the dtype of the tokens; here, `dtype` is that of the model.
+        # `tokenmill.open` takes the dtype of the tokens; here, `dtype` belongs to the model.
         error.args = (str(error).replace("`dtype", "`data_dtype"),)
         raise
 

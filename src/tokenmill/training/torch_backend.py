@@ -3,7 +3,7 @@
 The rules of a step, which the JAX backend follows too:
 
 - Micro-batches: a rank's rows are cut into as few equal pieces of at most `micro_batch` rows as
-  possible. The gradient is that of the mean loss of all rows of the step on all ranks.
+  possible. The loss of a step is the mean over all its rows on all ranks; the gradient follows it.
 - Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), with the norm over all of them.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
   usual coefficients in the dtype of the run, and updates as large as AdamW's:

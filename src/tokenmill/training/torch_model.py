@@ -57,7 +57,7 @@ class Model(nn.Module):
         self, ids: Tensor, targets: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The sum of the losses of targets (B, T), for the gradient, and each of them, detached;
-        float32. `mask` is that of `document_mask`."""
+        float32. `mask` comes from `document_mask`."""
         states = self.states(ids, mask).flatten(0, 1)
         places = targets.flatten()
         if states.is_cpu and not torch.is_autocast_enabled("cpu"):
@@ -210,7 +210,7 @@ def capped_losses(
 ) -> tuple[Tensor, Tensor]:
     """The losses of targets (N,) after states (N, width): their sum, for the gradient, and each.
 
-    Computes the gradients on the way, so that only one chunk of logits is in memory at a time.
+    Computes the gradients at the same time, so that only one chunk of logits is in memory at a time.
     """
     total, losses = _CappedLosses.apply(states, head, targets, softcap)  # type: ignore[no-untyped-call]
     return total, losses
