@@ -1,7 +1,7 @@
 """Batches as global JAX arrays on a mesh of devices, in one process or in several.
 
 Guarantees: a step has the same rows as with `tokenmill.Loader` and the same seed, for any mesh,
-the number of processes and the sharding. A process reads the smallest aligned block of a step's rows
+number of processes and sharding. A process reads the smallest aligned block of a step's rows
 that its devices need, which for the usual meshes is exactly those rows. The state is one number of
 rows, the same on all processes, and can be loaded with another mesh.
 

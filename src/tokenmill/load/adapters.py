@@ -66,8 +66,8 @@ class LoaderAdapter(ABC, Generic[Converted]):
         return self.arrays.ledger()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run and what identifies it: small, JSON can hold it, the same on all
-        ranks."""
+        """The position of the run and what identifies it. It is small, can be stored as JSON, and is the
+        same on all ranks."""
         return self.arrays.state_dict()
 
     def load_state_dict(

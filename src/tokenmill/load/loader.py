@@ -237,7 +237,7 @@ class Loader(Generic[B]):
         return {**shared, "drop_last": self.settings.drop_last, **self.rows.identity}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run and what identifies it: small, and JSON can hold it."""
+        """The position of the run and what identifies it. Small, and can be stored as JSON."""
         return {"version": VERSION, "row": self._row, **self.rows.identity}
 
     def load_state_dict(

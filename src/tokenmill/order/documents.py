@@ -141,8 +141,8 @@ def _check_shape(rows: int, seq_len: int) -> int:
 
 
 def _find_true(flags: npt.NDArray[np.bool_], scanned_whole: int) -> npt.NDArray[np.int64]:
-    """Where flags are true. Fast if few are: it first looks for eights with any true flag, and for
-    those recursively.
+    """Where flags are true. Fast if few are: groups of eight without a true flag are skipped,
+    and so are groups of such groups.
 
     >>> _find_true(np.arange(1_000_001) % 500_000 == 0, 8).tolist()
     [0, 500000, 1000000]

@@ -36,7 +36,7 @@ class _Stretch(NamedTuple):
     first: int  # row
     stop: int
     sources: Places  # of each slot
-    numbers: Places  # of each slot among those of its source
+    numbers: Places  # of each slot among the slots of its source
     before: Places  # how many rows each source has given before the first
 
     def count_before(self, row: int) -> Places:
@@ -210,7 +210,7 @@ def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: st
 def _lay_out(
     key: int, first_block: int, blocks: int, shares: tuple[int, ...]
 ) -> tuple[Places, Places]:
-    """The source of every slot of some blocks, and its number among those of its source, each
+    """The source of every slot of some blocks, and its number among the slots of that source, each
     (blocks * sum(shares)) and read-only."""
     size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)

@@ -181,8 +181,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
-    """The blank lines that cleaning would remove if only the kept lines were there: those at both
-    ends of a document, and of several in a row all but one."""
+    """The blank lines that cleaning would remove from the kept lines: all at both ends of a document,
+    and all but one of several in a row."""
     surplus = np.zeros(len(blank), np.bool_)
     lines = np.flatnonzero(kept)
     here = blank[lines]

@@ -138,7 +138,7 @@ def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
-    """The places of the keys that are in the list before.
+    """The places of keys that occur earlier in the list.
 
     Sorts one number per key: its leading bits, followed by its place. NumPy sorts plain numbers ten
     times as fast as it computes an order, and equal keys stay in order.

@@ -1,9 +1,9 @@
 """Train a byte-level BPE tokenizer on your own text.
 
-The same files give the same bytes of tokenizer.json, in any order. The merges are those that the
+The same files give the same bytes of tokenizer.json, in any order. The merges equal those that the
 `tokenizers` library learns from the same texts, and both libraries give the same ids.
 `<|endoftext|>` is id 256, after the 256 bytes; it ends a document, and its spelling is not learned.
-Text is split as GPT-2 splits it. The file is complete or not there.
+Text is split as GPT-2 splits it. The file is complete or absent.
 
 Costs 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with the
 number of *different* words, about 60 bytes each, and nothing spills to disk, so train on a sample of

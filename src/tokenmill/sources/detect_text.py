@@ -1,4 +1,4 @@
-"""Recognise text where tokens were expected, to say so instead of listing token formats.
+"""Recognise text where tokens were expected, for a better error than a list of token formats.
 
 Costs: reads the first bytes of some files, only after every format has refused the path.
 """

@@ -118,7 +118,7 @@ def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """Parse a line that the fast path refused; None, and a rejection with the reason, if it has none."""
+    """Parse a line that the fast path refused. Without a text, adds a rejection and returns None."""
     if not line.strip():
         return None
     size = len(line)

@@ -69,7 +69,7 @@ def recognize(path: str) -> SourceFile | None:
 
 
 def is_archive(path: str) -> bool:
-    """Whether a name is that of an archive.
+    """Whether a name belongs to an archive.
 
     >>> is_archive("a.tar.gz"), is_archive("a.txt.gz")
     (True, False)

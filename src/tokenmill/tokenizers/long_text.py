@@ -154,7 +154,7 @@ class Settler:
         return nothing
 
     def _may_settle(self, window: bytes, kind: int, start: int) -> bool:
-        """Whether the run is matched alone. With o200k, letters without case depend on those before."""
+        """Whether the run is matched alone. With o200k, letters without case depend on the letters before."""
         if self._rules.family != "o200k" or kind != LETTER or start == 0:
             return True
         return int(self._rules.classify(window[:start])[-1]) > MARK

@@ -11,7 +11,7 @@ skip the trial. So do `bytes` and `gpt2`, also from datasets made with them. The
 no record of tried tokenizers is kept on disk.
 
 Linux enforces all limits. macOS ignores the memory limit, and Windows has no such limits. There, the
-child still ends after a timeout and cannot take this process with it. If no child can be started, as in some
+child still ends after a timeout and cannot bring this process down. If no child can be started, as in some
 programs that embed Python, `limits.py` is the only protection.
 """
 

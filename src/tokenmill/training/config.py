@@ -100,8 +100,8 @@ class Config:
     val_every
         Steps between validations; 0 validates after the last step only.
     val_tokens
-        Tokens per validation; by default an eighth of those trained on since the last one, at most
-        1,048,576.
+        Tokens per validation; by default an eighth of the tokens trained on since the last
+        validation, at most 1,048,576.
     sample_every
         Steps between samples; 0 generates one after the last step only.
     sample_tokens
@@ -173,8 +173,8 @@ class Config:
 
     @property
     def validation_tokens(self) -> int:
-        """How many tokens a validation uses. By default an eighth of those trained on since the last
-        one, at most 1,048,576, so that validation takes less than a twentieth of the time.
+        """How many tokens a validation uses. By default an eighth of the tokens trained on since
+        the last validation, at most 1,048,576, so that validation takes less than a twentieth of the time.
 
         >>> Config().validation_tokens, Config(max_steps=20, batch_tokens=1024).validation_tokens
         (1048576, 2560)

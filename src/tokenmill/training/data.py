@@ -4,8 +4,8 @@ The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:
 file, which is tokenized in memory. Opening takes as long as `tokenmill.open`, for any size.
 
 The validation set is the split `val`. For a mixture it is the beginning of each source's `val`, in
-proportion to the weights, joined in memory: its loss estimates that of the mixture, and it is the
-same set in every run on this data.
+proportion to the weights, joined in memory: its loss estimates the loss on the mixture, and it is
+the same set in every run on this data.
 
 While training, rows are read from their files and not through memory maps. If a mapped file is
 truncated, or its disk fails, the process is killed (SIGBUS); a failed read is an error that names the

@@ -205,7 +205,7 @@ def train(
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run of one rank; `state` is that of a run that has not started."""
+    """A run of one rank; `state` is the state before the first step."""
 
     path: Path
     config: Config
@@ -452,7 +452,7 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
-    """Send what rank 0 found to all ranks. All ranks must call this."""
+    """Send what rank 0 found to all ranks. A collective call."""
     found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
     return found, (bool(missing[0]), bool(missing[1]))
 
