@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("options", [[], ["--ids"], ["--document", "1"], ["--split", HOSTILE]])
-def test_peek_shows_it_safely(data: Path, options: list[str]) -> None:
+def test_peek_escapes_hostile_text(data: Path, options: list[str]) -> None:
     result = run("peek", data, *options)
     assert not BITES & set(result.stdout + result.stderr)
     if not options:
@@ -41,7 +41,7 @@ def test_peek_shows_it_safely(data: Path, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_info_shows_it_safely(data: Path, options: list[str]) -> None:
+def test_info_escapes_hostile_text(data: Path, options: list[str]) -> None:
     result = run("info", data, *options)
     assert result.returncode == 0
     assert not BITES & set(result.stdout + result.stderr)
@@ -51,7 +51,7 @@ def test_info_shows_it_safely(data: Path, options: list[str]) -> None:
         assert "[red]x[blue]" in result.stdout
 
 
-def test_verify_shows_it_safely(data: Path, tmp_path: Path) -> None:
+def test_verify_escapes_hostile_text(data: Path, tmp_path: Path) -> None:
     assert run("verify", data).returncode == 0
     copy = tmp_path / data.name
     shutil.copytree(data, copy)
@@ -61,7 +61,7 @@ def test_verify_shows_it_safely(data: Path, tmp_path: Path) -> None:
     assert not BITES & set(result.stdout + result.stderr)
 
 
-def test_errors_show_it_safely(data: Path, tmp_path: Path) -> None:
+def test_errors_escape_hostile_text(data: Path, tmp_path: Path) -> None:
     bad = tmp_path / f"{NAME}.gz"
     bad.write_bytes(b"no gzip at all")
     nothing = tmp_path / NAME
@@ -87,7 +87,7 @@ def test_errors_show_it_safely(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [[HOSTILE], ["info", "--" + HOSTILE], ["prepare", "--dedup", HOSTILE]]
 )
-def test_wrong_usage_shows_it_safely(arguments: list[str]) -> None:
+def test_usage_errors_escape_hostile_text(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.returncode == 2
     assert not BITES & set(result.stdout + result.stderr)

@@ -379,7 +379,7 @@ def test_numbered_npy_shards_open_and_unrelated_npy_files_do_not(tmp_path):
     refused(tmp_path, "not numbered shards; open one of them")
 
 
-def test_links_are_followed_as_download_caches_need_it(tmp_path):
+def test_links_are_followed_because_download_caches_use_them(tmp_path):
     write_llmc_folder(tmp_path / "blobs", [[1, 2], [3]])
     (tmp_path / "snapshot").mkdir()
     for path in (tmp_path / "blobs").iterdir():

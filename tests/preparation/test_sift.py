@@ -38,7 +38,7 @@ def test_a_larger_fraction_only_adds_to_validation() -> None:
         before = chosen
 
 
-def test_the_choice_is_pinned() -> None:
+def test_the_split_of_a_key_never_changes() -> None:
     keys = np.array([[0, n] for n in range(24)], np.uint64)
     chosen = np.flatnonzero(belongs_to_val(keys, 0.25)).tolist()
     assert chosen == [8, 10, 11, 12, 17, 19]

@@ -55,7 +55,7 @@ def test_golden_fingerprints(gpt2: Tokenizer) -> None:
     assert load_tokenizer("bytes").fingerprint == "e705aee7da076c63956ee1837759816e"
 
 
-def test_another_process_restores_it_from_a_file(gpt2: Tokenizer, tmp_path: Path) -> None:
+def test_another_process_restores_a_tokenizer_from_a_file(gpt2: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer_state.json"
     path.write_text(json.dumps(gpt2.state()))
     code = (

@@ -58,14 +58,14 @@ class Entry:
         return value
 
     def entries(self, key: str) -> list[Entry]:
-        """A list of parts."""
+        """The list of parts under a key."""
         found = self.get(key, list)
         if not all(isinstance(one, dict) for one in found):
             raise self.damaged(f"{key!r} is not a list of objects")
         return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
-        """A part."""
+        """The part of the index under a key."""
         return Entry(self.where, self.get(key, dict))
 
     def damaged(self, what: str) -> DatasetError:

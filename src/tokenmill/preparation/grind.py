@@ -357,7 +357,7 @@ def place_eot(
     continues: bool,
     unfinished: bool,
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Texts that each end with a terminator, to tokens as stored and their lengths.
+    """Convert terminated texts to tokens in their stored form; returns them and their lengths.
 
     >>> ids, offsets = np.array([5, 6, 0, 7, 0], np.uint32), np.array([0, 3, 5])
     >>> tokens, lengths = place_eot(ids, offsets, "before", 0, continues=False, unfinished=False)

@@ -155,7 +155,7 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
 
 
 def find_near(path: Path) -> Path | None:
-    """The file or folder beside a missing one with the most similar name.
+    """The file or folder whose name is most similar to a missing one beside it.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
