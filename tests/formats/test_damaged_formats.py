@@ -375,6 +375,15 @@ def test_a_hostile_index_is_refused(tmp_path, case):
         tokenmill.open(tmp_path)["train"].gather(np.array([0]), 1)
 
 
+@pytest.mark.parametrize("dtype", ["9" * 5000, "(" * 9000, "u2," * 9000, "O", "", [], {"a": 1}])
+def test_a_dtype_that_numpy_cannot_parse_is_refused(tmp_path, dtype):
+    write_files(
+        tmp_path, {"train.bin": b"1234", "meta.json": json.dumps({"dtype": dtype}).encode()}
+    )
+    with pytest.raises(DatasetError, match=r"meta\.json cannot be used: `dtype` is"):
+        tokenmill.open(tmp_path)
+
+
 def test_an_index_of_millions_of_values_costs_little_memory(tmp_path):
     """A list of empty lists takes 20 times its size in memory."""
     index = b'{"chunks": [' + b"[]," * 5_000_000 + b"[]]}"

@@ -17,8 +17,9 @@ from urllib.parse import quote
 import pytest
 
 import tokenmill
-from tokenmill.errors import InputError, TokenmillError, UsageError, WorkError
+from tokenmill.errors import InputError, TokenizerError, TokenmillError, UsageError, WorkError
 from tokenmill.hub import http, repository
+from tokenmill.tokenizers import load_tokenizer
 
 INFO = {"id": "lab/web", "sha": "1" * 40}
 CARD = {"type": "file", "path": "x.txt", "size": 1}
@@ -230,12 +231,16 @@ def test_a_server_cannot_demand_a_long_wait(
 ) -> None:
     monkeypatch.setattr(http, "LONGEST_WAIT", 0.01)
     monkeypatch.setattr(repository, "_ATTEMPTS", 2)
-    for line in ("Retry-After: 999999999", "Retry-After: " + "9" * 5000, "Retry-After: ²"):
-        busy = answer(b"", "429 Too Many", line)
-        started = time.monotonic()
-        with pytest.raises(WorkError, match="HTTP 429"):
-            download(monkeypatch, tmp_path, files=busy)
-        assert time.monotonic() - started < 5
+    busy = answer(b"", "429 Too Many", "Retry-After: 999999999")
+    started = time.monotonic()
+    with pytest.raises(WorkError, match="HTTP 429"):
+        download(monkeypatch, tmp_path, files=busy)
+    assert time.monotonic() - started < 5
+    monkeypatch.setattr(http, "LONGEST_WAIT", 300)
+    waits = {"60": 60, "999999999": 300, "9" * 5000: 0, "²": 0, "-1": 0, "soon": 0}
+    for text, seconds in waits.items():
+        assert http._find_wait({"Retry-After": text}) == seconds
+    assert http._find_wait({"RateLimit": '"api";r=0;t=55'}) == 55
 
 
 BODIES = {
@@ -263,6 +268,26 @@ def test_redirects_to_other_schemes_are_not_followed(
     with pytest.raises(WorkError, match="Cannot reach the Hub"):
         download(monkeypatch, tmp_path, file=answer(b"", "302 Found", f"Location: {place}"))
     assert not list(tmp_path.glob("*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (answer(b"", "404 Not Found"), r"the hub has no tokenizer\.json"),
+        (answer(b"", "401 Unauthorized"), "the hub denies access"),
+        (answer(b"", "500 Error"), "HTTP 500"),
+        (answer(b"{", length=99), "could not be fetched"),
+        (answer(b"<html>"), "not valid JSON"),
+    ],
+)
+def test_a_wrong_answer_about_a_tokenizer_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: Answer, text: str
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with serve(commit=wrong, files=wrong, file=wrong) as (url, _):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(TokenizerError, match=text):
+            load_tokenizer("lab/tok")
 
 
 @pytest.mark.parametrize("endpoint", ["x", "file:///etc", "http://", "http://[", "https://a b"])

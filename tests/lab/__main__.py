@@ -103,7 +103,7 @@ class Laboratory:
                 self._show()
                 shown = time.monotonic()
         self._show()
-        if results.PAGE.exists():
+        if "LAB_RESULTS" not in os.environ:  # which are not those of the page
             results.write_table()
         return 1 if self._failures else 0
 

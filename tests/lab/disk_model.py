@@ -125,12 +125,16 @@ class DiskModel:
             made = _Node(is_folder=call.kind == "mkdir", target=target)
             self._change([], [(parent, name, made)])
         elif node is None:
-            return
+            if call.kind == "sync" and call.place == 0 and parent is not None:
+                # Renamed by a library that makes system calls itself.
+                self._change([], [(parent, name, _Node(synced=call.data))])
         elif call.kind == "write":
             node.writes.append((call.place, call.data))
         elif call.kind == "size":
             node.writes.append((call.place, None))
         elif call.kind == "sync":
+            if node.is_folder:
+                self._forget_names(node, call.data)
             self._sync(node, call.data)
         elif call.kind in ("unlink", "rmdir") and parent is not None:
             self._change([(parent, name)], [])
@@ -182,6 +186,12 @@ class DiskModel:
         for parent, name, node in added:
             parent.names[name] = node
         self._changes.append(_Change(tuple(removed), tuple(added)))
+
+    def _forget_names(self, node: _Node, listed: bytes) -> None:
+        """Remove what is not in a folder any more, although no call was seen that removed it."""
+        there = {os.fsdecode(name) for name in listed.split(b"/")}
+        for name in set(node.names) - there if listed else ():
+            self._change([(node, name)], [])
 
     def _sync(self, node: _Node, data: bytes) -> None:
         if not node.is_folder:

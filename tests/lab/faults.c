@@ -151,17 +151,36 @@ static void record(int what, const char *first, const char *second, int64_t plac
     errno = saved;
 }
 
+/* Record the names in a folder that was synced: some libraries rename files without the C library. */
+static void record_names(const char *link, const char *path) {
+    static DIR *(*list)(const char *);
+    if (!list) list = (DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir");
+    DIR *folder = list(link);
+    char names[65536];
+    size_t used = 0;
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        size_t length = strlen(entry->d_name);
+        if (used + length + 1 > sizeof names) break;
+        memcpy(names + used, entry->d_name, length);
+        names[used + length] = '/';
+        used += length + 1;
+    }
+    if (folder) closedir(folder);
+    record(T_SYNC, path, NULL, -1, names, used);
+}
+
 /* Record the whole content of a file that was synced, however it was written. */
 static void record_sync(int file, const char *path) {
     if (trace_file < 0 || !is_inside(path)) return;
     struct stat about;
     if (fstat(file, &about)) return;
-    if (S_ISDIR(about.st_mode)) {
-        record(T_SYNC, path, NULL, -1, NULL, 0);
-        return;
-    }
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    if (S_ISDIR(about.st_mode)) {
+        record_names(link, path);
+        return;
+    }
     int copy = syscall(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC, 0);
     char *data = malloc(about.st_size + 1);
     int64_t got = 0, more;

@@ -16,7 +16,7 @@ def run_one(name: str, text: str, seed: int) -> int:
     control.restart_preloaded()
     scenario = SCENARIOS[name]
     with Bench(seed) as bench:
-        happened, wrong = _run(bench, scenario, text, seed)
+        happened, wrong = run_fault(bench, scenario, text, seed)
         for path in sorted(bench.root.glob("output*")):
             print(f"--- {path.name}\n{path.read_text()}", end="")
         print(f"place: {bench.control.place or 'none'}")
@@ -24,12 +24,14 @@ def run_one(name: str, text: str, seed: int) -> int:
     return 1 if wrong else 0
 
 
-def _run(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[bool, str | None]:
+def run_fault(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[bool, str | None]:
+    """Run one case; returns whether the fault happened, and what is wrong."""
     kind, _, rest = text.partition(":")
     if kind == "power":
         cut, mode = rest.split(":")
         calls = power.record_calls(bench, scenario)
-        return True, power.run_case(bench, scenario, calls, int(cut), mode, seed)
+        last = len(calls) if cut == "end" else int(cut)
+        return True, power.run_case(bench, scenario, calls, last, mode, seed)
     if kind == "memory":
         return True, memory.run_limited(bench, scenario, int(rest))
     if kind == "malloc":

@@ -29,12 +29,15 @@ def report(error: BaseException) -> int:
         return _STOPPED
     if isinstance(error, BrokenPipeError) and _is_closed_pipe(1):  # `tokenmill peek … | head`
         return 0
-    from tokenmill.cli.flags import name_flags
-    from tokenmill.wording import harmless
+    said = _explain(error)
+    with suppress(MemoryError):  # if there is none left, the message is printed as it is
+        from tokenmill.cli.flags import name_flags
+        from tokenmill.wording import harmless
 
-    if os.environ.get("TOKENMILL_DEBUG"):
-        _print(harmless("".join(traceback.format_exception(error)).rstrip()))
-    _print(f"tokenmill: {harmless(name_flags(_explain(error)))}")
+        if os.environ.get("TOKENMILL_DEBUG"):
+            _print(harmless("".join(traceback.format_exception(error)).rstrip()))
+        said = name_flags(harmless(said))
+    _print(f"tokenmill: {said}")
     return error.exit_status if isinstance(error, TokenmillError) else 1
 
 

@@ -90,8 +90,10 @@ def export(
     [3, 2]
     """
     format = find_writable(to)
-    if tokens_per_shard < 1:
-        raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
+    if not 1 <= tokens_per_shard < 1 << 62:
+        raise UsageError(
+            f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
+        )
     dataset = source if isinstance(source, Dataset) else open(source, **options)
     if not dataset:
         raise DatasetError(f"{dataset.path} has no tokens to export.")

@@ -79,8 +79,10 @@ def import_dataset(
     >>> made.splits["train"].documents, open(folder / "data").tokenizer.decode([72, 105])
     (2, 'Hi')
     """
-    if tokens_per_shard < 1:
-        raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
+    if not 1 <= tokens_per_shard < 1 << 62:
+        raise UsageError(
+            f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
+        )
     dataset = open(source, **options)
     if dataset.manifest is not None:
         raise UsageError(

@@ -56,8 +56,10 @@ def reshard(
     >>> [shard.tokens for shard in made.splits["train"].shards]
     [10, 10, 1]
     """
-    if tokens_per_shard < 1:
-        raise UsageError(f"`tokens_per_shard` is {tokens_per_shard}; it must be positive.")
+    if not 1 <= tokens_per_shard < 1 << 62:
+        raise UsageError(
+            f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
+        )
     dataset = open(source)
     manifest = dataset.manifest
     if manifest is None:

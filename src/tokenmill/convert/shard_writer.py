@@ -155,7 +155,8 @@ def read_finished(folder: Path) -> Manifest | None:
             f"{folder} holds a dataset that was finished, but {wrong} is missing or cut short. "
             "Delete that folder to make the dataset again."
         )
-    if (folder / RECORD).exists():  # killed after the manifest was written
+    # Killed after the manifest was written. `prepare`, which has a lock in its folder, removes its own.
+    if not (folder / WORK_NAME / "lock").exists():
         remove(folder / WORK_NAME)
     return manifest
 

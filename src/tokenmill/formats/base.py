@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -251,13 +252,11 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
     >>> parse_dtype("uint16"), parse_dtype(np.int32), parse_dtype(">u2")
     (dtype('uint16'), dtype('int32'), dtype('>u2'))
     """
-    try:
+    with suppress(Exception):  # NumPy parses text as Python code, which can raise anything
         dtype: np.dtype[Any] = np.dtype(name)
         if name is not None and dtype.name in DTYPES:
             return dtype
-    except (TypeError, ValueError):
-        pass
-    raise UsageError(f"`dtype` is {name!r}; it must be one of {', '.join(DTYPES)}.")
+    raise UsageError(f"`dtype` is {repr(name)[:80]}; it must be one of {', '.join(DTYPES)}.")
 
 
 def fix_byte_order(dtype: np.dtype[Any]) -> np.dtype[Any]:

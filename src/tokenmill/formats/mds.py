@@ -251,7 +251,7 @@ def _parse_encoding(
             raise entry.damaged(f"{encoding!r} has a fixed size")
         return Layout(kind=ARRAY, dtype=dtype, count=0, sizes=sizes, place=place)
     dimensions = shape.split(",")
-    if len(dimensions) > 8 or not all(re.fullmatch("[0-9]{1,9}", one) for one in dimensions):
+    if not all(re.fullmatch("[0-9]{1,9}", one) for one in dimensions) or len(dimensions) > 8:
         raise entry.damaged(f"{encoding[:40]!r} has an invalid shape")
     count = 1
     for one in dimensions:

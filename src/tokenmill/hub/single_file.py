@@ -21,12 +21,13 @@ def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
     except PermissionError:
         reason = f"the hub denies access to {repository!r}: log in, or accept its terms there"
     except Exception as error:
-        causes = [line.strip() for line in str(error).splitlines() if line.strip()]
-        cause = next((line[3:] for line in reversed(causes) if line[:2].rstrip(":").isdigit()), "")
-        reason = (
-            f"{file} of {repository!r} could not be fetched from the hub "
-            f"({cause or ''.join(causes[:1]) or type(error).__name__})"
-        )
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        causes = lines[lines.index("Caused by:") + 1 :] if "Caused by:" in lines else lines
+        numbered = [
+            line[3:] for line in causes if line[:2].rstrip(":").isdigit()
+        ]  # the root is last
+        cause = (numbered[-1:] or causes[:1] or [type(error).__name__])[0]
+        reason = f"{file} of {repository!r} could not be fetched from the hub ({cause})"
     raise TokenizerError(
         f"{reason}. {suggestion}Without a network, pass the path of a tokenizer.json instead, or "
         "'gpt2' or 'bytes', which need none"

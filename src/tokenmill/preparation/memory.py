@@ -56,7 +56,7 @@ def suggest_less_memory(workers: int, memory: int) -> str:
     >>> suggest_less_memory(8, 2_400_000_000)
     'Run it again with `workers=4` and `memory=1200000000`.'
     >>> suggest_less_memory(1, 134_217_728)
-    'A worker needs 134 MB, the least possible: free memory, or raise the limit of the job.'
+    'A worker needs 134.2 MB, the least possible: free memory, or raise the limit of the job.'
     """
     fewer = max(1, workers // 2)
     less = max(memory // 2, fewer * LEAST_SHARE)

@@ -81,10 +81,14 @@ class PrepareSettings:
             raise UsageError(
                 f"`val_fraction` is {self.val_fraction}; it must be at least 0 and below 1."
             )
-        if self.tokens_per_shard < 1:
-            raise UsageError(f"`tokens_per_shard` is {self.tokens_per_shard}; it must be positive.")
-        if self.min_line < 1:
-            raise UsageError(f"`min_line` is {self.min_line}; it must be at least 1.")
+        if not 1 <= self.tokens_per_shard < 1 << 62:
+            raise UsageError(
+                f"`tokens_per_shard` is {self.tokens_per_shard}; it must be positive, and below 2**62."
+            )
+        if not 1 <= self.min_line < 1 << 62:
+            raise UsageError(
+                f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
+            )
         for name in ("documents", "text_field"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(

@@ -163,4 +163,7 @@ def _brief(text: str) -> str:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    """Whether a folder holds nothing, or only half-written files of a killed process."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    return all(is_temporary(name) for name in os.listdir(path))
