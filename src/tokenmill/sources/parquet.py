@@ -179,7 +179,7 @@ def _rows_of_pages(pages: ColumnPages, rows: int, row: int, hold_limit: int) -> 
         rows //= 2
     if (need := pages.memory(rows)) > COPIES * hold_limit:
         what, size = "largest page", f"{pages.page:,} bytes"
-        if 2 * pages.dictionary >= pages.page:
+        if 3 * pages.dictionary >= pages.page:
             what, size = "dictionary", f"{pages.dictionary:,} bytes"
         elif 2 * pages.lengths > need:
             size = f"{pages.lengths // PER_VALUE:,} values"
