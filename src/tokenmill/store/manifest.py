@@ -139,7 +139,7 @@ class Manifest:
                 f"{MANIFEST_NAME} would have {len(data):,} bytes, but at most {MOST_BYTES:,} can be "
                 "read. Use a larger `tokens_per_shard`."
             )
-        self.from_json(data)  # never write a manifest that cannot be read
+        self.from_json(data, os.sep)  # never write a manifest that cannot be read
         storage.write(SOURCES_NAME, self.sources.encode())
         storage.write(MANIFEST_NAME, data)
 
