@@ -135,8 +135,8 @@ def _find_number(fields: dict[int, object], number: int) -> int:
 
 
 class ColumnChunk(NamedTuple):
-    """What the footer says about a column in a row group. `stored` and `size` are its bytes, compressed
-    or not; `start` is where its first page begins."""
+    """A column in a row group, according to the footer. `stored` and `size` are its bytes before and
+    after decompression; `start` is where its first page begins."""
 
     start: int
     stored: int
@@ -148,9 +148,9 @@ class ColumnChunk(NamedTuple):
 def read_footer(footer: bytes, columns: tuple[int, ...]) -> tuple[tuple[ColumnChunk, ...], ...]:
     """The chunks of some columns in each row group; raises ValueError if the footer is damaged.
 
-    Columns are numbers, as Arrow finds their chunks: names in a footer may contradict each other.
-    Arrow's own objects for this end the process if a histogram has another length than it expects
-    (seen with pyarrow 26). Takes 0.5 s for a megabyte, which is 12,000 chunks.
+    Columns are given by number, as in Arrow, because names in a footer may contradict each other.
+    Arrow's own metadata objects are not used: if a histogram has an unexpected length, they end the
+    process (seen with pyarrow 26). Takes 0.5 s for a megabyte, which is 12,000 chunks.
     """
     try:
         fields, _ = _read_struct(footer, 0, 0)
@@ -223,7 +223,7 @@ def _read_list(data: bytes, place: int, depth: int) -> tuple[list[object], int]:
         count, place = _read_varint(data, place)
     items: list[object] = []
     for _ in range(count):
-        # In a list, a truth value has a byte of its own.
+        # In a list, each boolean takes a byte.
         item, place = _read_value(data, place, 3 if head & 15 < 3 else head & 15, depth)
         items.append(item)
     return items, place
