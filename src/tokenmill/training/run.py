@@ -160,24 +160,24 @@ def train(
     """
     watcher = watcher or choose_watcher(progress)
     check_device(backend, device)
-    is_small = config is None and not has_accelerator(backend, device)
-    config = override(_choose_config(config, is_small=is_small), **settings)
-    paths = _list_paths(data)
-    path = find_run(paths, input_file=input_file, name=name, runs=runs)
-    if not isinstance(data, RunData):
-        data = _open_data(
-            paths,
-            input_file=input_file,
-            tokenizer=tokenizer,
-            val=val,
-            config=config,
-            vocab_size=vocab_size,
-            eot_id=eot_id,
-            dtype=data_dtype,
-            format=format,
-            val_fraction=val_fraction,
-        )
     with ExitStack() as stack:
+        is_small = config is None and not has_accelerator(backend, device, stack)
+        config = override(_choose_config(config, is_small=is_small), **settings)
+        paths = _list_paths(data)
+        path = find_run(paths, input_file=input_file, name=name, runs=runs)
+        if not isinstance(data, RunData):
+            data = _open_data(
+                paths,
+                input_file=input_file,
+                tokenizer=tokenizer,
+                val=val,
+                config=config,
+                vocab_size=vocab_size,
+                eot_id=eot_id,
+                dtype=data_dtype,
+                format=format,
+                val_fraction=val_fraction,
+            )
         stack.enter_context(follow_launcher(watcher.warn, config.rank_timeout))
         rank, world_size = find_ranks(backend)
         check_ranks(config, world_size)
