@@ -227,11 +227,11 @@ def test_processes_without_a_coordinator_address_are_refused(monkeypatch):
 def test_connected_processes_choose_the_default_settings(tmp_path):
     text = tmp_path / "digits.txt"
     text.write_text("0123456789" * 1000)
-    flags = "--layers 1 --heads 2 --width 16 --seq-len 16 --batch-tokens 64 --max-steps 2"
-    printed = start(
-        ["-m", "tokenmill.cli", "train", "--input-file", text, "--tokenizer", "bytes"]
-        + ["--backend", "jax", "--runs", tmp_path / "runs", *flags.split()],
-        processes=2,
-    )
+    flags = (
+        "--backend jax --tokenizer bytes --layers 1 --heads 2 --width 16 --seq-len 16 "
+        "--batch-tokens 64 --max-steps 2"
+    ).split()
+    paths = ["--input-file", text, "--runs", tmp_path / "runs"]
+    printed = start(["-m", "tokenmill.cli", "train", *paths, *flags], processes=2)
     assert "Training on the CPU with the preset `laptop`" in printed
     assert (tmp_path / "runs" / "digits" / "checkpoints" / "step_0000002").is_dir()
