@@ -152,6 +152,6 @@ def test_an_output_folder_refuses_other_files_and_a_second_run(tmp_path: Path) -
     (tmp_path / "record").write_bytes(b"{")
     with (
         OutputFolder(tmp_path, marks={"record"}) as folder,
-        pytest.raises(FolderError, match=r"record cannot be read .* Delete"),
+        pytest.raises(FolderError, match=r"record is damaged .* Delete"),
     ):
         folder.remember("record", {"to": "npy"})

@@ -169,7 +169,10 @@ train_config:
         ("layers: " + "[" * 100_000, "nested too deeply"),
         ("layers: " + "9" * 5_000, "not YAML: Exceeds the limit"),
         (f"{'a' * 500}: 1", "unknown setting 'aaaaaaaaaaaa...aaaaaaaaaaaaa'."),
-        (f"layers: {'a' * 10_000}", "layers is 'aaaaaaaaaaaa...aaaaaaaaaaaaa'; expected int"),
+        (
+            f"layers: {'a' * 10_000}",
+            "layers is 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'; expected int",
+        ),
         ("#" * ((1 << 20) + 1), "at most 1,048,576 bytes"),
         ("\0\0\0", "not YAML"),
         ("{layers: 2", "not YAML"),
