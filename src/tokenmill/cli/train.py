@@ -157,14 +157,10 @@ def train(
     if not data and opening.input_file is None:
         raise UsageError("Name the data to train on: tokenmill train DIR, or --input-file FILE.")
     folder = find_run(data or [], input_file=opening.input_file, name=run.name, runs=run.runs)
+    given = {one.name: getattr(settings, one.name, None) for one in fields(Config)}
+    arguments: dict[str, Any] = {**asdict(opening), **run.arguments, **given}
     try:
-        report = train_model(
-            data or [],
-            watcher=RunDisplay(name_flags),
-            **asdict(opening),
-            **run.arguments,
-            **{one.name: getattr(settings, one.name, None) for one in fields(Config)},
-        )
+        report = train_model(data or [], watcher=RunDisplay(name_flags), **arguments)
     except KeyboardInterrupt:
         if not any((folder / CHECKPOINTS_NAME).glob("step_*")):
             return _report_nothing_kept()
