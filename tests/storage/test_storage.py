@@ -155,3 +155,13 @@ def test_an_output_folder_refuses_other_files_and_a_second_run(tmp_path: Path) -
         pytest.raises(FolderError, match=r"record is damaged .* Delete"),
     ):
         folder.remember("record", {"to": "npy"})
+
+
+def test_an_output_folder_accepts_what_a_run_left_that_was_killed_at_its_start(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / "record.json.123.tmp").write_text("half-written")
+    with OutputFolder(tmp_path, marks={".work/record.json"}) as folder:
+        folder.remember(".work/record.json", {"to": "npy"})
+    assert [path.name for path in (tmp_path / ".work").iterdir()] == ["record.json"]

@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from tokenmill.errors import FolderError
 from tokenmill.preparation.plan import Plan
 from tokenmill.preparation.segment import Receipt
 from tokenmill.sources.encodings import guess_encoding
 from tokenmill.sources.files import BadFileError, SourceFile, open_source
 from tokenmill.sources.read import read_head
 from tokenmill.storage.files import AtomicFile
+from tokenmill.wording import counted
 
 REPAIR = np.dtype(
     [
@@ -157,6 +159,12 @@ def _lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[dict[int,
         facts = receipt["facts"]
         skipped = dict(facts["skipped"])
         read = [one.source for one in part.ranges if one.source not in skipped]
+        if len(read) != len(facts["lines"]):
+            raise FolderError(
+                f"The unfinished run is damaged: the receipt of {receipt['name']} lists "
+                f"{counted(len(facts['lines']), 'file')}, expected {len(read):,}. Add `restart=True` to "
+                "start over."
+            )
         for source, count in zip(read, facts["lines"], strict=True):
             before[source] = before.get(source, 0) + count
 

@@ -139,7 +139,7 @@ class Manifest:
                 f"{MANIFEST_NAME} would have {len(data):,} bytes, but at most {MOST_BYTES:,} can be "
                 "read. Use a larger `tokens_per_shard`."
             )
-        self.from_json(data)  # one that cannot be read is not written
+        self.from_json(data, os.sep)  # one that cannot be read is not written
         storage.write(SOURCES_NAME, self.sources.encode())
         storage.write(MANIFEST_NAME, data)
 

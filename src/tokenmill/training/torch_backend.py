@@ -382,7 +382,7 @@ def _make_optimizers(model: Model, config: Config, half: bool) -> list[torch.opt
     adamw = torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
+        betas=(float(config.beta1), float(config.beta2)),  # a file may say 0
         weight_decay=config.weight_decay,
         fused=True,
     )
