@@ -42,9 +42,9 @@ def main() -> None:
     arguments = _parse()
     cache = ROOT / ".mutation"
     trees = [_copy_tree(cache / f"tree{index}") for index in range(arguments.workers)]
-    if arguments.map or not (cache / "seconds").exists():
-        print("Running the suite once to see which test reaches which line.", flush=True)
-        record_reached(trees[0], cache, arguments.workers)
+    if arguments.map is not None or not (cache / "seconds").exists():
+        print("Running the tests once to see which of them reaches which line.", flush=True)
+        record_reached(trees[0], cache, arguments.workers, arguments.map or [])
     reached = Reached(cache)
     outcomes = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     chosen = sample(arguments.mutants, arguments.seed, arguments.only)
@@ -227,7 +227,10 @@ def _parse() -> argparse.Namespace:
         "--again", action="store_true", help="also try mutants with a known outcome"
     )
     parser.add_argument(
-        "--map", action="store_true", help="see again which test reaches which line"
+        "--map",
+        nargs="*",
+        metavar="TESTS",
+        help="see which test, of all or these, reaches which line",
     )
     return parser.parse_args()
 

@@ -57,7 +57,8 @@ class Reached:
             at = name.rfind("/src/tokenmill/")
             contexts = data.contexts_by_lineno(name)
             self.lines[name[at + 1 :]] = {
-                line: [test for test in tests if "::" in test] for line, tests in contexts.items()
+                line: sorted({test.removeprefix("none|") for test in tests if "::" in test})
+                for line, tests in contexts.items()
             }
         self.seconds: dict[str, float] = defaultdict(float)
         for line in (folder / "seconds").read_text().splitlines():
@@ -82,8 +83,8 @@ class Reached:
         return sorted(found, key=lambda name: (stem not in name, name))
 
 
-def record_reached(root: Path, folder: Path, workers: int) -> None:
-    """Run the suite once and keep its lines and durations in `folder`."""
+def record_reached(root: Path, folder: Path, workers: int, tests: list[str]) -> None:
+    """Run the tests once, by default all, and keep their lines and durations in `folder`."""
     import coverage
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def record_reached(root: Path, folder: Path, workers: int) -> None:
         "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)]),
     }
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={configuration}", "-m", "pytest"]
-    command += ["-n", str(workers), "-p", "tests.mutation.reached", "--durations=0", "-vv"]
+    command += ["-n", str(workers), "-p", "tests.mutation.reached", "--durations=0", "-vv", *tests]
     start = time.monotonic()
     done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
     took = [
@@ -109,4 +110,4 @@ def record_reached(root: Path, folder: Path, workers: int) -> None:
     data.combine([str(folder)], strict=True)
     data.save()
     last = done.stdout.strip().splitlines()[-1]
-    print(f"Ran the suite once in {time.monotonic() - start:.0f} s: {last}")
+    print(f"Ran the tests once in {time.monotonic() - start:.0f} s: {last}")
