@@ -9,6 +9,7 @@ newlines, so that a name cannot look like a line of output.
 from __future__ import annotations
 
 import re
+import reprlib
 
 from rich.filesize import decimal
 
@@ -31,6 +32,10 @@ _UNSAFE = re.compile(
 )
 
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+
+
 def harmless(text: str) -> str:
     r"""Text in which control characters and invisible characters are visible escapes.
 
@@ -49,6 +54,17 @@ def one_line(name: object) -> str:
     'a.txt\\nDone.'
     """
     return harmless(str(name)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def brief(value: object) -> str:
+    """The `repr` of a value from a file, shortened.
+
+    >>> brief("a" * 1000) == repr("a" * 47 + "..." + "a" * 48), brief(1 << 99)
+    (True, 'a number of 100 bits')
+    """
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print huge ones
+        return f"a number of {value.bit_length():,} bits"
+    return _REPR.repr(value)
 
 
 def count(number: int) -> str:

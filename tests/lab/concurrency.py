@@ -147,10 +147,8 @@ def run_case(bench: Bench, scenario: Scenario, condition: str, seed: int) -> str
 
 def run(deadline: float, seed: int, watcher: Watcher) -> None:
     """Run scenarios under conditions, both at random."""
-    if control.build_library() is None:
-        watcher.say("skipped: needs Linux and a C compiler")
+    if not control.prepare(watcher.say):
         return
-    control.restart_preloaded()
     rng = random.Random(seed)
     scenarios = sorted(chosen(), key=lambda scenario: (scenario.slow, rng.random()))
     with Bench(seed) as bench:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,15 @@ def restart_preloaded() -> None:
         return
     environment = {**os.environ, "LD_PRELOAD": str(build_library())}
     os.execve(sys.executable, [*sys.orig_argv], environment)
+
+
+def prepare(say: Callable[[str], None]) -> bool:
+    """Make sure that this program has the library; False if it cannot be built here."""
+    if build_library() is None:
+        say("skipped: needs Linux and a C compiler")
+        return False
+    restart_preloaded()
+    return True
 
 
 class _Control(ctypes.Structure):

@@ -72,10 +72,8 @@ def describe(scenario: Scenario, fault: object, seed: int) -> str:
 
 def run(deadline: float, seed: int, watcher: Watcher) -> None:
     """Sweep the scenarios and faults that were swept least."""
-    if control.build_library() is None:
-        watcher.say("skipped: needs Linux and a C compiler")
+    if not control.prepare(watcher.say):
         return
-    control.restart_preloaded()
     rng = random.Random(seed)
     swept = {
         scenario.name: {kind: results.find_sweep(scenario.name, kind.name)[0] for kind in kinds}

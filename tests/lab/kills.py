@@ -99,10 +99,8 @@ def damage(path: Path, rng: random.Random) -> None:
 
 def run(deadline: float, seed: int, watcher: Watcher) -> None:
     """Kill random scenarios."""
-    if control.build_library() is None:
-        watcher.say("skipped: needs Linux and a C compiler")
+    if not control.prepare(watcher.say):
         return
-    control.restart_preloaded()
     rng = random.Random(seed)
     fast = [scenario for scenario in chosen() if not scenario.slow]
     slow = [scenario for scenario in chosen() if scenario.slow]

@@ -58,10 +58,8 @@ def judge_memory(bench: Bench, scenario: Scenario, ended: Ended) -> str | None:
 
 def run(deadline: float, seed: int, watcher: Watcher) -> None:
     """Let the memory of one scenario after another fall, by random steps, to nothing."""
-    if control.build_library() is None:
-        watcher.say("skipped: needs Linux and a C compiler")
+    if not control.prepare(watcher.say):
         return
-    control.restart_preloaded()
     rng = random.Random(seed)
     scenarios = sorted(chosen(), key=lambda scenario: (scenario.slow, rng.random()))
     with Bench(seed) as bench:

@@ -50,10 +50,8 @@ def run_case(
 
 def run(deadline: float, seed: int, watcher: Watcher) -> None:
     """Lose power in one scenario after another."""
-    if control.build_library() is None:
-        watcher.say("skipped: needs Linux and a C compiler")
+    if not control.prepare(watcher.say):
         return
-    control.restart_preloaded()
     rng = random.Random(seed)
     scenarios = chosen()
     rng.shuffle(scenarios)

@@ -10,10 +10,8 @@ from .scenarios import SCENARIOS
 
 def run_one(name: str, text: str, seed: int) -> int:
     """Run one case; returns 1 if it fails."""
-    if control.build_library() is None:
-        print("skipped: needs Linux and a C compiler")
+    if not control.prepare(print):
         return 0
-    control.restart_preloaded()
     scenario = SCENARIOS[name]
     with Bench(seed) as bench:
         happened, wrong = run_fault(bench, scenario, text, seed)

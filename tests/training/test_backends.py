@@ -10,8 +10,9 @@ import pytest
 
 CODE = """
 import os
+from contextlib import ExitStack
 from tokenmill.training.backends import has_accelerator
-has_accelerator("torch", None)
+has_accelerator("torch", None, ExitStack())
 print(os.environ.get("GOMP_SPINCOUNT"))
 """
 

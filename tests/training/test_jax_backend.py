@@ -20,18 +20,18 @@ from tokenmill.training.model import first_values
 PROGRAM = Path(jax_program.__file__)
 
 
-def run(begin, first, last, keep, *, processes=1, devices=1, flags=""):
-    """What each process writes, and the state after the last step."""
+def start(arguments, *, processes, flags=""):
+    """Run Python in some connected processes; returns what the first one prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     several = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
     started = [
         subprocess.Popen(
-            [sys.executable, PROGRAM, begin, str(first), str(last), keep],
+            [sys.executable, *arguments],
             env={
                 **os.environ,
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {flags}",
+                "XLA_FLAGS": flags,
                 "JAX_PLATFORMS": "cpu",
                 **({**several, "JAX_PROCESS_ID": str(process)} if processes > 1 else {}),
             },
@@ -41,9 +41,18 @@ def run(begin, first, last, keep, *, processes=1, devices=1, flags=""):
         )
         for process in range(processes)
     ]
+    printed = []
     for process in started:
-        out, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, out
+        printed.append(process.communicate(timeout=240)[0])
+        assert process.returncode == 0, printed[-1]
+    return printed[0]
+
+
+def run(begin, first, last, keep, *, processes=1, devices=1, flags=""):
+    """What each process writes, and the state after the last step."""
+    arguments = [PROGRAM, begin, str(first), str(last), keep]
+    flags = f"--xla_force_host_platform_device_count={devices} {flags}"
+    start(arguments, processes=processes, flags=flags)
     found = [dict(np.load(f"{keep}-{process}.npz")) for process in range(processes)]
     return found, dict(np.load(f"{keep}-state.npz"))
 
@@ -213,3 +222,16 @@ def test_processes_without_a_coordinator_address_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="JAX_COORDINATOR_ADDRESS=HOST:PORT"):
         open_backend("jax", CONFIG, SHAPE, first_values(SHAPE, 1))
+
+
+def test_connected_processes_choose_the_default_settings(tmp_path):
+    text = tmp_path / "digits.txt"
+    text.write_text("0123456789" * 1000)
+    flags = (
+        "--backend jax --tokenizer bytes --layers 1 --heads 2 --width 16 --seq-len 16 "
+        "--batch-tokens 64 --max-steps 2"
+    ).split()
+    paths = ["--input-file", text, "--runs", tmp_path / "runs"]
+    printed = start(["-m", "tokenmill.cli", "train", *paths, *flags], processes=2)
+    assert "Training on the CPU with the preset `laptop`" in printed
+    assert (tmp_path / "runs" / "digits" / "checkpoints" / "step_0000002").is_dir()

@@ -131,7 +131,7 @@ def test_weights_decay_in_matrices_and_the_head_only(optimizer: Any) -> None:
 
 
 def test_float32_muon_matches_pytorchs_muon() -> None:
-    from tokenmill.training.torch_backend import Float32Muon
+    from tokenmill.training.torch_optimizers import Float32Muon
 
     settings: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
     for size in ((48, 48), (48, 12), (12, 48)):

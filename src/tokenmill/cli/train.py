@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from dataclasses import field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -41,37 +41,13 @@ def _make_overrides() -> type[Any]:
 Overrides: Any = _make_overrides()
 
 
-def train(
-    data: Annotated[list[str] | None, Parameter(group=_DATA, json_list=False, negative="")] = None,
-    *,
-    input_file: Annotated[Path | None, Parameter(group=_DATA)] = None,
-    val: Annotated[Path | None, Parameter(group=_DATA)] = None,
-    val_fraction: Annotated[float | None, Parameter(group=_DATA)] = None,
-    tokenizer: Annotated[str | None, Parameter(group=_DATA)] = None,
-    vocab_size: Annotated[int | None, Parameter(group=_DATA)] = None,
-    eot_id: Annotated[int | None, Parameter(group=_DATA)] = None,
-    data_dtype: Annotated[str | None, Parameter(group=_DATA)] = None,
-    format: Annotated[str | None, Parameter(group=_DATA)] = None,
-    name: Annotated[str | None, Parameter(group=_RUN)] = None,
-    runs: Annotated[Path, Parameter(group=_RUN)] = Path("runs"),
-    config: Annotated[str | None, Parameter(group=_RUN)] = None,
-    backend: Annotated[Literal["torch", "jax"], Parameter(group=_RUN)] = "torch",
-    device: Annotated[str | None, Parameter(group=_RUN)] = None,
-    restart: Annotated[bool, Parameter(negative="", show_default=False, group=_RUN)] = False,
-    tensorboard: Annotated[bool, Parameter(negative="", show_default=False, group=_RUN)] = False,
-    wandb: Annotated[bool, Parameter(negative="", show_default=False, group=_RUN)] = False,
-    settings: Annotated[Overrides | None, Parameter(name="*", group=_SETTINGS)] = None,
-) -> int:
-    """Train a small GPT on tokens, or resume its training.
-
-    After any interruption, the same command resumes and ends with the same weights as an
-    uninterrupted run. For several processes: torchrun --nproc-per-node 8 -m tokenmill.cli train …
+@Parameter(name="*", group=_DATA)
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The data besides `data` itself, as keyword arguments of `tokenmill.train`.
 
     Parameters
     ----------
-    data
-        A dataset, or any tokens that tokenmill opens. For a mixture, give several:
-        --data web=DIR:0.7 --data code=DIR:0.3.
     input_file
         A text file to tokenize in memory, instead of --data.
     val
@@ -88,6 +64,28 @@ def train(
         Dtype of files of ids without a header: uint16, uint32, ...
     format
         Format of the data, if it is not recognised: npy, llmc, nanogpt, raw, ...
+    """
+
+    input_file: Path | None = None
+    val: Path | None = None
+    val_fraction: float | None = None
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    eot_id: int | None = None
+    data_dtype: str | None = None
+    format: str | None = None
+
+
+_Switch = Annotated[bool, Parameter(negative="", show_default=False)]
+
+
+@Parameter(name="*", group=_RUN)
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How and where to run, as keyword arguments of `tokenmill.train`, and the boards.
+
+    Parameters
+    ----------
     name
         Name of the run, whose folder is runs/NAME; by default the name of the data.
     runs
@@ -106,6 +104,49 @@ def train(
     wandb
         Log to Weights & Biases.
     """
+
+    name: str | None = None
+    runs: Path = Path("runs")
+    config: str | None = None
+    backend: Literal["torch", "jax"] = "torch"
+    device: str | None = None
+    restart: _Switch = False
+    tensorboard: _Switch = False
+    wandb: _Switch = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments; the boards are a list there.
+
+        >>> RunOptions(device="cpu", wandb=True).arguments
+        {'name': None, ..., 'device': 'cpu', 'restart': False, 'boards': ['wandb']}
+        """
+        given = asdict(self)
+        boards = [board for board in ("tensorboard", "wandb") if given.pop(board)]
+        return {**given, "boards": boards}
+
+
+_NO_DATA_OPTIONS, _NO_RUN_OPTIONS = DataOptions(), RunOptions()
+
+
+def train(
+    data: Annotated[list[str] | None, Parameter(group=_DATA, json_list=False, negative="")] = None,
+    *,
+    opening: DataOptions = _NO_DATA_OPTIONS,
+    run: RunOptions = _NO_RUN_OPTIONS,
+    settings: Annotated[Overrides | None, Parameter(name="*", group=_SETTINGS)] = None,
+) -> int:
+    """Train a small GPT on tokens, or resume its training.
+
+    After any interruption, the same command resumes and ends with the same weights as an
+    uninterrupted run. For several processes: torchrun --nproc-per-node 8 -m tokenmill.cli train …
+
+    Parameters
+    ----------
+    data
+        A dataset, or any tokens that tokenmill opens. For a mixture, give several:
+        --data web=DIR:0.7 --data code=DIR:0.3.
+    """
     Path.cwd()  # an error if it was deleted; with PyTorch, the process would end without a message
     from tokenmill.load.distributed import find_rank
     from tokenmill.training.display import RunDisplay
@@ -113,30 +154,13 @@ def train(
     from tokenmill.training.run import train as train_model
     from tokenmill.training.run_folder import CHECKPOINTS_NAME
 
-    if not data and input_file is None:
+    if not data and opening.input_file is None:
         raise UsageError("Name the data to train on: tokenmill train DIR, or --input-file FILE.")
-    folder = find_run(data or [], input_file=input_file, name=name, runs=runs)
+    folder = find_run(data or [], input_file=opening.input_file, name=run.name, runs=run.runs)
+    given = {one.name: getattr(settings, one.name, None) for one in fields(Config)}
+    arguments: dict[str, Any] = {**asdict(opening), **run.arguments, **given}
     try:
-        report = train_model(
-            data or [],
-            input_file=input_file,
-            val=val,
-            val_fraction=val_fraction,
-            tokenizer=tokenizer,
-            vocab_size=vocab_size,
-            eot_id=eot_id,
-            data_dtype=data_dtype,
-            format=format,
-            name=name,
-            runs=runs,
-            config=config,
-            backend=backend,
-            device=device,
-            restart=restart,
-            watcher=RunDisplay(name_flags),
-            boards=["tensorboard"] * tensorboard + ["wandb"] * wandb,
-            **{one.name: getattr(settings, one.name, None) for one in fields(Config)},
-        )
+        report = train_model(data or [], watcher=RunDisplay(name_flags), **arguments)
     except KeyboardInterrupt:
         if not any((folder / CHECKPOINTS_NAME).glob("step_*")):
             return _report_nothing_kept()
@@ -147,7 +171,7 @@ def train(
         if not report.step:
             return _report_nothing_kept()
         return report_stopped(f"in {folder}, up to step {report.step:,}")
-    _show_end(report, runs)
+    _show_end(report, run.runs)
     return 0
 
 

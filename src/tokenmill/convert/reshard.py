@@ -30,10 +30,11 @@ from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.output import OutputFolder
-from tokenmill.storage.reading import open_inside
+from tokenmill.storage.reading import open_inside, read_inside
 from tokenmill.store.documents import read_table_header, sums
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tokens import Tokens
+from tokenmill.tokenizers.limits import MOST_BYTES
 
 _BLOCK = 1 << 16  # records that are read at once: 3 MB
 
@@ -101,8 +102,8 @@ def reshard(
         for name in REPORT_NAMES:
             if (dataset.path / name).is_file():
                 _copy(dataset.path, folder.path, name)
-        with open_inside(dataset.path, TOKENIZER_NAME) as file:
-            write_manifest(folder.path, made, file.read())
+        state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
+        write_manifest(folder.path, made, state)
         return made
 
 

@@ -19,11 +19,17 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import AtomicFile, NpyFile, make_subfolder, remove, write_file
+from tokenmill.storage.files import (
+    AtomicFile,
+    NpyFile,
+    hash_file,
+    make_subfolder,
+    remove,
+    write_file,
+)
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
-from tokenmill.storage.receipts import hash_file
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import (
     ShardReceipt,

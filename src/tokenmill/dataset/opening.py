@@ -220,12 +220,18 @@ tokenmill prepare TEXTS --out no/such/folder
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in a dataset folder; its fingerprint is not compared."""
+    return read_saved_tokenizer(folder)[0]
+
+
+def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer in a dataset folder, and its state as it was saved."""
     from tokenmill.tokenizers import from_state
-    from tokenmill.tokenizers.limits import MOST_BYTES, parse_json
+    from tokenmill.tokenizers.limits import MOST_BYTES, parse_object
 
     data = read_inside(folder, TOKENIZER_NAME, MOST_BYTES)
     try:
-        return from_state(parse_json(data, "it", "tokenizer's state"))
+        state = parse_object(data, "it", "tokenizer's state")
+        return from_state(state), state
     except UnregisteredTokenizerError as error:  # the file is intact
         raise UnregisteredTokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error}"

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenmill.dataset.opening import Dataset, load_saved_tokenizer, open
+from tokenmill.dataset.opening import Dataset, open, read_saved_tokenizer
 from tokenmill.dataset.paths import AnyPaths, find_all
 from tokenmill.dataset.problems import Findings, Problem, Problems
 from tokenmill.dataset.verify_split import Limits, check_overlap, check_split
@@ -31,7 +31,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.formats.prepared import Prepared
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_inside
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.shards import Shards
 
@@ -227,9 +227,7 @@ def _check_ledger(manifest: Manifest, problems: Problems) -> None:
 
 def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> None:
     try:
-        tokenizer = load_saved_tokenizer(folder)
-        with open_inside(folder, TOKENIZER_NAME) as file:
-            saved = orjson.loads(file.read())
+        tokenizer, saved = read_saved_tokenizer(folder)
     except DamagedFileError as error:
         problems.add_error(error)
         return

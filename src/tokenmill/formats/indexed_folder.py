@@ -22,8 +22,9 @@ import numpy as np
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
+from tokenmill.storage.decoding import parse_json
 from tokenmill.storage.files import write_file
-from tokenmill.storage.reading import parse_json
+from tokenmill.storage.reading import read_foreign
 from tokenmill.store.tokens import Tokens
 
 INDEX = "index.json"
@@ -143,18 +144,14 @@ def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest,
 
 
 def _read_index(request: OpenRequest, key: str) -> Entry:
-    path = request.path / INDEX
-    if path.stat().st_size > _LONGEST:
-        raise DatasetError(
-            f"{path} has {path.stat().st_size:,} bytes; an index may have {_LONGEST:,} at most."
-        )
+    data = read_foreign(request.path, INDEX, _LONGEST)
     try:
-        index = parse_json(path.read_bytes())
+        index = parse_json(data)
     except ValueError as error:
         raise NotThisFormat(f"{INDEX} is not valid JSON ({error})") from None
     if not isinstance(index, dict) or key not in index:
         raise NotThisFormat(f"{INDEX} has no {key!r}")
-    return Entry(str(path), index)
+    return Entry(str(request.path / INDEX), index)
 
 
 def check_offsets(tokens: Tokens, size: int) -> None:

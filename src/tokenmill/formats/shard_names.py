@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import OpenRequest
+from tokenmill.storage.names import NUMBERS, by_numbers
 from tokenmill.storage.reading import DamagedFileError
 
-_NUMBERS = re.compile("([0-9]+)")
 _OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
 _WORD = r"(?i)(?:^|[^a-z])(?:{})(?:[^a-z]|$)"
 _TRAINING = re.compile(_WORD.format("train(?:ing)?"))
@@ -72,7 +72,7 @@ def sort_names(names: list[str]) -> list[str]:
     """
     # Fast path: if names have their digits at the same places, plain sorting is correct.
     names = sorted(names)
-    return names if _are_alike(names) else sorted(names, key=_by_numbers)
+    return names if _are_alike(names) else sorted(names, key=by_numbers)
 
 
 def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[str]]:
@@ -114,7 +114,7 @@ def are_numbered(names: Sequence[str]) -> bool:
     >>> are_numbered(["a_1.npy", "a_2.npy"]), are_numbered(["a_1.npy", "b_2.npy"])
     (True, False)
     """
-    return _are_alike(names) or len({_NUMBERS.sub("0", name) for name in names}) == 1
+    return _are_alike(names) or len({NUMBERS.sub("0", name) for name in names}) == 1
 
 
 def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ def _find_sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, 
     """Names that differ in one number: the text before and after it, and the number as written."""
     alike: dict[str, list[list[str]]] = defaultdict(list)
     for name in names:
-        alike[_NUMBERS.sub("0", name)].append(_NUMBERS.split(name))
+        alike[NUMBERS.sub("0", name)].append(NUMBERS.split(name))
     for some in alike.values():
         numbers = range(1, len(some[0]), 2)
         first = some[0]
@@ -175,7 +175,7 @@ def _is_unbroken(names: Sequence[str]) -> bool:
     lined_up = _line_up(names)
     if lined_up is None:
         return False
-    first, last = _NUMBERS.split(names[0]), _NUMBERS.split(names[-1])
+    first, last = NUMBERS.split(names[0]), NUMBERS.split(names[-1])
     differ = [place for place in range(1, len(first), 2) if first[place] != last[place]]
     if len(differ) != 1 or _OF.search(names[0]):
         return False
@@ -203,8 +203,3 @@ def _line_up(names: Sequence[str]) -> NDArray[np.uint8] | None:
 
 def _encode(parts: Sequence[str], *, end: str = "") -> bytes:
     return (end.join(parts) + end).encode("utf-8", "surrogateescape")
-
-
-def _by_numbers(name: str) -> tuple[list[str | int], str]:
-    parts = _NUMBERS.split(name)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.hub.repository import HubFile
-from tokenmill.storage.names import MANIFEST_NAME
+from tokenmill.storage.names import MANIFEST_NAME, by_numbers
 
 _TOKENS = (".bin", ".npy", ".ds")
 _INDEX_ENDINGS = (".idx", ".index", ".metadata", ".csv.gz")  # describe the token file of that name
@@ -90,7 +90,7 @@ def choose(
             f"{repository} is a prepared dataset, which can only be downloaded whole. Omit "
             "`max_files`."
         )
-    found = sorted(found, key=lambda file: _sort_key(file.path))[:max_files]
+    found = sorted(found, key=lambda file: by_numbers(file.path))[:max_files]
     if kind == "tokens":
         found += _find_indexes(files, found)
     return Choice(files=tuple(found), kind=kind)
@@ -171,13 +171,3 @@ def _in_split(files: list[HubFile], split: str, repository: str) -> list[HubFile
             f"{files[0].path}; omit `split` to take all files."
         )
     return found
-
-
-def _sort_key(path: str) -> list[tuple[int, str, str]]:
-    # Text and digits alternate, so numbers are compared only with numbers: by length, then by digits.
-    # This is their numeric order, without converting very long numbers.
-    parts = enumerate(re.split("([0-9]+)", path))
-    return [
-        (len(short := part.lstrip("0")), short, part) if place % 2 else (-1, part, "")
-        for place, part in parts
-    ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tokenmill.errors import InputError, TokenmillError, UsageError, WorkError
-from tokenmill.storage.reading import parse_json
+from tokenmill.storage.decoding import parse_json
 
 if TYPE_CHECKING:
     from httpx2 import Response

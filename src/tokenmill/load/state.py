@@ -40,18 +40,7 @@ def check_state(
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own, force=["seed"])
     7
     """
-    if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError(
-            "This is not the state of a loader: it must be what state_dict() returned."
-        )
-    if state["version"] != own["version"]:
-        raise StateError(
-            f"This state has version {state['version']!r}; this tokenmill reads version "
-            f"{own['version']}. Resume with the tokenmill that saved the state."
-        )
-    row = state.get("row")
-    if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < MOST_ROWS:
-        raise StateError(f"This state is damaged: its row is {row!r}.")
+    row = _read_row(state, own)
     ignored = {"version", "row"}
     wanted, there = (
         {key: value for key, value in one.items() if key not in ignored} for one in (own, state)
@@ -79,6 +68,23 @@ def check_state(
                 )
         differences = "; ".join(text for _, text in found)
         raise StateError(f"This state is from another run: {differences}.\n{cure}")
+    return row
+
+
+def _read_row(state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
+    """The row of a state of this version."""
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise StateError(
+            "This is not the state of a loader: it must be what state_dict() returned."
+        )
+    if state["version"] != own["version"]:
+        raise StateError(
+            f"This state has version {state['version']!r}; this tokenmill reads version "
+            f"{own['version']}. Resume with the tokenmill that saved the state."
+        )
+    row = state.get("row")
+    if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < MOST_ROWS:
+        raise StateError(f"This state is damaged: its row is {row!r}.")
     return row
 
 

@@ -21,7 +21,7 @@ from tokenmill.sources.files import SourceFile
 from tokenmill.storage.files import make_subfolder, remove, remove_temporaries
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.output import OutputFolder, describe_changes
-from tokenmill.storage.reading import DamagedFileError, read_inside
+from tokenmill.storage.reading import DamagedFileError, read_json
 from tokenmill.store.manifest import Manifest
 
 _LOCK_NAME = "lock"
@@ -169,10 +169,9 @@ class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 def _load(path: Path, kind: type[T], most: int) -> T:
     try:
-        return msgspec.json.decode(read_inside(path.parent, path.name, most), type=kind)
-    except (DamagedFileError, ValueError, RecursionError) as error:
-        reason = error.what if isinstance(error, DamagedFileError) else f"is damaged ({error})"
-        raise FolderError(f"{path} {reason}. Add `restart=True` to start over.") from None
+        return read_json(path.parent, path.name, kind, most)
+    except DamagedFileError as error:
+        raise FolderError(f"{path} {error.what}. Add `restart=True` to start over.") from None
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

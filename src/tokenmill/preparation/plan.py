@@ -243,14 +243,7 @@ def cut_into_parts(
             text_bytes = disk_bytes = 0
 
     for number, source in enumerate(sources):
-        ranges, weight = [SourceRange(number, 0, source.size)], source.size
-        if source.kind == "parquet":
-            ranges, weight = _row_group_ranges(number, source, step, hold_limit)
-        elif source.compression:
-            weight *= _EXPANSION
-        elif source.size > step and (source.kind != "text" or text_can_be_cut):
-            starts = range(0, source.size, step)
-            ranges = [SourceRange(number, at, min(at + step, source.size)) for at in starts]
+        ranges, weight = _cut(number, source, step, hold_limit, text_can_be_cut)
         if group and (text_bytes + weight > step or len(group) >= most_files):
             flush()
         if weight <= step and len(ranges) == 1:
@@ -264,6 +257,20 @@ def cut_into_parts(
             add([one], one.end - one.start if plain else share)
     flush()
     return tuple(parts), step
+
+
+def _cut(
+    number: int, source: SourceFile, step: int, hold_limit: int, text_can_be_cut: bool
+) -> tuple[list[SourceRange], int]:
+    """The ranges of a source, and an estimate of its bytes of text."""
+    if source.kind == "parquet":
+        return _row_group_ranges(number, source, step, hold_limit)
+    if source.compression:
+        return [SourceRange(number, 0, source.size)], source.size * _EXPANSION
+    if source.size > step and (source.kind != "text" or text_can_be_cut):
+        starts = range(0, source.size, step)
+        return [SourceRange(number, at, min(at + step, source.size)) for at in starts], source.size
+    return [SourceRange(number, 0, source.size)], source.size
 
 
 def _row_group_ranges(

@@ -24,8 +24,9 @@ import xxhash
 
 from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
+from tokenmill.storage.files import hash_file
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
-from tokenmill.storage.receipts import encode_receipt, hash_file, read_receipt
+from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.store.tables import Count
 
 RECORD = np.dtype(

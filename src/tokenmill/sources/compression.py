@@ -12,6 +12,7 @@ import bz2
 import lzma
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -120,56 +121,28 @@ class _Gzip:
         return self._inner.unused_data
 
 
-class _Zstd:
-    """One zstd frame. Raises WindowError, with the window's size, if the window is too large."""
+class _Limited(ABC):
+    """A decompressor with a limit on memory, which keeps the first bytes to explain a refusal."""
 
-    def __init__(self, window: int) -> None:
-        self._limit = min(_LARGEST_ZSTD, window.bit_length() - 1)
-        option = zstd.DecompressionParameter.window_log_max
-        self._inner = zstd.ZstdDecompressor(options={option: self._limit})
-        self._header = b""
+    _longest_head: int
+    _inner: zstd.ZstdDecompressor | lzma.LZMADecompressor
 
-    def decompress(self, data: bytes, size: int) -> bytes:
-        if len(self._header) < _LONGEST_HEADER:
-            self._header = (self._header + data)[:_LONGEST_HEADER]
-        try:
-            return self._inner.decompress(data, size)
-        except zstd.ZstdError:
-            window = _find_window(self._header)
-            if 1 << self._limit < window <= 1 << _LARGEST_ZSTD:
-                raise WindowError(window) from None
-            raise
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return self._inner.needs_input
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-
-class _Xz:
-    """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._inner = lzma.LZMADecompressor(memlimit=limit)
+    def __init__(self) -> None:
         self._head = b""
 
     def decompress(self, data: bytes, size: int) -> bytes:
-        if len(self._head) < _XZ_HEADERS:
-            self._head = (self._head + data)[:_XZ_HEADERS]
+        if len(self._head) < self._longest_head:
+            self._head = (self._head + data)[: self._longest_head]
         try:
             return self._inner.decompress(data, size)
-        except lzma.LZMAError as error:
-            if not _needs_memory(error):
-                raise
-            raise WindowError(_find_xz_memory(self._head, self._limit)) from None
+        except (zstd.ZstdError, lzma.LZMAError) as error:
+            if needed := self._find_needed(error):
+                raise WindowError(needed) from None
+            raise
+
+    @abstractmethod
+    def _find_needed(self, error: Exception) -> int | None:
+        """Enough memory for the stream, if it needs more than the limit."""
 
     @property
     def eof(self) -> bool:
@@ -184,7 +157,37 @@ class _Xz:
         return self._inner.unused_data
 
 
-def _needs_memory(error: lzma.LZMAError) -> bool:
+class _Zstd(_Limited):
+    """One zstd frame. Raises WindowError, with the window's size, if the window is too large."""
+
+    _longest_head = _LONGEST_HEADER
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self._limit = min(_LARGEST_ZSTD, window.bit_length() - 1)
+        option = zstd.DecompressionParameter.window_log_max
+        self._inner = zstd.ZstdDecompressor(options={option: self._limit})
+
+    def _find_needed(self, error: Exception) -> int | None:  # noqa: ARG002
+        window = _find_window(self._head)
+        return window if 1 << self._limit < window <= 1 << _LARGEST_ZSTD else None
+
+
+class _Xz(_Limited):
+    """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough."""
+
+    _longest_head = _XZ_HEADERS
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+        self._inner = lzma.LZMADecompressor(memlimit=limit)
+
+    def _find_needed(self, error: Exception) -> int | None:
+        return _find_xz_memory(self._head, self._limit) if _needs_memory(error) else None
+
+
+def _needs_memory(error: Exception) -> bool:
     return "Memory usage limit" in str(error)
 
 

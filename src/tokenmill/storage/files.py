@@ -27,6 +27,7 @@ import xxhash
 from tokenmill.errors import FolderError
 
 _TEMPORARY = re.compile(r"\.[0-9]+\.tmp$")
+_BLOCK = 4 << 20  # bytes to read at once
 _EARLY = 32 << 20  # bytes after which the disk starts writing
 # SMB and some other network file systems cannot flush a folder, and return one of these.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
@@ -248,11 +249,18 @@ class NpyFile(AtomicFile):
         self._file.seek(0)
         self._file.write(npy_header(self._dtype, self.size // self._dtype.itemsize, self._HEADER))
         self._file.flush()
-        self._hash = xxhash.xxh3_128()
         with self._temporary.open("rb") as written:
-            while block := written.read(4 << 20):
-                self._hash.update(block)
-        return super().finish()
+            digest = hash_file(written)
+        super().finish()
+        return digest
+
+
+def hash_file(file: BinaryIO) -> str:
+    """The xxh3-128 of a file from its current position on, read once and in blocks."""
+    digest = xxhash.xxh3_128()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def npy_header(dtype: np.dtype[Any], length: int, size: int) -> bytes:

@@ -1,12 +1,29 @@
-"""The names of the files that make a folder a dataset.
+"""The names of the files that make a folder a dataset, and the order of numbered names.
 
-They are defined below the layers that read and write these files, because a search for text must
+The names are defined below the layers that read and write these files, because a search for text must
 skip datasets, and a repository on the Hub may be one.
 """
 
 from __future__ import annotations
 
+import re
+
 MANIFEST_NAME = "dataset_metadata.json"
 SOURCES_NAME = "sources.jsonl"
 TOKENIZER_NAME = "tokenizer_state.json"
 WORK_NAME = ".work"  # unfinished work, removed when the manifest is written
+
+NUMBERS = re.compile("([0-9]+)")  # not \d, which other scripts' digits match
+
+
+def by_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A key that sorts names with numbers compared as numbers.
+
+    >>> sorted(["a_10.bin", "a_9.bin", "a_09.bin"], key=by_numbers)
+    ['a_09.bin', 'a_9.bin', 'a_10.bin']
+    """
+    # Text and digits alternate, so numbers are compared only with numbers: by length, then by digits.
+    # This is their numeric order, without converting very long numbers.
+    parts = enumerate(NUMBERS.split(name))
+    key = [(len(short := part.lstrip("0")), short) if at % 2 else (0, part) for at, part in parts]
+    return key, name

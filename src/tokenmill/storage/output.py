@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import orjson
 
 from tokenmill.errors import FolderError
@@ -28,7 +27,7 @@ from tokenmill.storage.files import (
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import WORK_NAME
-from tokenmill.storage.reading import DamagedFileError, read_inside
+from tokenmill.storage.reading import DamagedFileError, read_json
 
 _MOST_BYTES = 1 << 20  # of saved settings, unless the settings of this run need more
 
@@ -98,11 +97,9 @@ is 'mds'. Choose another `out`, or delete that folder.
         if self.create(name, record):
             return
         try:
-            data = read_inside(self.path, name, max(_MOST_BYTES, 2 * len(record)))
-            before = msgspec.json.decode(data, type=dict[str, Any])
-        except (DamagedFileError, ValueError, RecursionError) as error:
-            reason = error.what if isinstance(error, DamagedFileError) else f"is damaged ({error})"
-            raise FolderError(f"{self.path / name} {reason}. Delete {self.path}.") from None
+            before = read_json(self.path, name, dict[str, Any], max(_MOST_BYTES, 2 * len(record)))
+        except DamagedFileError as error:
+            raise FolderError(f"{self.path / name} {error.what}. Delete {self.path}.") from None
         if changes := describe_changes(before, orjson.loads(record)):
             raise FolderError(
                 f"{self.path} holds an unfinished run with other settings: {'; '.join(changes)}. "

@@ -7,15 +7,15 @@ values of the wrong type, it counts as absent, and the work is done again.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from tokenmill.storage.decoding import decode
 from tokenmill.storage.reading import DamagedFileError, read_inside
 
 MOST_BYTES = 16 << 20
-_BLOCK = 4 << 20  # bytes that are read at once
 
 T = TypeVar("T")
 
@@ -36,14 +36,6 @@ def read_receipt(path: Path, kind: type[T]) -> T | None:
         digest, _, content = read_inside(path.parent, path.name, MOST_BYTES).partition(b"\n")
         if digest != xxhash.xxh3_128_hexdigest(content).encode():
             return None
-        return msgspec.json.decode(content, type=kind)
-    except (DamagedFileError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return decode(content, kind)
+    except (DamagedFileError, ValueError):
         return None
-
-
-def hash_file(file: BinaryIO) -> str:
-    """The xxh3-128 of a file from its current position on, read once and in blocks."""
-    digest = xxhash.xxh3_128()
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()

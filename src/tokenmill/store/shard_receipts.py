@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import hash_file, write_file
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
-from tokenmill.storage.receipts import encode_receipt, hash_file, read_receipt
+from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.store.documents import read_table_header
 from tokenmill.store.tables import Shard, ShardName
 

@@ -24,7 +24,7 @@ import xxhash
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, add_terminators, check_ids
-from tokenmill.tokenizers.limits import brief
+from tokenmill.wording import brief
 
 NO_IDS: Ids = np.zeros(0, np.uint32)
 _CUT = re.compile(rb"[A-Za-z](?=[ \n])")

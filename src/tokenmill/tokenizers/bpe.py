@@ -36,8 +36,8 @@ from tokenmill.tokenizers.id_arrays import (
     spell,
     terminate_texts,
 )
-from tokenmill.tokenizers.limits import brief
 from tokenmill.tokenizers.long_text import Settler
+from tokenmill.wording import brief
 
 TERMINATOR = "\0"
 _LONGEST_NAME = 1000

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
 from tokenmill.errors import TokenizerError
+from tokenmill.storage.decoding import parse_json
+from tokenmill.wording import brief
 
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 1 << 23
@@ -32,38 +33,25 @@ _MOST_STEPS = 32
 _DEEPEST = 8
 _MOST_GROWTH = 256
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 100
 
-
-def brief(value: object) -> str:
-    """The `repr` of a value from a file, shortened.
-
-    >>> brief("a" * 1000) == repr("a" * 47 + "..." + "a" * 48)
-    True
-    """
-    return _REPR.repr(value)
-
-
-def parse_json(data: bytes, where: str, what: str = "tokenizer.json") -> dict[str, Any]:
+def parse_object(data: bytes, where: str, what: str = "tokenizer.json") -> dict[str, Any]:
     """The object in a JSON text.
 
-    >>> parse_json(b"[1]", "x.json")
+    >>> parse_object(b"[1]", "x.json")
     Traceback (most recent call last):
     ...
     tokenmill.errors.TokenizerError: x.json is not a tokenizer.json: it contains a list, not an object
     """
-    if len(data) > _MOST_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        reason = f"it has more than {_MOST_VALUES:,} values"
+    try:
+        document = parse_json(data, _MOST_VALUES)
+    except orjson.JSONDecodeError as error:
+        reason = f"it is not valid JSON ({error})"
+    except ValueError as error:
+        reason = str(error)
     else:
-        try:
-            document = orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            reason = f"it is not valid JSON ({error})"
-        else:
-            if isinstance(document, dict):
-                return document
-            reason = f"it contains a {type(document).__name__}, not an object"
+        if isinstance(document, dict):
+            return document
+        reason = f"it contains a {type(document).__name__}, not an object"
     raise TokenizerError(f"{where} is not a {what}: {reason}")
 
 

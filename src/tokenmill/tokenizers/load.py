@@ -21,7 +21,7 @@ from tokenmill.hub.single_file import fetch
 from tokenmill.storage.reading import FOREIGN_CURE, find_cure, read_foreign
 from tokenmill.tokenizers.base import Tokenizer, choose_eot
 from tokenmill.tokenizers.gpt2 import read_gpt2
-from tokenmill.tokenizers.limits import MOST_BYTES, parse_json
+from tokenmill.tokenizers.limits import MOST_BYTES, parse_object
 from tokenmill.tokenizers.minimal import ByteTokenizer
 from tokenmill.tokenizers.registry import check_tokenizer, from_state
 from tokenmill.tokenizers.sentencepiece import (
@@ -149,7 +149,7 @@ def _load_file(
     configured = None
     if path.suffix == ".json":
         if b'"kind"' in data:
-            document = parse_json(data, path.name)
+            document = parse_object(data, path.name)
             if "kind" in document and "model" not in document:
                 return _restore(document, path, eot)
         configured = _read_configured_eot(path.with_name("tokenizer_config.json"))
@@ -189,7 +189,7 @@ def read_tokenizer(
         return _finish(read_tiktoken_file(data, where, scheme, eot), name, eot)
     if suffix == ".model":
         return _finish(read_model_file(data, where), name, eot)
-    document = parse_json(data, where)
+    document = parse_object(data, where)
     return _finish(_read_document(document, where), name, eot, configured)
 
 
@@ -249,7 +249,7 @@ def _read_configured_eot(config: Path) -> str | None:
     """The `eos_token` in a tokenizer_config.json, if both exist."""
     if not _find_mode(config):
         return None
-    token = parse_json(_read(config), config.name, "tokenizer_config.json").get("eos_token")
+    token = parse_object(_read(config), config.name, "tokenizer_config.json").get("eos_token")
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None

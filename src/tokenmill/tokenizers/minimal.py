@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.base import Tokenizer, choose_eot, read_eot_id
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, drop_terminators, spell
-from tokenmill.tokenizers.limits import brief
+from tokenmill.wording import brief
 
 UNKNOWN = "unknown"
 _SPELLINGS = [*(bytes([value]) for value in range(256)), b"<|endoftext|>"]

@@ -17,12 +17,12 @@ import orjson
 
 from tokenmill.errors import TokenizerError, UnregisteredTokenizerError
 from tokenmill.tokenizers.base import Tokenizer
-from tokenmill.tokenizers.limits import brief
 from tokenmill.tokenizers.minimal import ByteTokenizer, UnknownTokenizer
 from tokenmill.tokenizers.sentencepiece import SentencePieceTokenizer
 from tokenmill.tokenizers.tiktoken import TiktokenTokenizer
 from tokenmill.tokenizers.tokenizer_json import JsonTokenizer
 from tokenmill.tokenizers.trial import try_in_child
+from tokenmill.wording import brief
 
 ENTRY_POINTS = "tokenmill.tokenizers"
 _BUILT_IN = (

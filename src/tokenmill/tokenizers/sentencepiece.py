@@ -24,7 +24,6 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import VocabularyTokenizer, call_native
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, check_ids, terminate_texts
 from tokenmill.tokenizers.limits import (
-    brief,
     check_added,
     check_gaps,
     check_growth,
@@ -32,6 +31,7 @@ from tokenmill.tokenizers.limits import (
     list_steps,
 )
 from tokenmill.tokenizers.tokenizer_json import DocumentVocabulary
+from tokenmill.wording import brief
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 # Unicode's white space without the space itself and U+0085.

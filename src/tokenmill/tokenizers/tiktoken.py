@@ -19,7 +19,8 @@ from typing import Any
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import BytePairTokenizer, call_native
 from tokenmill.tokenizers.cutting import CutRules, find_family_of_scheme, is_cuttable
-from tokenmill.tokenizers.limits import brief, check_added, check_gaps
+from tokenmill.tokenizers.limits import check_added, check_gaps
+from tokenmill.wording import brief
 
 SCHEMES = (
     *("gpt2", "cl100k", "o200k", "qwen2"),

@@ -21,7 +21,8 @@ import orjson
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, call_native
 from tokenmill.tokenizers.cutting import CutRules, find_family, is_cuttable
-from tokenmill.tokenizers.limits import brief, check_added, check_gaps, check_id, list_steps
+from tokenmill.tokenizers.limits import check_added, check_gaps, check_id, list_steps
+from tokenmill.wording import brief
 
 _WHITE_SPACE = " \t\r\n"
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tokenmill.errors import UsageError
 from tokenmill.load.distributed import find_rank
@@ -54,10 +54,13 @@ def check_device(name: str, device: str | None) -> None:
             choose_device(device)
 
 
-def has_accelerator(name: str, device: str | None) -> bool:
+def has_accelerator(name: str, device: str | None, stack: ExitStack) -> bool:
     """Whether a backend would compute on something faster than the CPU.
 
-    >>> has_accelerator("torch", "cpu")
+    JAX connects its processes first, because it cannot once it has looked for devices; `stack`
+    disconnects them.
+
+    >>> has_accelerator("torch", "cpu", ExitStack())
     False
     """
     if device is not None:
@@ -69,6 +72,10 @@ def has_accelerator(name: str, device: str | None) -> bool:
             return torch.cuda.is_available() or torch.backends.mps.is_available()
         import jax
 
+        from tokenmill.training.jax_backend import start_processes
+
+        if start_processes():
+            stack.callback(jax.distributed.shutdown)
         return jax.default_backend() != "cpu"
 
 

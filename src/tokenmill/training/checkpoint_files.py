@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,10 +23,10 @@ from msgspec import Meta
 
 from tokenmill.errors import UsageError
 from tokenmill.load.state import MOST_ROWS
-from tokenmill.storage.files import sync_file, write_file
+from tokenmill.storage.decoding import decode
+from tokenmill.storage.files import hash_file, sync_file, write_file
 from tokenmill.storage.reading import DamagedFileError, open_inside, read_inside
 from tokenmill.training.config import Config, Ids, Steps
-from tokenmill.training.decoding import DamageError, decode
 from tokenmill.training.model import (
     Arrays,
     Shape,
@@ -46,6 +46,7 @@ _BLOCK = 1 << 20  # bytes
 _FLOAT = np.dtype("<f4")
 _NEVER_NEGATIVE = (".step", ".exp_avg_sq")  # of the optimizer
 
+_T = TypeVar("_T")
 _Scalar = bool | int | float | str | None
 _Mixture = list[str | tuple[int, list[int | float]]]  # names of sources, or weights from rows on
 _Text = Annotated[str, Meta(max_length=4096)]
@@ -53,6 +54,10 @@ _Text = Annotated[str, Meta(max_length=4096)]
 Shapes = Mapping[str, tuple[int, ...]]
 AnyArrays = Mapping[str, npt.NDArray[Any]]
 RESTORE = "Restore it from a backup, or add `restart=True` to start over."
+
+
+class DamageError(Exception):
+    """Why a checkpoint cannot be used."""
 
 
 class NotFiniteError(Exception):
@@ -201,16 +206,20 @@ def _naming(name: str) -> Iterator[None]:
         raise DamageError(f"{name} cannot be read: {error.strerror}") from error
 
 
+def _decode(data: bytes, kind: type[_T]) -> _T:
+    try:
+        return decode(data, kind)
+    except ValueError as error:
+        raise DamageError(f"is damaged: {error}") from error
+
+
 def _read_state_file(path: Path) -> _StateFile:
     with _naming(STATE_NAME):
         data = read_inside(path, STATE_NAME, _MOST_STATE)
-        try:
-            version = decode(data, _Version).version
-            if version != VERSION:
-                raise DamageError(f"has version {version}, but this tokenmill reads {VERSION}")
-            file = decode(data, _StateFile)
-        except DamageError as error:
-            raise DamageError(f"is damaged: {error}") from error
+        version = _decode(data, _Version).version
+        if version != VERSION:
+            raise DamageError(f"has version {version}, but this tokenmill reads {VERSION}")
+        file = _decode(data, _StateFile)
         # A duplicate key would otherwise hide another value.
         if file.checksum != file.compute_checksum() or file.to_json() != data:
             raise DamageError("is damaged: its checksum does not match")
@@ -260,10 +269,7 @@ def _read_header(
     header = file.read(length)
     if digest is not None:
         digest.update(start + header)
-    try:
-        tensors = decode(header, dict[str, _Tensor])
-    except DamageError as error:
-        raise DamageError(f"is damaged: {error}") from error
+    tensors = _decode(header, dict[str, _Tensor])
     for name in [*expected, *tensors]:
         one = tensors.get(name)
         found = f"{one.dtype} {tuple(one.shape)}" if one else "missing"
@@ -296,11 +302,8 @@ def _save(path: Path, arrays: AnyArrays) -> str:
         raise
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors ignores the umask
     sync_file(path)
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hash_file(file)
 
 
 def load_safetensors() -> Any:

@@ -27,13 +27,13 @@ from tokenmill.training.checkpoint_files import (
     RESTORE,
     AnyArrays,
     Checkpoint,
+    DamageError,
     RunState,
     load_safetensors,
     read_checked,
     read_state,
     write_files,
 )
-from tokenmill.training.decoding import DamageError
 
 _NAME = re.compile(r"step_([0-9]{7,13})")
 

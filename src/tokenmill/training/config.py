@@ -7,7 +7,6 @@ holds the settings as `config.json`; `config_file.py` reads them from files.
 from __future__ import annotations
 
 import math
-import reprlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenmill.errors import UsageError
+from tokenmill.wording import brief
 
 MOST_STEPS = 10**12
 Layers = Annotated[int, Meta(ge=1, le=4096)]  # or heads
@@ -158,7 +158,7 @@ class Config:
         check_fields(self)
         if not 0 <= self.seed < 1 << 64:  # msgspec has no bounds beyond 2**63
             raise UsageError(
-                f"`seed` is {_show(self.seed)}; it must be 0 or more, and below 2**64."
+                f"`seed` is {brief(self.seed)}; it must be 0 or more, and below 2**64."
             )
         if self.batch_tokens % self.seq_len:
             raise UsageError(
@@ -245,7 +245,7 @@ def check_value(name: str, value: object, kind: object) -> None:
             elif ", got " not in expected:
                 expected = f"it must be {_describe_range(kind)}"
     if expected:
-        raise UsageError(f"`{name}` is {_show(value)}; {expected}.")
+        raise UsageError(f"`{name}` is {brief(value)}; {expected}.")
 
 
 def _describe_range(kind: Any) -> str:
@@ -259,10 +259,3 @@ def _describe_range(kind: Any) -> str:
     if meta.le is not None:
         return f"between {meta.ge:,} and {meta.le:,}"
     return f"{meta.ge:,} or more, and below {meta.lt:,}"
-
-
-def _show(value: object) -> str:
-    """A value for an error message, which may come from a file: shortened."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length():,} bits"
-    return reprlib.repr(value)

@@ -81,7 +81,7 @@ class JaxBackend:
     ) -> None:
         check_values(shape, values)
         self.config, self.shape = config, shape
-        self._started = _start_processes()
+        self._started = start_processes()
         self.rank, self.world_size = jax.process_index(), jax.process_count()
         devices = sorted(
             _find_devices(device), key=lambda device: (device.process_index, device.id)
@@ -299,7 +299,7 @@ def _find_devices(name: str | None) -> list[Any]:
         ) from error
 
 
-def _start_processes() -> bool:
+def start_processes() -> bool:
     """Connect to the other processes if a launcher started several; returns whether it did."""
     rank, world_size = find_rank(None, None)
     if world_size == 1 or jax.distributed.is_initialized():

@@ -27,13 +27,13 @@ import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import StateError, UsageError, WorkError
+from tokenmill.storage.decoding import convert, decode
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import open_entry, refuse_link, remove, sync_folder, temporary_path
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.output import OutputFolder
 from tokenmill.training.chart import Curve
 from tokenmill.training.config import Steps
-from tokenmill.training.decoding import DamageError, convert, decode
 from tokenmill.wording import size
 
 BOARD_NAME = "tensorboard"
@@ -244,7 +244,7 @@ def _parse(file: BinaryIO, folder: Path, last_step: int | None) -> tuple[list[di
         try:
             line = decode(data[end:newline], dict[str, bool | int | float | str | None])
             convert(line, _Line)
-        except DamageError:
+        except ValueError:
             break
         if last_step is not None and line["step"] > last_step:  # type: ignore[operator]
             break

@@ -1,0 +1,63 @@
+"""Decode JSON that a stranger may have written: a ValueError says in a few words why it cannot be used.
+
+Limits on values keep memory in proportion: a list of empty lists takes 20 times its size in memory, so
+a limit on bytes alone is not enough. Checking them costs three searches of the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+MOST_VALUES = 1 << 22  # in one JSON text: at most about 500 MB of Python objects
+_LONGEST = 300  # characters of a reason
+
+T = TypeVar("T")
+
+
+def check_values(data: bytes, most: int = MOST_VALUES) -> None:
+    """Refuse JSON with more than `most` values.
+
+    >>> check_values(b"[[], [], []]", most=3)
+    Traceback (most recent call last):
+    ...
+    ValueError: it has more than 3 values
+    """
+    if len(data) > most and sum(map(data.count, (b",", b"[", b"{"))) > most:
+        raise ValueError(f"it has more than {most:,} values")
+
+
+def parse_json(data: bytes, most: int = MOST_VALUES) -> Any:
+    """Parse JSON of any type with at most `most` values.
+
+    >>> parse_json(b'{"a": [1, 2]}')
+    {'a': [1, 2]}
+    """
+    check_values(data, most)
+    return orjson.loads(data)
+
+
+def decode(data: bytes | memoryview, kind: type[T]) -> T:
+    """Decode JSON as a type, which bounds its values.
+
+    >>> decode(b'{"step": true}', dict[str, int])
+    Traceback (most recent call last):
+    ...
+    ValueError: Expected `int`, got `bool` - at `$[...]`
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:  # msgspec's errors, and text that is not UTF-8
+        raise ValueError(str(error)[:_LONGEST]) from error
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """Like `decode`, for a value that is already decoded as a more general type."""
+    try:
+        return msgspec.convert(value, kind)
+    except ValueError as error:
+        raise ValueError(str(error)[:_LONGEST]) from error

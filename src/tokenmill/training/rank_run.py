@@ -1,0 +1,276 @@
+"""A run of one rank: find its checkpoint, connect the ranks, and start the loop from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import orjson
+import xxhash
+
+from tokenmill.errors import UsageError
+from tokenmill.load.loader import Loader
+from tokenmill.load.state import check_state
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import write_file
+from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.training.backend import Backend
+from tokenmill.training.backends import open_backend
+from tokenmill.training.checkpoint_files import Checkpoint, RunState
+from tokenmill.training.checkpoints import Checkpoints, refuse_other_run
+from tokenmill.training.config import Config
+from tokenmill.training.data import RunData, read_not_mapped
+from tokenmill.training.display import RunWatcher, open_board
+from tokenmill.training.loop import Loop, StopSignal
+from tokenmill.training.model import count_parameters, first_values
+from tokenmill.training.run_folder import (
+    CHECKPOINTS_NAME,
+    CONFIG_NAME,
+    Record,
+    RunFolder,
+    find_values,
+    read_metrics,
+)
+from tokenmill.training.validation import Validator
+
+_CURE = "Change it back, choose another `name`, or add `restart=True` to discard the run and start over."
+SMALL_DEFAULT = "laptop"  # the preset without an accelerator
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunReport:
+    """The result of a run. `was_finished`: it was complete before. `was_stopped`: by a signal.
+
+    Losses are the last ones reported, or None.
+    """
+
+    path: Path
+    step: int
+    loss: float | None
+    val_loss: float | None
+    bits_per_byte: float | None
+    was_finished: bool = False
+    was_stopped: bool = False
+
+    def __repr__(self) -> str:
+        words = [f"{self.path}: step {self.step:,}"]
+        words += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        words += [f"validation loss {self.val_loss:.4f}"] if self.val_loss is not None else []
+        words += ["finished before"] if self.was_finished else []
+        words += ["stopped"] if self.was_stopped else []
+        return f"<RunReport {', '.join(words)}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRun:
+    """A run of one rank; `state` is the state before the first step."""
+
+    path: Path
+    config: Config
+    data: RunData
+    state: RunState
+    loader: Loader
+    watcher: RunWatcher
+    rank: int
+    world_size: int
+    device: str | None
+    boards: Sequence[str]
+    restart: bool
+
+    def train(self, stack: ExitStack) -> RunReport:
+        """Start or resume the run. Rank 0 checks the folder before the others read it."""
+        checkpoints = Checkpoints(self.path / CHECKPOINTS_NAME)
+        checkpoint = None
+        if self.rank == 0:
+            stack.enter_context(RunFolder(self.path, restart=self.restart))
+            checkpoint = self._find_checkpoint(checkpoints)
+        owed = self._find_owed(checkpoint)
+        step = checkpoint.state.step if checkpoint else 0
+        if step and self.world_size == 1 and self._is_done(step, owed):
+            return _report(self.path, step, was_finished=True)
+        backend = self._open_backend(checkpoint)
+        stack.callback(backend.close)
+        self._check_backend(backend)
+        step, owed = _share(backend, step, owed)
+        if step and self._is_done(step, owed):
+            return _report(self.path, step, was_finished=True)
+        state = self.state
+        if step:
+            checkpoint = checkpoint or checkpoints.at(step)
+            backend.load(checkpoint.parameters(), checkpoint.optimizer_state())
+            self.loader.load_state_dict(checkpoint.state.loader)
+            state = msgspec.structs.replace(state, step=step, row=checkpoint.state.row)
+        if self.rank == 0:
+            self._announce(backend, checkpoint)
+        loop = self._make_loop(backend, checkpoints, state, owed, stack)
+        loop.run()
+        was_stopped = loop.step < self.config.max_steps or loop.was_cut
+        return _report(self.path, loop.step, was_stopped=was_stopped)
+
+    def _make_loop(
+        self,
+        backend: Backend,
+        checkpoints: Checkpoints,
+        state: RunState,
+        owed: tuple[bool, bool],
+        stack: ExitStack,
+    ) -> Loop:
+        """The loop that continues from a state. Rank 0 also writes the settings and opens the record."""
+        step = state.step
+        record, boards = None, []
+        if self.rank == 0:
+            with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was started"):
+                self._write_settings()
+                record = Record(self.path, step=step, row=state.row)
+            stack.callback(record.close)
+            for name in self.boards:
+                boards.append(open_board(name, self.path, step=step, config=self.config))
+                stack.callback(boards[-1].close)
+        validator = None
+        if self.data.val is not None:
+            val = read_not_mapped(self.data.val)
+            validator = Validator(self.data, val, self.config, backend)
+            stack.callback(validator.close)
+        stop = StopSignal(impatient=self.world_size == 1, notify=self.watcher.note)
+        return Loop(
+            config=self.config,
+            data=self.data,
+            state=state,
+            backend=backend,
+            loader=self.loader,
+            validator=validator,
+            checkpoints=checkpoints,
+            record=record,
+            watcher=self.watcher,
+            boards=boards,
+            stop=stack.enter_context(stop),
+            owed=owed,
+        )
+
+    def announce_data(self, *, is_small: bool) -> None:
+        """Report the data, and the default settings if they are the small ones."""
+        for note in self.data.notes:
+            self.watcher.warn(note)
+        self.watcher.note(f"data      {self.data.describe}")
+        if is_small:
+            self.watcher.note(
+                f"Training on the CPU with the preset `{SMALL_DEFAULT}`: about 4 minutes on two cores.\n"
+                "`config='124M'` trains a full model."
+            )
+
+    def _find_checkpoint(self, checkpoints: Checkpoints) -> Checkpoint | None:
+        """The checkpoint to resume from, after a check that it belongs to this run."""
+        found = checkpoints.newest(self.watcher.warn)
+        if found is None:
+            return None
+        before = found.state
+        refuse_other_run(before, self.state, _CURE)
+        check_state(before.loader, self.state.loader, force=False, cure=_CURE)
+        changed = [
+            f"{name} {before.config.get(name)} → {value}"
+            for name, value in self.state.config.items()
+            if before.config.get(name, value) != value
+        ]
+        if changed and before.step < self.config.max_steps:
+            self.watcher.note(f"From step {before.step:,} on: {', '.join(changed)}.")
+        return found
+
+    def _find_owed(self, checkpoint: Checkpoint | None) -> tuple[bool, bool]:
+        """Whether a stop skipped the validation and the sample due at a checkpoint's step."""
+        if checkpoint is None:
+            return False, False
+        step = checkpoint.state.step
+        lines = [line for line in read_metrics(self.path) if line["step"] == step]
+        due = self.config.find_due(step)
+        can_validate = self.data.val is not None
+        can_sample = self.data.tokenizer is not None and self.config.sample_tokens > 0
+        return (
+            due["validation"] and can_validate and not any("val_loss" in line for line in lines),
+            due["sample"] and can_sample and not any("sample" in line for line in lines),
+        )
+
+    def _is_done(self, step: int, owed: tuple[bool, bool]) -> bool:
+        last = self.config.max_steps
+        return step > last or (step == last and not any(owed))
+
+    def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
+        """The backend of this rank; rank 0 has the initial values."""
+        _, shape = self.state.read_settings()
+        # No variable refers to the values, because it would keep them in memory for the whole run.
+        return open_backend(
+            self.state.backend,
+            self.config,
+            shape,
+            checkpoint.parameters() if checkpoint else first_values(shape, self.config.seed),
+            self.device,
+        )
+
+    def _check_backend(self, backend: Backend) -> None:
+        """Refuse ranks that are not connected, or have other settings or data. A collective call."""
+        if (backend.rank, backend.world_size) != (self.rank, self.world_size):
+            raise UsageError(
+                f"The environment says that this is rank {self.rank} of {self.world_size}, but "
+                f"{backend.name} says rank {backend.rank} of {backend.world_size}. Start several "
+                "processes with: torchrun --nproc-per-node N -m tokenmill.cli train …"
+            )
+        if backend.world_size == 1:
+            return
+        state = self.state
+        settings = {**state.config, "data": state.loader}
+        settings |= {"vocab": state.vocab, "eot_id": state.eot_id}
+        table = np.zeros((backend.world_size, len(settings)))
+        # As many bits of a hash as a float64 holds exactly.
+        table[backend.rank] = [
+            xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)) >> 12
+            for value in settings.values()
+        ]
+        differs = (backend.total(table) != table[backend.rank]).any(axis=0)
+        if found := [
+            f"{name} {state.loader['sources'] if name == 'data' else value}"
+            for (name, value), other in zip(settings.items(), differs, strict=True)
+            if other
+        ]:
+            raise UsageError(
+                f"The ranks were started differently. Rank {backend.rank} has {', '.join(found)}. "
+                "Give all ranks the same settings and data."
+            )
+
+    def _announce(self, backend: Backend, checkpoint: Checkpoint | None) -> None:
+        config, note = self.config, self.watcher.note
+        parameters = count_parameters(self.state.read_settings()[1])
+        note(f"model     {parameters:,} parameters on {backend.device} ({backend.name})")
+        rows = f"{config.batch_rows:,} rows of {config.seq_len:,} tokens"
+        note(f"steps     {config.max_steps:,} of {rows}")
+        if checkpoint is not None:
+            note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
+
+    def _write_settings(self) -> None:
+        """Write what is needed to inspect the run and use its model without its data."""
+        written = orjson.dumps(asdict(self.config), option=orjson.OPT_INDENT_2) + b"\n"
+        write_file(self.path / CONFIG_NAME, written)
+        if self.data.tokenizer is not None:
+            state = orjson.dumps(self.data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
+            write_file(self.path / TOKENIZER_NAME, state + b"\n")
+
+
+def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
+    """Send what rank 0 found to all ranks. A collective call."""
+    found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
+    return found, (bool(missing[0]), bool(missing[1]))
+
+
+def _report(
+    path: Path, step: int, *, was_finished: bool = False, was_stopped: bool = False
+) -> RunReport:
+    lines = read_metrics(path)
+    last = {
+        name: next(iter(find_values(lines, name)[1][-1:]), None)
+        for name in ("loss", "val_loss", "bits_per_byte")
+    }
+    return RunReport(
+        path=path, step=step, was_finished=was_finished, was_stopped=was_stopped, **last
+    )
