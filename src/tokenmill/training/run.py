@@ -30,7 +30,7 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.load.loader import Loader
 from tokenmill.load.state import check_state
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import sync_folder, write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.backend import Backend, check_ranks
@@ -57,7 +57,9 @@ from tokenmill.training.run_folder import (
     RunFolder,
     find_folder,
     find_values,
+    is_charted,
     read_metrics,
+    write_chart,
 )
 from tokenmill.training.validation import Validator
 
@@ -229,13 +231,13 @@ class _Run:
         owed = self._find_owed(checkpoint)
         step = checkpoint.state.step if checkpoint else 0
         if step and self.world_size == 1 and self._is_done(step, owed):
-            return _report(self.path, step, was_finished=True)
+            return self._confirm_finished(step)
         backend = self._open_backend(checkpoint)
         stack.callback(backend.close)
         self._check_backend(backend)
         step, owed = _share(backend, step, owed)
         if step and self._is_done(step, owed):
-            return _report(self.path, step, was_finished=True)
+            return self._confirm_finished(step)
         state = self.state
         if step:
             checkpoint = checkpoint or checkpoints.at(step)
@@ -334,6 +336,17 @@ class _Run:
     def _is_done(self, step: int, owed: tuple[bool, bool]) -> bool:
         last = self.config.max_steps
         return step > last or (step == last and not any(owed))
+
+    def _confirm_finished(self, step: int) -> RunReport:
+        """Report a run that was complete before, after what a kill or a full disk may have prevented."""
+        lines = read_metrics(self.path)
+        if self.rank == 0:
+            with explain_disk_errors(f"step {step:,} is kept"):
+                sync_folder(self.path / CHECKPOINTS_NAME)
+                if lines and not is_charted(self.path, lines):
+                    write_chart(self.path, lines)
+                sync_folder(self.path)
+        return _report(self.path, step, was_finished=True)
 
     def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
         """The backend of this rank; rank 0 has the initial values."""
