@@ -154,11 +154,14 @@ class _Zstd:
 
 
 class _Xz:
-    """One xz stream. Raises WindowError, with enough memory for it, if it needs too much."""
+    """One xz stream. Raises WindowError, with enough memory for it, if it needs too much.
+
+    The older format LZMA is refused: it has no checksum, and a file of zeros is a valid one without text.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._inner = lzma.LZMADecompressor(memlimit=limit)
+        self._inner = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit)
         self._head = b""
 
     def decompress(self, data: bytes, size: int) -> bytes:
@@ -192,7 +195,7 @@ def _find_xz_memory(head: bytes, limit: int) -> int:
     """Enough memory for a stream, at most twice what it needs, by its first bytes."""
     while (limit := 2 * limit) < LARGEST_WINDOW:
         try:
-            lzma.LZMADecompressor(memlimit=limit).decompress(head, 1)
+            lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit).decompress(head, 1)
             return limit
         except lzma.LZMAError as error:
             if not _needs_memory(error):

@@ -158,7 +158,7 @@ class Config:
         check_fields(self)
         if not 0 <= self.seed < 1 << 64:  # msgspec has no bounds beyond 2**63
             raise UsageError(
-                f"`seed` is {_show(self.seed)}; it must be 0 or more, and below 2**64."
+                f"`seed` is {show_value(self.seed)}; it must be 0 or more, and below 2**64."
             )
         if self.batch_tokens % self.seq_len:
             raise UsageError(
@@ -245,7 +245,7 @@ def check_value(name: str, value: object, kind: object) -> None:
             elif ", got " not in expected:
                 expected = f"it must be {_describe_range(kind)}"
     if expected:
-        raise UsageError(f"`{name}` is {_show(value)}; {expected}.")
+        raise UsageError(f"`{name}` is {show_value(value)}; {expected}.")
 
 
 def _describe_range(kind: Any) -> str:
@@ -261,8 +261,17 @@ def _describe_range(kind: Any) -> str:
     return f"{meta.ge:,} or more, and below {meta.lt:,}"
 
 
-def _show(value: object) -> str:
-    """A value for an error message, which may come from a file: shortened."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length():,} bits"
-    return reprlib.repr(value)
+class _Brief(reprlib.Repr):
+    def repr_int(self, number: int, level: int) -> str:
+        if number.bit_length() > 64:  # Python refuses to write out over 4,300 digits
+            return f"a number of {number.bit_length():,} bits"
+        return super().repr_int(number, level)
+
+
+def show_value(value: object) -> str:
+    """A value for an error message, which may come from a file: shortened.
+
+    >>> show_value({"layers": 1 << 20_000})
+    "{'layers': a number of 20,001 bits}"
+    """
+    return _Brief().repr(value)

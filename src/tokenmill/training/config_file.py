@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import reprlib
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from tokenmill.errors import InputError, UsageError
-from tokenmill.training.config import Config
+from tokenmill.training.config import Config, show_value
 
 _SMALL: dict[str, Any] = {
     "layers": 3,
@@ -235,7 +234,7 @@ def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise UsageError(f"duplicate key {reprlib.repr(name)[1:-1]}.")
+            raise UsageError(f"duplicate key {show_value(name)[1:-1]}.")
         made[name] = value
     return made
 
@@ -248,7 +247,7 @@ def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in _SECTIONS:
             inner = {} if value is None else value
             if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
-                raise UsageError(f"{name} is {reprlib.repr(value)}; it must hold settings.")
+                raise UsageError(f"{name} is {show_value(value)}; it must hold settings.")
         for key, one in inner.items():
             own = GUIDE_NAMES.get(key, key)
             if own in seen:
@@ -272,7 +271,7 @@ def _make(found: dict[str, Any]) -> RunFile:
         if "batch_tokens" in settings:
             raise UsageError("batch_size and batch_tokens both set the size of a step; omit one.")
         if type(rows) is not int:
-            raise UsageError(f"batch_size is {reprlib.repr(rows)}; expected int.")
+            raise UsageError(f"batch_size is {show_value(rows)}; expected int.")
         length = settings.get("seq_len", Config.seq_len)
         if type(length) is int:  # if not, `Config` says so
             settings["batch_tokens"] = rows * length
@@ -285,10 +284,10 @@ def _check_data(found: dict[str, Any]) -> dict[str, Any]:
             value = found[name] = _as_number(value, float)
             if type(value) not in (int, float) or not 0 < value <= _MOST_EPOCHS:
                 raise UsageError(
-                    f"{name} is {reprlib.repr(value)}; it must be above 0, and at most {_MOST_EPOCHS:,}."
+                    f"{name} is {show_value(value)}; it must be above 0, and at most {_MOST_EPOCHS:,}."
                 )
         elif not isinstance(value, str) or not value:
-            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be text.")
+            raise UsageError(f"{name} is {show_value(value)}; it must be text.")
     return found
 
 
@@ -307,5 +306,5 @@ def _check_name(name: str) -> None:
     near = get_close_matches(name, [*_NAMES, *_OTHER_PROGRAMS], n=1, cutoff=0.6)
     hint = f"; did you mean {_OTHER_PROGRAMS.get(near[0], near[0])!r}?" if near else "."
     raise UsageError(
-        f"unknown setting {reprlib.repr(name)}{hint} The settings are: {', '.join(_NAMES)}."
+        f"unknown setting {show_value(name)}{hint} The settings are: {', '.join(_NAMES)}."
     )
