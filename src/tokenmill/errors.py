@@ -17,6 +17,8 @@ prints the message without a traceback and exits with `exit_status`.
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "DatasetError",
     "FolderError",
@@ -29,6 +31,8 @@ __all__ = [
     "UsageError",
     "WorkError",
 ]
+
+_NOT_MAPPED = ("failed to map segment", "cannot allocate memory")
 
 
 class TokenmillError(Exception):
@@ -77,3 +81,20 @@ class StateError(TokenmillError):
 
 class WorkError(TokenmillError):
     """Work was interrupted by an external cause; the same command resumes it."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out.
+
+    >>> lacks_memory(ImportError("libarrow.so: failed to map segment from shared object"))
+    True
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, ImportError):  # the system's loader says it in words only
+        said = str(error).lower()
+        cause = error.__cause__
+        return any(mark in said for mark in _NOT_MAPPED) or (
+            cause is not None and lacks_memory(cause)
+        )
+    return isinstance(error, MemoryError)

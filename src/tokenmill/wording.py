@@ -32,7 +32,14 @@ _UNSAFE = re.compile(
 )
 
 
-_REPR = reprlib.Repr()
+class _Repr(reprlib.Repr):
+    def repr_int(self, number: int, level: int) -> str:
+        if number.bit_length() > 64:  # Python refuses to print over 4,300 digits
+            return f"a number of {number.bit_length():,} bits"
+        return super().repr_int(number, level)
+
+
+_REPR = _Repr()
 _REPR.maxstring = _REPR.maxother = 100
 
 
@@ -59,11 +66,9 @@ def one_line(name: object) -> str:
 def brief(value: object) -> str:
     """The `repr` of a value from a file, shortened.
 
-    >>> brief("a" * 1000) == repr("a" * 47 + "..." + "a" * 48), brief(1 << 99)
-    (True, 'a number of 100 bits')
+    >>> brief("a" * 1000) == repr("a" * 47 + "..." + "a" * 48), brief({"layers": 1 << 99})
+    (True, "{'layers': a number of 100 bits}")
     """
-    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print huge ones
-        return f"a number of {value.bit_length():,} bits"
     return _REPR.repr(value)
 
 

@@ -104,6 +104,8 @@ def test_closed_streams_do_not_end_up_in_data_files(tmp_path: Path, closed: str)
 
 UNEXPECTED = {
     "memory": ("MemoryError()", "Memory ran out."),
+    "library": ("ImportError('x.so: failed to map segment from shared object')", "Memory ran out."),
+    "mapping": ("OSError(12, 'Cannot allocate memory', 'x.bin')", "Memory ran out."),
     "nesting": ("RecursionError('deep')", "nested too deeply"),
     "disk": (
         "OSError(5, 'Input/output error', 'x.bin')",

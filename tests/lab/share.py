@@ -127,6 +127,9 @@ FOUND = (
     ("export-npy", "fsync:2:EIO"),  # a failed fsync of a folder ended as success
     ("export-mds", "malloc:72:ENOMEM"),  # no memory was reported as a damaged file
     ("prepare", "malloc:268:ENOMEM+"),  # no memory left to word the message
+    ("prepare-all", "memory:160122"),  # a library that cannot be mapped was called a bug
+    ("prepare-all", "malloc:107:ENOMEM"),  # a folder that cannot be listed was called a device
+    ("tokenizer-train", "malloc:157:ENOMEM"),  # "training failed: SyntaxError"
     ("prepare", "power:end:lost"),  # the folder of a finished dataset could vanish
 )
 

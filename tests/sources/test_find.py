@@ -265,6 +265,21 @@ def test_a_path_that_is_too_long_is_a_source_with_a_fault(
         subprocess.run(["rm", "-r", tmp_path / name], check=True)
 
 
+@pytest.mark.parametrize("name", ["", "a.json"])
+def test_too_many_open_files_are_not_a_fault_of_the_input(tmp_path: Path, name: str) -> None:
+    resource = pytest.importorskip("resource")
+    write_all(tmp_path, "a.json")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            find_files([tmp_path / name])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_without_text_the_error_lists_what_was_passed_over(tmp_path: Path) -> None:
     write_all(tmp_path, "a.zip")
     (tmp_path / "b.bin").write_bytes(bytes(10))

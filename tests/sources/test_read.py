@@ -278,6 +278,15 @@ def test_zeros_after_a_compressed_stream_are_padding(
     assert texts_of(read(path)) == DOCUMENTS
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("zeros", [1, 64, 200_000])
+def test_a_compressed_file_of_zeros_is_bad(tmp_path: Path, suffix: str, zeros: int) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(bytes(zeros))  # as a power failure may leave it
+    with pytest.raises(BadFileError):
+        read(path)
+
+
 def zstd_long(data: bytes, window_log: int) -> bytes:
     parameters = zstandard.ZstdCompressionParameters(
         window_log=window_log, enable_ldm=False, write_content_size=False, compression_level=1

@@ -153,6 +153,8 @@ train_config:
         ("max_steps: 1e18", "it must be between 1 and 1,000,000,000,000"),
         ("max_steps: 1e300", "max_steps is a number of 997 bits; it must be between 1 and"),
         ("seed: 1e30", "seed is a number of 100 bits; it must be 0 or more, and below 2**64"),
+        (f"batch_size: [0x{'f' * 4_000}]", "batch_size is [a number of 16,000 bits]; expected int"),
+        (f"num_epochs: 0x{'f' * 4_000}", "num_epochs is a number of 16,000 bits; it must be above"),
         ("seed: -1", "seed is -1; it must be 0 or more, and below 2**64"),
         ("learning_rate: 1e39", "learning_rate is 1e+39; it must be between 0 and 1e+30"),
         ("rank_timeout: 0", "rank_timeout is 0; it must be between 1 and 604,800"),

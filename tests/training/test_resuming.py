@@ -94,6 +94,21 @@ def test_a_finished_run_is_not_changed(data: RunData, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "a" / "checkpoints")) == ["step_0000002"]
 
 
+@pytest.mark.parametrize("left", [None, b"<svg>of an earlier step</svg>"])
+def test_a_run_killed_before_its_last_chart_draws_it_when_run_again(
+    data: RunData, tmp_path: Path, left: bytes | None
+) -> None:
+    short = replace(CONFIG, max_steps=2, val_every=0, sample_tokens=0)
+    train(data, name="a", config=short, runs=tmp_path)
+    chart = tmp_path / "a" / "loss.svg"
+    drawn = chart.read_bytes()
+    chart.unlink()
+    if left is not None:
+        chart.write_bytes(left)
+    assert train(data, name="a", config=short, runs=tmp_path).was_finished
+    assert chart.read_bytes() == drawn
+
+
 def test_changing_micro_batches_keeps_the_rows(data: RunData, tmp_path: Path) -> None:
     config = replace(CONFIG, optimizer="adamw", val_every=0, sample_tokens=0)
     train(data, name="a", config=config, runs=tmp_path)

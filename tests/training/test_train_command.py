@@ -137,7 +137,7 @@ def test_a_run_prints_its_progress_and_the_next_command(data: Path, tmp_path: Pa
     }
     again = run(*own, "--max-steps", "7")
     assert again.returncode == 0
-    assert "was finished before, at step 7; nothing was changed" in again.stdout
+    assert "was finished before, at step 7; nothing was trained" in again.stdout
     other = run(*own, "--max-steps", "9", "--seed", "1")
     assert other.returncode == 1
     assert "the seed: 42 then, 1 now" in other.stderr

@@ -13,7 +13,7 @@ import sys
 import traceback
 from contextlib import suppress
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import TokenmillError, lacks_memory
 
 _STOPPED = 130
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,7 +44,7 @@ def report(error: BaseException) -> int:
 def _explain(error: BaseException) -> str:
     if isinstance(error, TokenmillError):
         return str(error)
-    if isinstance(error, MemoryError):
+    if lacks_memory(error):
         return (
             "Memory ran out. Free some memory, or use less of it (for example fewer workers or a "
             f"smaller batch), and {_AGAIN}. Finished work is kept."

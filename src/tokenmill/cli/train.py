@@ -184,7 +184,7 @@ def _show_end(report: Any, runs: Path) -> None:
     """Print the results and the next command."""
     _show_curves(report.path)
     if report.was_finished:
-        show(f"{report.path} was finished before, at step {report.step:,}; nothing was changed.")
+        show(f"{report.path} was finished before, at step {report.step:,}; nothing was trained.")
     if report.val_loss is not None:
         bits = report.bits_per_byte
         per_byte = "" if bits is None else f", {bits:.4f} bits per byte"

@@ -116,7 +116,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
     """The records `first` to `last` of a file, or to its end, in order."""
     try:
         module = import_module("array_record.python.array_record_module")
-    except ImportError:
+    except ModuleNotFoundError:
         raise DatasetError(
             f"{name} is an ArrayRecord file. To read it, install its package: "
             "pip install array_record"

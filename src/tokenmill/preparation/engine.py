@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, cast
 
-from tokenmill.errors import TokenmillError, WorkError
+from tokenmill.errors import TokenmillError, WorkError, lacks_memory
 from tokenmill.storage.disk import disk_error
 
 _SERVE = "import sys; from tokenmill.preparation.engine import serve; serve(int(sys.argv[1]))"
@@ -241,12 +241,15 @@ def serve(descriptor: int) -> None:
                 answer: Any = _Finished(worker.run(task))
             except BrokenPipeError:
                 raise
-            except (TokenmillError, OSError) as error:
+            except TokenmillError as error:
                 answer = error
-            except MemoryError:
-                answer = _OutOfMemory()
             except Exception as error:  # the parent reports it and stops the run
-                answer = _Crashed(f"{type(error).__name__}: {error}", traceback.format_exc())
+                if lacks_memory(error):
+                    answer = _OutOfMemory()
+                elif isinstance(error, OSError):
+                    answer = error
+                else:
+                    answer = _Crashed(f"{type(error).__name__}: {error}", traceback.format_exc())
             pipe.send(answer)
     except (EOFError, OSError):
         os._exit(1)  # the parent is gone

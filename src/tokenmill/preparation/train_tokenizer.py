@@ -157,7 +157,10 @@ def _learn_merges(
             "train on less text"
         )
     last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
-    raise TokenizerError(f"training failed: {last}")
+    # Without memory, even Python's own modules fail to load, with an error of any kind.
+    raise TokenizerError(
+        f"training failed: {last}\nMost likely memory ran out: free some, or train on less text."
+    )
 
 
 def _to_tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> bytes:

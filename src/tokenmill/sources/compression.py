@@ -174,14 +174,17 @@ class _Zstd(_Limited):
 
 
 class _Xz(_Limited):
-    """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough."""
+    """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough.
+
+    The older format LZMA is refused: it has no checksum, and a file of zeros is a valid one without text.
+    """
 
     _longest_head = _XZ_HEADERS
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
-        self._inner = lzma.LZMADecompressor(memlimit=limit)
+        self._inner = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit)
 
     def _find_needed(self, error: Exception) -> int | None:
         return _find_xz_memory(self._head, self._limit) if _needs_memory(error) else None
@@ -195,7 +198,7 @@ def _find_xz_memory(head: bytes, limit: int) -> int:
     """An amount of memory, from the first bytes of a stream: enough for it, at most twice its need."""
     while (limit := 2 * limit) < LARGEST_WINDOW:
         try:
-            lzma.LZMADecompressor(memlimit=limit).decompress(head, 1)
+            lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit).decompress(head, 1)
             return limit
         except lzma.LZMAError as error:
             if not _needs_memory(error):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from errno import EMFILE, ENFILE
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
-from tokenmill.errors import InputError
+from tokenmill.errors import InputError, lacks_memory
 
 _URI = "file:///"
 
@@ -45,6 +46,11 @@ class SourceFile:
     def unit(self) -> str:
         """The unit of positions in this file."""
         return "row" if self.kind == "parquet" else "byte"
+
+
+def is_about_process(error: BaseException) -> bool:
+    """Whether an error is about this process, not about a file: no memory, too many open files."""
+    return lacks_memory(error) or (isinstance(error, OSError) and error.errno in (EMFILE, ENFILE))
 
 
 def name_source(path: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenmill.errors import InputError
 from tokenmill.hub.paths import is_hub_path
-from tokenmill.sources.files import SourceFile, name_source
+from tokenmill.sources.files import SourceFile, is_about_process, name_source
 from tokenmill.sources.recognize import NOT_TEXT, is_archive, recognize, why_not_text
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import find_near
@@ -174,7 +174,9 @@ def _walk(
         try:
             with os.scandir(here) as entries:
                 visible = [entry for entry in entries if not entry.name.startswith(".")]
-        except OSError:
+        except OSError as error:
+            if is_about_process(error):
+                raise
             yield str(here), False  # reported later as a folder that cannot be read
             continue
         folders: list[Path] = []

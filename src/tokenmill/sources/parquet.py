@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tokenmill.errors import TooLongError
-from tokenmill.sources.files import BadFileError, SourceFile, open_source
+from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
 from tokenmill.sources.json_lines import list_names
 from tokenmill.sources.parquet_pages import (
     PER_VALUE,
@@ -45,7 +45,9 @@ def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
                 max(0, metadata.row_group(i).total_byte_size)
                 for i in range(metadata.num_row_groups)
             ]
-    except (OSError, ValueError, pa.ArrowException, TooLongError):
+    except (OSError, ValueError, pa.ArrowException, TooLongError) as error:
+        if is_about_process(error):
+            raise
         return []
 
 
@@ -62,7 +64,9 @@ def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[
             for number, chunks in enumerate(_read_columns(raw, file.metadata, text_field)):
                 rows = file.metadata.row_group(number).num_rows
                 measured += [(chunk.size, max(0, rows)) for chunk in chunks[:1]]
-    except (OSError, ValueError, IndexError, pa.ArrowException, TooLongError):
+    except (OSError, ValueError, IndexError, pa.ArrowException, TooLongError) as error:
+        if is_about_process(error):
+            raise
         return []
     return measured
 

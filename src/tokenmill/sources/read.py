@@ -21,7 +21,7 @@ from tokenmill.sources.compression import (
     decompress,
 )
 from tokenmill.sources.encodings import find_wide_encoding
-from tokenmill.sources.files import BadFileError, SourceFile, open_source
+from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.parquet import ROWS, read_parquet
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, find_border, split_records
@@ -74,6 +74,8 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
             with open_source(source.path) as file:
                 yield from _read_plain(file, source, start, end, how)
     except DAMAGED as error:
+        if is_about_process(error):
+            raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
 
 
@@ -197,6 +199,8 @@ def read_head(source: SourceFile, size: int) -> bytes:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
             return stream.read(size)
     except DAMAGED as error:
+        if is_about_process(error):
+            raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from errno import ELOOP, ENOENT, ENOTDIR
+from errno import EIO, ELOOP, ENOENT, ENOTDIR
 from stat import S_ISDIR, S_ISREG
 
 import orjson
 
 from tokenmill.errors import TooLongError
 from tokenmill.sources.detect_text import HEAD, looks_like_text
-from tokenmill.sources.files import BadFileError, SourceFile, name_source
+from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, name_source
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
 
@@ -47,7 +47,10 @@ def recognize(path: str) -> SourceFile | None:
         stat = os.stat(path)  # noqa: PTH116
         if S_ISDIR(stat.st_mode):
             os.scandir(path).close()
+            raise OSError(EIO, "the folder could not be listed a moment ago")
     except OSError as error:
+        if is_about_process(error):
+            raise
         why = error.strerror or str(error)
         if os.path.islink(path) and error.errno in (ENOENT, ENOTDIR, ELOOP):  # noqa: PTH114
             why = f"a broken link to {name_source(os.readlink(path))}"  # noqa: PTH115

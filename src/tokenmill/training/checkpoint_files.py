@@ -310,7 +310,7 @@ def load_safetensors() -> Any:
     """The package that writes the arrays."""
     try:
         import safetensors.numpy
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(
             "Checkpoints need the package safetensors: pip install 'tokenmill[torch]' (or [jax])."
         ) from error

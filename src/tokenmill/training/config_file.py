@@ -203,7 +203,7 @@ def _parse_json(data: bytes) -> Any:
 def _parse_yaml(data: bytes) -> Any:
     try:
         import yaml
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(
             "YAML needs the package PyYAML: pip install pyyaml. Or write the settings as JSON."
         ) from error

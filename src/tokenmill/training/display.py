@@ -210,7 +210,7 @@ class TensorBoard:
     def __init__(self, path: Path, step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise UsageError("`tensorboard` needs: pip install torch tensorboard") from error
         writer: Any = SummaryWriter
         self._writer = writer(str(path / BOARD_NAME), purge_step=step + 1)
@@ -231,7 +231,7 @@ class WeightsAndBiases:
     def __init__(self, path: Path, config: Config) -> None:
         try:
             wandb: Any = importlib.import_module("wandb")
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise UsageError("`wandb` needs: pip install wandb") from error
         self._run = wandb.init(
             project="tokenmill",

@@ -22,17 +22,15 @@ import numpy as np
 from tokenmill.errors import TokenmillError, UsageError, WorkError
 from tokenmill.load.loader import Loader
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import write_file
 from tokenmill.training.augment import augment
 from tokenmill.training.backend import Backend, StepReport, StepRows
-from tokenmill.training.chart import draw_svg
 from tokenmill.training.checkpoint_files import NotFiniteError, RunState
 from tokenmill.training.checkpoints import Checkpoints
 from tokenmill.training.config import Config
 from tokenmill.training.data import RunData
 from tokenmill.training.display import Board, Clock, Pulse, RunWatcher
 from tokenmill.training.model import count_operations
-from tokenmill.training.run_folder import CHART_NAME, Record, make_curves
+from tokenmill.training.run_folder import Record, write_chart
 from tokenmill.training.sample import generate
 from tokenmill.training.validation import Validator
 
@@ -382,8 +380,5 @@ class Loop:
         if self.record is None or (not last and now < self._drawn + _CHART_EVERY):
             return
         self._drawn = now
-        path = self.checkpoints.folder.parent
-        curves = [curve for curve in make_curves(self.record.lines) if np.size(curve.steps)]
-        drawn = draw_svg(curves, path.name)
         with explain_disk_errors(self._kept()):
-            write_file(path / CHART_NAME, drawn.encode())
+            write_chart(self.checkpoints.folder.parent, self.record.lines)

@@ -16,7 +16,7 @@ from tokenmill.errors import UsageError
 from tokenmill.load.loader import Loader
 from tokenmill.load.state import check_state
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import sync_folder, write_file
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.training.backend import Backend
 from tokenmill.training.backends import open_backend
@@ -33,7 +33,9 @@ from tokenmill.training.run_folder import (
     Record,
     RunFolder,
     find_values,
+    is_charted,
     read_metrics,
+    write_chart,
 )
 from tokenmill.training.validation import Validator
 
@@ -91,13 +93,13 @@ class RankRun:
         owed = self._find_owed(checkpoint)
         step = checkpoint.state.step if checkpoint else 0
         if step and self.world_size == 1 and self._is_done(step, owed):
-            return _report(self.path, step, was_finished=True)
+            return self._confirm_finished(step)
         backend = self._open_backend(checkpoint)
         stack.callback(backend.close)
         self._check_backend(backend)
         step, owed = _share(backend, step, owed)
         if step and self._is_done(step, owed):
-            return _report(self.path, step, was_finished=True)
+            return self._confirm_finished(step)
         state = self.state
         if step:
             checkpoint = checkpoint or checkpoints.at(step)
@@ -196,6 +198,17 @@ class RankRun:
     def _is_done(self, step: int, owed: tuple[bool, bool]) -> bool:
         last = self.config.max_steps
         return step > last or (step == last and not any(owed))
+
+    def _confirm_finished(self, step: int) -> RunReport:
+        """Report a finished run. Completes what a kill or a full disk may have prevented at its end."""
+        lines = read_metrics(self.path)
+        if self.rank == 0:
+            with explain_disk_errors(f"step {step:,} is kept"):
+                sync_folder(self.path / CHECKPOINTS_NAME)
+                if lines and not is_charted(self.path, lines):
+                    write_chart(self.path, lines)
+                sync_folder(self.path)
+        return _report(self.path, step, was_finished=True)
 
     def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
         """The backend of this rank; rank 0 has the initial values."""

@@ -29,10 +29,17 @@ import orjson
 from tokenmill.errors import StateError, UsageError, WorkError
 from tokenmill.storage.decoding import convert, decode
 from tokenmill.storage.disk import explain_disk_errors
-from tokenmill.storage.files import open_entry, refuse_link, remove, sync_folder, temporary_path
+from tokenmill.storage.files import (
+    open_entry,
+    refuse_link,
+    remove,
+    sync_folder,
+    temporary_path,
+    write_file,
+)
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.output import OutputFolder
-from tokenmill.training.chart import Curve
+from tokenmill.training.chart import Curve, draw_svg
 from tokenmill.training.config import Steps
 from tokenmill.wording import size
 
@@ -221,6 +228,27 @@ def make_curves(lines: list[dict[str, Any]]) -> list[Curve]:
         Curve("train", *find_values(lines, "loss")),
         Curve("validation", *find_values(lines, "val_loss")),
     ]
+
+
+def write_chart(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Write the chart of a run's losses."""
+    write_file(folder / CHART_NAME, _draw(folder, lines))
+
+
+def is_charted(folder: Path, lines: list[dict[str, Any]]) -> bool:
+    """Whether a run's chart is up to date."""
+    try:
+        handle = open_entry(folder / CHART_NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    expected = _draw(folder, lines)
+    with os.fdopen(handle, "rb") as file:
+        return file.read(len(expected) + 1) == expected
+
+
+def _draw(folder: Path, lines: list[dict[str, Any]]) -> bytes:
+    curves = [curve for curve in make_curves(lines) if np.size(curve.steps)]
+    return draw_svg(curves, folder.name).encode()
 
 
 def _write_all(handle: int, data: bytes) -> None:
