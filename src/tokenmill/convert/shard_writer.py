@@ -20,7 +20,15 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import AtomicFile, NpyFile, make_subfolder, remove, write_file
+from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.files import (
+    AtomicFile,
+    NpyFile,
+    make_subfolder,
+    remove,
+    sync_folder,
+    write_file,
+)
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
@@ -155,9 +163,12 @@ def read_finished(folder: Path) -> Manifest | None:
             f"{folder} holds a dataset that was finished, but {wrong} is missing or cut short. "
             "Delete that folder to make the dataset again."
         )
-    # Killed after the manifest was written. `prepare`, which has a lock in its folder, removes its own.
-    if not (folder / WORK_NAME / "lock").exists():
-        remove(folder / WORK_NAME)
+    with explain_disk_errors():
+        for path in (folder.parent, folder):  # the run that wrote the manifest may have failed to
+            sync_folder(path)
+        # Killed after the manifest was written. `prepare`, with a lock in its folder, removes its own.
+        if not (folder / WORK_NAME / "lock").exists():
+            remove(folder / WORK_NAME)
     return manifest
 
 
