@@ -22,9 +22,19 @@ USAGE = {
     "no size": (["prepare", "x", "--out", "o", "--memory", "lots"], "like 2GB"),
     "too little memory": (["prepare", "x", "--out", "o", "--memory", "1MB"], "fewer --workers"),
     "over 64 bits": (["prepare", "x", "--out", "o", "--tokens-per-shard", "9" * 25], "2**62"),
+    **{
+        f"{command[0]}, over 64 bits": (
+            [*command, "--out", "o", "--tokens-per-shard", "9" * 25],
+            "--tokens-per-shard is 9999999999999999999999999; it must be positive, and below 2**62",
+        )
+        for command in (["export", "x", "--to", "npy"], ["import", "x"], ["reshard", "x"])
+    },
     "a line over 64 bits": (["prepare", "x", "--out", "o", "--min-line", "9" * 25], "2**62"),
-    "not UTF-8": (["prepare", "x", "--out", "o", "--text-field", "\udcff"], "not valid UTF-8"),
-    "a separator, not UTF-8": (["prepare", "x", "--out", "o", "--documents", "\udcff"], "UTF-8"),
+    "not UTF-8": (["prepare", "x", "--out", "o", "--text-field", "\udcff"], "not valid Unicode"),
+    "a separator, not UTF-8": (
+        ["prepare", "x", "--out", "o", "--documents", "\udcff"],
+        "not valid Unicode",
+    ),
     "no dtype": (["info", "x", "--dtype", "9" * 5000], "it must be one of"),
     "no dataset given": (["info"], "needs PATH"),
     "no file given": (["pretokenize"], "needs FILE"),

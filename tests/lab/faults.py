@@ -43,6 +43,21 @@ def run_case(bench: Bench, scenario: Scenario, fault: Fault) -> tuple[bool, str 
     return True, judge(bench, scenario, fault, ended)
 
 
+def run_again(bench: Bench, scenario: Scenario, fault: Fault) -> tuple[bool, str | None]:
+    """Let a fault happen when a finished command runs again; returns the same as `run_case`.
+
+    The first run may have failed to flush a folder, so the second must flush it.
+    """
+    bench.expected(scenario)
+    bench.reset(scenario)
+    bench.run(scenario)
+    bench.control.arm(bench.folder(scenario), fault)
+    ended = bench.run(scenario, armed=True)
+    if not bench.control.fired:
+        return False, f"a finished command that runs again has no call {fault}"
+    return True, judge(bench, scenario, fault, ended)
+
+
 def sweep(bench: Bench, scenario: Scenario, kind: Fault, end: float, watcher: Watcher) -> None:
     """Let every call fail once, from where the last sweep ran out of time."""
     count = bench.counts(scenario)[kind.operation]

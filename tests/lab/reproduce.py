@@ -38,4 +38,6 @@ def run_fault(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[b
         return True, concurrency.run_case(bench, scenario, rest, seed)
     if kind == "kills":
         return True, kills.run_case(bench, scenario, rest.replace("-", " "), seed)[1]
+    if kind == "again":
+        return faults.run_again(bench, scenario, Fault.parse(rest))
     return faults.run_case(bench, scenario, Fault.parse(text))

@@ -130,6 +130,10 @@ FOUND = (
     ("prepare-all", "memory:160122"),  # a library that cannot be mapped was called a bug
     ("prepare-all", "malloc:107:ENOMEM"),  # a folder that cannot be listed was called a device
     ("tokenizer-train", "malloc:157:ENOMEM"),  # "training failed: SyntaxError"
+    # A folder that could not be flushed was never flushed, once its files were complete.
+    ("import", "again:fsync:2:EIO"),
+    ("pretokenize", "again:fsync:1:EIO"),
+    ("download", "again:fsync:2:EIO"),
     ("prepare", "power:end:lost"),  # the folder of a finished dataset could vanish
 )
 

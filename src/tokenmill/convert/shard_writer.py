@@ -19,12 +19,14 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
+from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import (
     AtomicFile,
     NpyFile,
     hash_file,
     make_subfolder,
     remove,
+    sync_folder,
     write_file,
 )
 from tokenmill.storage.folder import Folder
@@ -160,10 +162,13 @@ def read_finished(folder: Path) -> Manifest | None:
             f"{folder} holds a finished dataset, but {wrong} is missing or cut short. "
             "Delete that folder to make the dataset again."
         )
-    # The run was killed after it wrote the manifest. A work folder with a lock belongs to `prepare`,
-    # which removes it itself.
-    if not (folder / WORK_NAME / "lock").exists():
-        remove(folder / WORK_NAME)
+    with explain_disk_errors():
+        for path in (folder.parent, folder):  # the run that wrote the manifest may have failed to
+            sync_folder(path)
+        # The run was killed after it wrote the manifest. A work folder with a lock belongs to
+        # `prepare`, which removes it itself.
+        if not (folder / WORK_NAME / "lock").exists():
+            remove(folder / WORK_NAME)
     return manifest
 
 

@@ -82,6 +82,7 @@ def fetch_files(
     """Fetch the files that are missing or wrong; returns the number of bytes fetched."""
     with explain_disk_errors(KEPT), _hold(folder, watcher):
         missing = _find_missing(transfers, watcher)
+        _sync_folders(transfers, folder)
         if not missing:
             return 0
         total = sum(one.file.size for one in transfers)
@@ -96,6 +97,14 @@ def fetch_files(
             make_subfolder(folder, one.target.parent)
         watcher.begin("downloading", total, total - left)
         return _fetch_missing(missing, where, commit, watcher)
+
+
+def _sync_folders(transfers: Sequence[Transfer], folder: Path) -> None:
+    """Flush the folders of all files that are there: an earlier run may have failed to."""
+    parents = {parent for one in transfers for parent in one.target.parents}
+    for parent in parents:
+        if parent.is_relative_to(folder.parent) and parent.is_dir():
+            sync_folder(parent)
 
 
 @contextmanager

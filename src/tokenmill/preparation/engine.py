@@ -253,6 +253,11 @@ def serve(descriptor: int) -> None:
             pipe.send(answer)
     except (EOFError, OSError):
         os._exit(1)  # the parent is gone
+    except MemoryError:  # while a message was received
+        with suppress(Exception):
+            pipe.send(_OutOfMemory())
+            pipe.recv_bytes()  # a parent that sends a task now would find nothing at the other end
+        os._exit(1)
 
 
 def _end_with_parent() -> None:

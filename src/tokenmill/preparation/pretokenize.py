@@ -25,6 +25,7 @@ from tokenmill.preparation.plan import make_plan
 from tokenmill.preparation.prepare import prepare
 from tokenmill.preparation.texts import clean_chunk
 from tokenmill.progress import Watcher, watching
+from tokenmill.sources.files import is_about_process
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import NpyFile, refuse_link, sync_folder
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
@@ -102,6 +103,8 @@ def pretokenize(
     refuse_link(folder)  # the user did not name it
     if target.exists() and not restart:
         found = _check_existing(source, target, kind, tokenizer)
+        with explain_disk_errors():
+            sync_folder(target.parent)  # the run that made the file may have failed to
         # A run that was killed just before it ended leaves its folder.
         shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -170,6 +173,8 @@ def _check_existing(
     try:
         array = np.load(target, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy's parser raises anything on damaged bytes
+        if is_about_process(error):
+            raise
         reason = str(error)[:200]
         raise FolderError(
             f"{target} exists but is not a valid .npy file ({reason}). {again}"

@@ -159,7 +159,7 @@ def _learn_merges(
     last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
     # Without memory, even Python's own modules fail to load, with an error of any kind.
     raise TokenizerError(
-        f"training failed: {last}\nMost likely memory ran out: free some, or train on less text."
+        f"training failed: {last.strip()}\nMost likely memory ran out: free some, or train on less text."
     )
 
 

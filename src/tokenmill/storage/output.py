@@ -66,6 +66,7 @@ is 'mds'. Choose another `out`, or delete that folder.
         self._lock = FileLock(path / lock, is_folder=path / lock == path)
         self._take_lock()
         try:
+            sync_folder(path)  # the same, before it wrote or flushed its last file
             self.remove_temporaries()
             check_entries(path / WORK_NAME)  # its files are opened by name from now on
         except BaseException:

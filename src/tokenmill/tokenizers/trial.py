@@ -78,7 +78,8 @@ def try_in_child(data: bytes, **request: Any) -> None:
     if done.returncode in _COULD_NOT_START:
         return
     if done.returncode:
-        raise _refuse(where, f"ends the process with status {done.returncode}")
+        why = f"ends the process with status {done.returncode}, or memory ran out meanwhile"
+        raise _refuse(where, why)
     _passed.add(digest)
 
 

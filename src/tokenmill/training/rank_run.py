@@ -207,7 +207,6 @@ class RankRun:
                 sync_folder(self.path / CHECKPOINTS_NAME)
                 if lines and not is_charted(self.path, lines):
                     write_chart(self.path, lines)
-                sync_folder(self.path)
         return _report(self.path, step, was_finished=True)
 
     def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
