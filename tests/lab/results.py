@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,35 +71,20 @@ def write_table() -> None:
 
 
 def make_table(results: dict[str, dict[str, Any]]) -> str:
-    """One row for each scenario of each kind, in Markdown."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    """The cases of each kind for each scenario, in Markdown."""
+    kinds = sorted({key.split("|")[0] for key in results["cases"]})
+    rows: dict[str, Counter[str]] = {}
     for key, entry in sorted(results["cases"].items()):
-        kind, scenario, fault = key.split("|", 2)
-        row = rows.setdefault((kind, scenario), {"faults": [], "cases": 0, "failures": 0})
-        row["faults"].append(fault)
-        row["cases"] += entry["cases"]
-        row["failures"] += entry["failures"]
-    lines = ["| kind | scenario | faults | cases | failures |", "|---|---|---|---:|---:|"]
-    for (kind, scenario), row in rows.items():
-        faults = _summarize(row["faults"])
-        lines.append(f"| {kind} | {scenario} | {faults} | {row['cases']:,} | {row['failures']:,} |")
-    cases = sum(row["cases"] for row in rows.values())
-    failures = sum(row["failures"] for row in rows.values())
-    lines.append(f"| all | | | {cases:,} | {failures:,} |")
+        kind, scenario, _ = key.split("|", 2)
+        for row in (rows.setdefault(scenario, Counter()), rows.setdefault("all", Counter())):
+            row[kind] += entry["cases"]
+            row["failures"] += entry["failures"]
+    columns = [*kinds, "failures"]
+    lines = [f"| scenario | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    for scenario in sorted(rows, key=lambda name: (name == "all", "fuzzing" in rows[name], name)):
+        cells = [f"{rows[scenario][column]:,}" for column in columns]
+        lines.append(f"| {scenario} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _summarize(faults: list[str]) -> str:
-    """Faults such as "write EIO" and "write ENOSPC" as "write EIO, ENOSPC".
-
-    >>> _summarize(["open EIO", "write EIO", "write ENOSPC", "torn"])
-    'open EIO; write EIO, ENOSPC; torn'
-    """
-    groups: dict[str, list[str]] = {}
-    for fault in faults:
-        what, _, how = fault.partition(" ")
-        groups.setdefault(what, []).append(how)
-    return "; ".join(f"{what} {', '.join(how)}".strip() for what, how in groups.items())
 
 
 @contextmanager

@@ -101,10 +101,13 @@ def test_results_of_several_runs_add_up(tmp_path, monkeypatch):
     results.record("faults", "prepare", "write EIO", 10, 0, 1)
     results.record("faults", "prepare", "write EIO", 5, 1, 2)
     results.record("kills", "prepare", "at a call", 3, 0, 2)
-    assert results.make_table(results.read()).splitlines()[2:] == [
-        "| faults | prepare | write EIO | 15 | 1 |",
-        "| kills | prepare | at a call | 3 | 0 |",
-        "| all | | | 18 | 1 |",
+    results.record("kills", "import", "at a call", 4, 0, 2)
+    assert results.make_table(results.read()).splitlines() == [
+        "| scenario | faults | kills | failures |",
+        "|---|---:|---:|---:|",
+        "| import | 0 | 4 | 0 |",
+        "| prepare | 15 | 3 | 1 |",
+        "| all | 15 | 7 | 1 |",
     ]
 
 
