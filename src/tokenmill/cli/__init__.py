@@ -1,8 +1,8 @@
 """The command `tokenmill`: signals, errors and exit statuses.
 
-This module imports almost nothing, so that Ctrl-C is handled before the first slow import. The
-commands are listed in `tokenmill.cli.commands`. The file of a command parses its arguments, calls one
-function of the library and prints the result.
+This module imports almost nothing, so that Ctrl-C is handled before the first slow import.
+`tokenmill.cli.commands` lists the commands. Each command's module parses arguments, calls one
+library function and prints the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POLL = 0.005  # seconds, while waiting for an import to end
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
-    `flags` maps arguments to the names that a calling script uses for them, for error messages.
+    `flags` maps arguments to the names that a calling script uses. Error messages show those names.
 
     >>> main(["info", "no/such/folder"])
     1
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
             from tokenmill.cli.commands import run
 
             status = run(arguments, flags or {})
-            sys.stdout.flush()  # reports a full disk now; at exit it would be too late
+            sys.stdout.flush()  # report a full disk here: at exit it is too late
             return status
     except BaseException as error:
         return report(error)
@@ -62,7 +62,8 @@ def _bound_terminal_size() -> None:
 def _stoppable() -> Iterator[None]:
     """Treat SIGTERM, which batch systems send, like Ctrl-C.
 
-    Both wait for a running import to end, because interrupting the import of a native module can crash.
+    Both wait for a running import to end: interrupting the import of a native module can crash
+    Python.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""All commands in the order of their use. A command's file is imported only when it runs."""
+"""All commands, in the order a user needs them. A command's module is imported when it runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str], flags: Mapping[str, str]) -> int:
 
 
 def find_flags(command: Sequence[str]) -> dict[str, str]:
-    """The flag, or the positional name, of each argument of a command.
+    """Map each argument of a command to its flag or positional name.
 
     >>> find_flags(["reshard"])
     {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard'}

@@ -78,7 +78,7 @@ def report_stopped(where: str) -> int:
 
 
 def typed(path: Path) -> str:
-    """A path as it must be typed in a command.
+    """Quote a path for a shell command.
 
     >>> typed(Path("a b")), typed(Path("-x"))
     ("'a b'", './-x')
@@ -88,7 +88,7 @@ def typed(path: Path) -> str:
 
 
 def typed_options(options: Mapping[str, str | None]) -> str:
-    """Options as they must be typed in a command, with a space before them.
+    """Format options for a shell command, with a leading space.
 
     >>> typed_options({"format": "raw", "dtype": None, "column": "my ids"})
     " --format raw --column 'my ids'"
@@ -98,7 +98,7 @@ def typed_options(options: Mapping[str, str | None]) -> str:
 
 
 def parse_size(text: str) -> int:
-    """A number of bytes such as 2GB or 512MiB.
+    """Parse a number of bytes such as 2GB or 512MiB.
 
     >>> parse_size("2GB"), parse_size("1.5 GiB"), parse_size("4096")
     (2000000000, 1610612736, 4096)

@@ -1,7 +1,7 @@
-"""What the command prints when it fails: the reason and the next step, never a traceback.
+"""Error output of the command: the reason and the next step instead of a traceback.
 
-tokenmill's own errors already have such a text. This module adds one to errors from Python and the
-system. With TOKENMILL_DEBUG=1, the traceback is printed before the text.
+tokenmill's own errors already contain both. This module adds them to errors from Python and the
+operating system. With TOKENMILL_DEBUG=1, the traceback is printed first.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _print(text: str) -> None:
 def fill_closed_streams() -> None:
     """Open /dev/null in place of closed standard streams.
 
-    Otherwise a data file could get their descriptors, and printed text would be written into it.
+    Otherwise a data file could get one of these descriptors, and printed text would end up in the
+    file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -110,7 +111,7 @@ def fill_closed_streams() -> None:
 
 
 def drop_unwritten() -> None:
-    """Discard output that stdout or stderr cannot take; otherwise Python would fail at exit."""
+    """Discard output that stdout or stderr cannot write; otherwise Python fails at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -23,7 +23,7 @@ def set_flags(find: Callable[[], Mapping[str, str]]) -> None:
 
 
 def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
-    """Replace Python arguments in a message with flags, by default those of the running command.
+    """Replace Python arguments in a message with flags. Default: the running command's flags.
 
     >>> flags = {"out": "--out", "restart": "--restart", "eot": "--eot", "normalize": "--normalize"}
     >>> name_flags("Choose another `out`, or add `restart=True`; see `jq`.", flags)
@@ -49,7 +49,7 @@ def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
 
 
 def _type_value(value: str) -> str:
-    """A value as it must be typed: a string without Python's quotes."""
+    """Format a value for a shell command: a string loses its Python quotes."""
     try:
         found = ast.literal_eval(value)
     except (ValueError, SyntaxError):  # a placeholder, such as NAME

@@ -143,7 +143,7 @@ def _more(number: int) -> None:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Settings as pairs of name and value, without those that are unset."""
+    """Flatten settings into (name, value) pairs; skips unset settings."""
     rows: list[tuple[str, str]] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -53,7 +53,7 @@ def sample(
     device
         Device, such as cpu, cuda, cuda:1 or mps; by default the fastest.
     """
-    Path.cwd()  # an error if it was deleted; with PyTorch, the process would end without a message
+    Path.cwd()  # raises if the folder is gone; PyTorch would end the process without a message
     from tokenmill.training.sample import sample as generate_text
 
     generate_text(

@@ -44,7 +44,7 @@ Overrides: Any = _make_overrides()
 @Parameter(name="*", group=_DATA)
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data besides `data` itself, as keyword arguments of `tokenmill.train`.
+    """Data options other than `data`, as keyword arguments of `tokenmill.train`.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ _Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 @Parameter(name="*", group=_RUN)
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How and where to run, as keyword arguments of `tokenmill.train`, and the boards.
+    """How and where to run and log, as keyword arguments of `tokenmill.train`.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class RunOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments; the boards are a list there.
+        """The keyword arguments. `tensorboard` and `wandb` become the list `boards`.
 
         >>> RunOptions(device="cpu", wandb=True).arguments
         {'name': None, ..., 'device': 'cpu', 'restart': False, 'boards': ['wandb']}
@@ -147,7 +147,7 @@ def train(
         A dataset, or any tokens that tokenmill opens. For a mixture, give several:
         --data web=DIR:0.7 --data code=DIR:0.3.
     """
-    Path.cwd()  # an error if it was deleted; with PyTorch, the process would end without a message
+    Path.cwd()  # raises if the folder is gone; PyTorch would end the process without a message
     from tokenmill.load.distributed import find_rank
     from tokenmill.training.display import RunDisplay
     from tokenmill.training.run import find_run
@@ -199,7 +199,7 @@ def _show_end(report: Any, runs: Path) -> None:
 
 
 def _show_curves(path: Path) -> None:
-    """The losses of a run drawn with characters, once there are enough points."""
+    """Plot the losses of a run as text, if there are enough points."""
     from tokenmill.training.chart import draw_text
     from tokenmill.training.run_folder import find_values, make_curves, read_metrics
 

@@ -1,4 +1,4 @@
-"""The names of the guides, as adapters over tokenmill's loaders; see docs/guides.md.
+"""Adapters over tokenmill's loaders, with the names used in the guides; see docs/guides.md.
 
     LocalTokenizedDataset, LocalTokenizedDatasetFixed, LocalDataModule, create_dataloaders
                         one .npy file for training and one for validation
@@ -10,8 +10,8 @@
     TextDataSource, load_text_dataset, load_text_dataset_tf_fallback
                         texts as padded examples, for JAX through Grain or TensorFlow
 
-Each keeps the arguments of its guide, without its bugs. Importing this loads no framework; each name
-is imported when first used.
+Each takes the same arguments as in its guide, without the guide's bugs. Importing this package
+loads no framework: each name is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Local .npy files of tokens, under the names of the guides about them.
+"""Datasets and loaders for local .npy files of tokens, with the names used in the guides.
 
-Guarantees: the header of a file is parsed, never read as tokens. Item w has the tokens w * L to
-(w + 1) * L as inputs, and their successors as targets, where L is the sequence length. Each item
-comes once per epoch with any number of workers. Shuffled epochs differ, and `create_dataloaders`
-gives the same batches with any number of workers.
+Guarantees: a file's header is parsed, never read as tokens. With sequence length L, the inputs of
+item w are the tokens w * L to (w + 1) * L, and the targets are one token later. Each epoch yields
+each item once, with any number of workers. Shuffled epochs differ, and `create_dataloaders` gives
+the same batches with any number of workers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOGETHER = 64  # rows to read at once for callers that take them one by one
 def open_local(
     data_path: str | os.PathLike[str], name: str = "Token", dtype: npt.DTypeLike | None = None
 ) -> Tokens:
-    """The tokens of a file; `name` is for error messages.
+    """Open the tokens of a file; `name` describes the file in error messages.
 
     >>> open_local("no.npy", "Training")
     Traceback (most recent call last):
@@ -58,15 +58,17 @@ no.txt, with: tokenmill pretokenize no.txt
 
 
 class LocalTokenizedDataset(IterableDataset[Any]):
-    """The sequences of a file, one after another, as (inputs, targets); with `batch_size`, in
-    whole batches, for `DataLoader(..., batch_size=None)`.
+    """An iterable dataset of the sequences of a file, as (inputs, targets).
+
+    With `batch_size`, it yields whole batches, for `DataLoader(..., batch_size=None)`.
 
     Workers and ranks (from the launcher's environment) share the sequences. With `batch_size`, all
-    ranks get the same number of batches; sequences at the end are dropped if there are fewer than
-    ranks.
+    ranks get the same number of batches: if fewer sequences than ranks remain at the end, they are
+    dropped.
 
     A `DataLoader` copies the dataset to its workers for each epoch, so call
-    `dataset.set_epoch(epoch)` before each. `create_dataloaders` does that.
+    `dataset.set_epoch(epoch)` before each epoch. Loaders from `create_dataloaders` do that
+    themselves.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -106,7 +108,7 @@ class LocalTokenizedDataset(IterableDataset[Any]):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """The number of sequences of this rank, or of its batches with `batch_size`."""
+        """The number of sequences on this rank; with `batch_size`, the number of batches."""
         if self._batch_size is not None:
             return len(self._batches())
         rank, world_size = find_rank(None, None)
@@ -162,7 +164,7 @@ def create_dataloaders(
     seed: int = 42,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[DataLoader[Batch], DataLoader[Batch]]:
-    """A loader for training, shuffled differently each epoch, and one for validation, in file order.
+    """Make a training loader, reshuffled each epoch, and a validation loader, in file order.
 
     `dtype` is for files of ids without a header.
 
@@ -191,7 +193,7 @@ def create_dataloaders(
 
 
 class _Epochs(DataLoader[Batch]):
-    """A loader in which each iteration is the next epoch."""
+    """A loader that starts the next epoch with each iteration."""
 
     _epoch = 0
 
@@ -206,8 +208,8 @@ class StreamingDataset(TokenRows):
     """A map-style dataset of the ids in X.npy next to X.txt, as (inputs, targets).
 
     The first 90% of the tokens are for training, the rest for validation, as in the guide. Without
-    X.npy, the text is tokenized in memory, to the same ids, with a warning that names the command to
-    avoid it. A file older than its text also gives a warning.
+    X.npy, the text is tokenized in memory to the same ids, and a warning names the command that
+    makes X.npy. If X.npy is older than X.txt, a warning says so.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "x.txt"
@@ -221,9 +223,10 @@ class StreamingDataset(TokenRows):
     Parameters
     ----------
     path_to_txt
-        The text; its ids are expected next to it.
+        Path of X.txt; X.npy is expected next to it.
     tokenizer
-        For a text without ids; gpt2 by default. A name, a path, or an object with `encode(text)`.
+        Used if there is no X.npy; gpt2 by default. A name, a path, or an object with
+        `encode(text)`.
     seq_length, seq_len
         Tokens per sequence, under either name.
     split

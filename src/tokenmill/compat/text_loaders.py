@@ -1,6 +1,6 @@
 """Batches of a `TextDataSource` for JAX: through Grain, or through TensorFlow.
 
-Each function imports its framework when called, so each works without the other's.
+Each function imports its framework when called, so neither needs the other framework.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def load_text_dataset(
 ) -> IterDataset[Any]:
     """Batches of (inputs, targets), each (batch_size, maxlen), as JAX arrays.
 
-    The configurations are objects or mappings. Data: dataset_name, split, batch_size, and optionally
-    shuffle_seed, cache_size, cache_dir and prefetch_buffer_size. Model: maxlen. Training: num_epochs.
-    With a mesh set by `jax.set_mesh`, rows are divided over its axis `data`, or its first axis.
-    Iterators have Grain's `get_state` and `set_state`.
+    Each configuration is an object or a mapping. `d_config` has dataset_name, split and batch_size,
+    and optionally shuffle_seed, cache_size, cache_dir and prefetch_buffer_size. `m_config` has
+    maxlen, and `t_config` has num_epochs. With a mesh set by `jax.set_mesh`, rows are divided over
+    its axis `data`, or its first axis. Iterators have Grain's `get_state` and `set_state`.
 
     >>> import pathlib, tempfile
     >>> text = pathlib.Path(tempfile.mkdtemp()) / "stories.txt"
@@ -55,8 +55,8 @@ def load_text_dataset(
             jax.make_array_from_callback(part.shape, sharding, part.__getitem__) for part in batch
         )
 
-    # The thread only reads. Placing happens in the caller's thread, because no other thread may be
-    # inside JAX when the program ends.
+    # The thread only reads. The caller's thread moves arrays to devices, because no other thread
+    # may be inside JAX when the program ends.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     return grain.MapDataset.source(batches).to_iter_dataset(options).map(place)
 

@@ -1,9 +1,9 @@
-"""`TextDataSource`: texts as padded examples, under the name of the guide about Grain.
+"""`TextDataSource`: texts as padded examples, with the name used in the guide about Grain.
 
-A text is tokenized once by `tokenmill.prepare`, into a folder next to it, which every process and
-every later run opens. Processes that start together wait for the first. An example is a document,
-padded to the requested length; a longer document continues in further examples. So no token is lost:
-each token except the first of a document is a target once.
+`tokenmill.prepare` tokenizes a text once, into a folder next to it. Every process and every later
+run opens that folder. If several processes start together, one prepares and the others wait. An
+example is a document, padded to the requested length; a longer document continues in further
+examples. So no token is lost: each token except a document's first is a target exactly once.
 
 Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples. A batch is
 one gather.
@@ -64,7 +64,7 @@ class TextDataSource:
     max_length
         Tokens per example.
     pad_token_id
-        The id after the end of a document; by default the end-of-text id.
+        The id that pads an example after its document; by default the end-of-text id.
     cache_dir
         Where to write the tokens; by default next to the text.
     cache_size
@@ -115,8 +115,7 @@ class TextDataSource:
         return f"TextDataSource({self.tokens.identity}, {settings})"
 
     def read(self, numbers: Integers) -> npt.NDArray[np.int32]:
-        """Examples, (examples, max_length + 1): the inputs lack the last token, the targets the
-        first."""
+        """Examples, (examples, max_length + 1): inputs are [:, :-1] and targets are [:, 1:]."""
         starts, lengths = self._starts[numbers], self._lengths[numbers]
         width = self.max_length + 1
         rows = np.full((len(numbers), width), self.pad_token_id, np.int32)
@@ -146,7 +145,8 @@ class TextDataSource:
 class TextBatches:
     """Shuffled batches of a source over some epochs: batch i is (inputs, targets) of step i.
 
-    Each epoch has its own order, and each example once. An incomplete last batch is dropped.
+    Each epoch has its own order and contains each example once. An incomplete last batch is
+    dropped.
     """
 
     def __init__(self, source: TextDataSource, *, batch_size: int, epochs: int, seed: int) -> None:
@@ -154,7 +154,7 @@ class TextBatches:
             raise UsageError(f"`batch_size` is {batch_size}; it must be at least 1.")
         self.source, self.batch_size = source, batch_size
         self._length = len(source) * epochs // batch_size
-        # n + 1 tokens make n rows of one token, one for each example.
+        # With one token per row, n + 1 tokens make n rows: one row per example.
         self._order = RowOrder(tokens=len(source) + 1, seq_len=1, seed=seed, name="")
         self._seed = seed
 
@@ -239,7 +239,7 @@ def open_texts(
 
 
 def _cut(tokens: Tokens, length: int) -> tuple[Integers, Integers]:
-    """The start of each example and its number of tokens, at most `length` inputs and one target."""
+    """The start and the number of tokens of each example: at most `length` + 1 tokens."""
     found = [np.empty(0, np.int64)]
     for first in range(0, len(tokens), _BLOCK):
         size = min(_BLOCK, len(tokens) - first)

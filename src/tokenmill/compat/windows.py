@@ -1,10 +1,10 @@
-"""Batches of random windows, under the names of the guides about sharded data.
+"""Batches of random windows, with the names used in the guides about sharded data.
 
-`TokenizedDataset` and `download_tokenized_data` are for llm.c shards; `GPTDataLoader` is for prepared
-datasets and for text in memory.
+`TokenizedDataset` and `download_tokenized_data` are for llm.c shards; `GPTDataLoader` is for
+prepared datasets and for text in memory.
 
-Guarantees: every start with enough tokens after it is equally likely, over all shards and across
-their boundaries, so small shards are not preferred. Batches depend only on the seed and the rank
+Guarantees: all starts with enough tokens after them are equally likely, so small shards are not
+overrepresented. A window may cross shard boundaries. Batches depend only on the seed and the rank
 (from the launcher's environment). The header of a shard is parsed, never read as tokens.
 """
 
@@ -63,7 +63,7 @@ class RandomWindows:
 
 
 class TokenizedDataset:
-    """Random windows from all shards of a split. The shard with the highest number is for validation.
+    """Random windows from all shards of a split; the highest-numbered shard is for validation.
 
     The numbers of the shards may have gaps.
 
@@ -150,7 +150,7 @@ class GPTDataLoader:
             self._use({split: data[split] for split in data.splits})
 
     def prepare_data(self, text: str, val_fraction: float = 0.1) -> None:
-        """Tokenize a text in memory; the end of it is for validation."""
+        """Tokenize a text in memory and hold out its end for validation."""
         if self.tokenizer is None:
             raise UsageError("prepare_data needs a tokenizer: GPTDataLoader(config, 'gpt2').")
         ids = encode_text(self.tokenizer, text.encode(errors="replace"))
@@ -171,7 +171,7 @@ class GPTDataLoader:
         return self._windows[split].take(self.batch_size, self.device)
 
     def _use(self, splits: Mapping[str, Tokens]) -> None:
-        # A short text may have no window for validation; training on it works.
+        # A text may be too short for a validation window; training on it still works.
         self._windows = {
             split: RandomWindows(tokens, self.block_size, self._seed)
             for split, tokens in splits.items()
@@ -199,8 +199,8 @@ def download_tokenized_data(
 ) -> str:
     """Download some shards of FineWeb-Edu, unless the folder has them; returns the folder.
 
-    Existing shards are used without a network if their headers match their sizes. The others are
-    downloaded by `tokenmill.download`: resumed after an interruption, and checked.
+    Existing shards whose headers match their sizes need no network. `tokenmill.download` fetches
+    the others: it resumes after an interruption and checks each file.
 
     >>> import struct, tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -1,1 +1,1 @@
-"""Tokens from one form on disk into another: export, import, reshard."""
+"""Convert tokens on disk from one format to another: export, import, reshard."""

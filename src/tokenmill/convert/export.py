@@ -1,12 +1,14 @@
 """`tokenmill.export`: write tokens as another program's files.
 
-Guarantees: the files have the ids and documents of the source, in its order. They are read back and
-compared with it. A format without a document table separates documents only by the end-of-text
-id, which is moved to the side of documents where its readers look for it. `Exported.notes` lists
-documents that were changed or lost. A prepared source is refused if a checksum does not match. After a
-kill at any moment, the same call resumes with the file that it was writing. If files of an earlier call
-differ from a prepared source, all files are written again; if the source is in another format, they are
-refused, since the source itself may have changed.
+Guarantees: the files hold the same ids and documents as the source, in the same order. They are
+read back and compared with the source. In a format without a document table, only the end-of-text
+id separates documents. The export moves that id to the side of documents where the format's readers
+expect it. `Exported.notes` lists documents that were changed or lost. A prepared source with a
+wrong checksum is refused.
+
+After a kill at any moment, the same call resumes with the file it was writing. If existing files
+differ from a prepared source, all files are written again. If they differ from a source in another
+format, they are refused, because the source itself may have changed.
 
 Costs: the source is read in blocks, at most four times (checksums, copy, comparison of ids and of
 documents).
@@ -51,8 +53,8 @@ TOKENS_PER_SHARD = 100_000_000
 class Exported:
     """The result of `export`: the tokens of each split, and all files, including earlier ones.
 
-    `documents` is the number of documents that readers of the files find in each split, or None if
-    they find none or different ones. `notes` lists all differences from the source's documents.
+    `documents` has the number of documents that readers find in each split. It is None if readers
+    find no documents, or other documents than the source has. `notes` lists all differences.
     """
 
     path: Path
@@ -76,8 +78,8 @@ def export(
 ) -> Exported:
     """Write tokens as another program's files, or resume writing them.
 
-    `source` is anything that `tokenmill.open` opens, with its `options`, or an open dataset. `out` is
-    a new or empty folder. `to` is the name of a format; docs/formats.md lists those that can be
+    `source` is anything that `tokenmill.open` opens, with its `options`, or an open dataset. `out`
+    is a new or empty folder. `to` is the name of a format; docs/formats.md lists those that can be
     written. `tokens_per_shard` is for formats with several files.
 
     >>> import tempfile
@@ -119,7 +121,7 @@ def export(
 
 
 class _Export:
-    """An export: `splits` are the source's with the end-of-text id where readers look for it."""
+    """One export. `splits` are the source's, with the end-of-text id where readers expect it."""
 
     def __init__(self, source: Dataset, format: Format, tokens_per_shard: int) -> None:
         self.source, self.format = source, format
@@ -165,8 +167,8 @@ class _Export:
     ) -> tuple[list[str], int]:
         """Write the missing files, or all; returns all names, and how many files existed before.
 
-        Indexes and metadata are always written again: they are small, and comparing ids and documents
-        does not cover all of their bytes.
+        Indexes and metadata are always written again: they are small, and comparing ids and
+        documents does not cover all of their bytes.
         """
         # Writing is one half of the work, comparing the other.
         watcher.begin("exporting", 2 * sum(map(len, self.splits.values())), unit="tokens")
@@ -230,7 +232,7 @@ class _Export:
         return count
 
     def find_expected_starts(self, split: str) -> Iterator[Integers]:
-        """Where documents of the source start for readers of the format."""
+        """Where readers of the format should find the starts of the source's documents."""
         is_moved = split in self.moved
         tokens = self.splits[split] if is_moved else self.source[split]
         starts = find_document_starts(tokens, 0, len(tokens))
@@ -238,8 +240,8 @@ class _Export:
             starts = skip_empty(starts, len(tokens))
         if self.format.keeps_documents or is_moved:
             return starts
-        # A split that ends within a document lacks the id at that end, so no id was moved. If ids
-        # are not on the side that readers expect, each belongs to the neighbouring document.
+        # A split that ends within a document has no id at that end, so no id was moved. If the ids
+        # are on the wrong side for readers, each id counts as part of the neighbouring document.
         sides = {"before": 0, "after": 1}
         shift = sides[self.format.eot] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
@@ -290,7 +292,7 @@ def _find_tokenizer_name(source: Dataset) -> str | None:
 def compare(
     tokens: Tokens, written: Tokens, advance: Callable[[int], None], *, block: int = BLOCK
 ) -> None:
-    """Refuse a written split whose tokens differ from the source's, and say where."""
+    """Raise an error with the position if the tokens of a written split differ from the source."""
     if len(tokens) != len(written):
         what = f"has {len(written):,} tokens, expected {len(tokens):,}"
         raise _differ(written.split, what)

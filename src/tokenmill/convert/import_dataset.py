@@ -2,12 +2,12 @@
 
 The result has a manifest, checksums and tables of documents, like a dataset of `prepare`: it opens
 without naming a dtype or tokenizer, and can be verified, resharded and exported. Ids are checked
-against the tokenizer's vocabulary. Empty documents are dropped and counted. Because there is no
-text, a document's key is the xxh3-128 of its ids as little-endian int64; its source is the file that
-it starts in, and its offset the number of its first token there.
+against the tokenizer's vocabulary. Empty documents are dropped and counted. There is no text, so a
+document's key is the xxh3-128 hash of its ids as little-endian int64. Its source is the file in
+which it starts, and its offset is the number of its first token in that file.
 
-The manifest says that the end-of-text id is after (or before) documents only if that holds for every
-document. Costs: the tokens are read twice, in blocks; keys take one call per document.
+The manifest says that the end-of-text id is after (or before) documents only if that holds for
+every document. Costs: the tokens are read twice, in blocks; keys take one call per document.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def import_dataset(
 ) -> Manifest:
     """Make a prepared dataset from tokens that `tokenmill.open` opens, or resume making it.
 
-    `options` are those of `tokenmill.open`. If the format does not say which tokenizer made the ids,
-    give `tokenizer`, or only `vocab_size` to import them without one. If nothing separates documents,
-    each file is one document.
+    `options` are passed to `tokenmill.open`. If the format does not say which tokenizer made the
+    ids, give `tokenizer`, or only `vocab_size` to import them without one. If nothing separates
+    documents, each file is one document.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -112,7 +112,7 @@ def import_dataset(
 
 
 def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:
-    """The tokenizer of the ids, or a stand-in that only knows how many there are."""
+    """The tokenizer of the ids, or a stand-in that only knows the vocabulary size."""
     try:
         found = dataset.tokenizer
     except TokenizerError as error:
@@ -178,7 +178,7 @@ def _import(
 
 
 def _list_sources(dataset: Dataset, split: str) -> list[Source]:
-    """The files of a split with the size of their ids; offsets in them count tokens."""
+    """The files of a split, with the size of their ids in bytes. Offsets count tokens."""
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
     return [
@@ -225,9 +225,9 @@ def _make_one_per_file(shards: Shards, split: str) -> FileDocuments:
 
 
 class HashedDocuments:
-    """Records of the documents of tokens, with hashes of their ids as keys.
+    """Makes document records for tokens, with hashes of the ids as keys.
 
-    The facts say whether the end-of-text id is after, or before, every document. `block` tokens are
+    `facts` says whether the end-of-text id is after, or before, every document. `block` tokens are
     read at once.
     """
 
@@ -257,7 +257,8 @@ class HashedDocuments:
                 yield self._make_records(np.append(starts, end), start)
 
     def _make_records(self, starts: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
-        """The records of documents by their starts, and the end of the last."""
+        """The records of documents. `starts` has their starts, then the end of the last
+        document."""
         table = np.empty(len(starts) - 1, DOCUMENT_DTYPE)
         keys = b"".join(self._hash(starts))
         table["key"] = np.frombuffer(keys, ">u8").reshape(-1, 2)

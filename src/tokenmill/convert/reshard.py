@@ -1,6 +1,6 @@
 """`tokenmill.reshard`: write a prepared dataset with shards of another size.
 
-The result is, byte for byte, what `prepare` would have made with that size: the same tokens,
+The result is byte for byte the output of `prepare` with that shard size: the same tokens,
 documents, keys and origins. Batches do not change. The checksums of the source are verified first.
 """
 

@@ -1,9 +1,10 @@
 """Write the shards of a prepared dataset from tokens that are already on disk.
 
-Each shard is written on its own, from a range of a split's tokens. A finished shard has a receipt in
-`.work`, with its entry for the manifest. A resumed run reads finished shards once, and writes a shard
-again if its checksums differ from the receipt. The manifest is written last, as in `prepare`.
-Converted files get new checksums, so `check_checksums` looks for damage in a prepared source first.
+Each shard is written on its own, from a range of a split's tokens. A finished shard has a receipt
+in `.work`, with its entry for the manifest. A resumed run reads finished shards once, and writes a
+shard again if its checksums differ from the receipt. The manifest is written last, as in `prepare`.
+Converted files get new checksums, which would hide damage in the source. So `check_checksums`
+verifies a prepared source first.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def write_splits(
     tokens_per_shard: int,
     watcher: Watcher,
 ) -> tuple[dict[str, Split], list[dict[str, bool]]]:
-    """Write the shards that are missing or changed; returns the splits, and the facts about each shard.
+    """Write missing or changed shards; returns the splits, and the facts about each shard.
 
-    An id that is not below `vocab_size` is an error.
+    Raises an error for an id of `vocab_size` or above.
     """
     check_shard_count((len(tokens) for tokens, _ in splits.values()), tokens_per_shard)
     total = sum(len(tokens) for tokens, _ in splits.values())
@@ -163,7 +164,7 @@ def read_finished(folder: Path) -> Manifest | None:
             "Delete that folder to make the dataset again."
         )
     with explain_disk_errors():
-        for path in (folder.parent, folder):  # the run that wrote the manifest may have failed to
+        for path in (folder.parent, folder):  # the earlier run may have failed to sync
             sync_folder(path)
         # The run was killed after it wrote the manifest. A work folder with a lock belongs to
         # `prepare`, which removes it itself.

@@ -1,9 +1,9 @@
 """Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
-Guarantees: data opens only in its own format; otherwise, an error lists the formats that were tried. A
-prepared dataset is complete, and a tokenizer is used with it only if its fingerprint matches that of
-the tokens. Opening costs reading a manifest, a header or a list of files; shards and the tokenizer are
-read when first used.
+Guarantees: data opens only in its own format; if no format matches, an error lists those that were
+tried. A prepared dataset opens only if it is complete, and only with a tokenizer whose fingerprint
+matches the manifest. Costs: opening reads a manifest, a header or a list of files. Shards and the
+tokenizer are read on first use.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Dataset(Mapping[str, Tokens]):
         return split in self.contents.splits
 
     def get(self, split: str, default: Any = None) -> Any:
-        """The tokens of a split, or the default if it is absent."""
+        """The tokens of a split, or `default` if there is no such split."""
         return self[split] if split in self.contents.splits else default
 
     def with_contents(self, contents: Contents) -> Dataset:
@@ -134,7 +134,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the data names its tokenizer, so that a missing one is an error."""
+        """Whether the data names its tokenizer; if so, a missing tokenizer is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
         return self.contents.shard_of is not None
@@ -173,11 +173,12 @@ def open(
 
     `path` is a file, a folder, a glob such as "shards/*.bin", or a list of these; tokens are in the
     order of the list. Files are assigned to splits by their names; `~` is the home folder.
-    `tokenizer` is the one that made the tokens; a prepared dataset refuses any other. `dtype` is for
-    files of ids without a header, and `format` for files that are not recognised, or wrongly.
-    `val_fraction` holds out the end of tokens that have no validation split. `eot_id` is the id
-    between documents, and `vocab_size` one more than the largest id; by default, both come from the
-    tokenizer or the data. `column` is the column of the tokens, in formats with several columns.
+    `tokenizer` is the one that made the tokens; a prepared dataset refuses any other. `dtype` is
+    for files of ids without a header, and `format` is for files whose format is not recognised, or
+    is recognised wrongly. `val_fraction` holds out the end of tokens that have no validation split.
+    `eot_id` is the id between documents, and `vocab_size` one more than the largest id; by default,
+    both come from the tokenizer or the data. `column` is the column of the tokens, in formats with
+    several columns.
 
     >>> open("no/such/folder")
     Traceback (most recent call last):
@@ -286,7 +287,7 @@ def _drop_empty(path: Path, contents: Contents) -> Contents:
 
 
 def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
-    """Make the end of the only split the split `val`."""
+    """Split off the end of the only split as `val`."""
     if val_fraction is None:
         return contents
     if tuple(contents.splits) != ("train",):

@@ -1,7 +1,7 @@
 """Resolve a path, a glob or a list of these, and read the contents of the files and folders.
 
-Files in several folders are opened together only if they agree in format, dtype, vocabulary and end of
-text; otherwise, an error names the difference.
+Files in several folders are opened together only if they agree in format, dtype, vocabulary and
+end-of-text id; otherwise, an error names the difference.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 def find_all(paths: AnyPaths) -> list[Path]:
     """Find the files and folders for a path, a glob or a list of these.
 
-    Matches of a glob are in the order of their names, where numbers count as numbers; lists keep
-    their order. `~` is the home folder.
+    Matches of a glob are sorted by name, with numbers compared as numbers. Lists keep their order.
+    `~` is the home folder.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -73,7 +73,7 @@ def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ..
 
 
 def find(path: AnyPath) -> Path:
-    """The file or folder at a path, or an error that says what is there instead."""
+    """The file or folder at a path; if it cannot be used, the error describes what is there."""
     if is_hub_path(path):
         from tokenmill.hub.cache import find_cached_dataset
 
@@ -144,7 +144,8 @@ def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents
 def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
     """Join folders by name: their shards and documents end to end, split by split.
 
-    All must have the same format, dtype, vocabulary and end of text; an error names the difference.
+    All must have the same format, dtype, vocabulary and end-of-text id; an error names the
+    difference.
     """
     names = list(parts)
     facts = [_list_facts(*parts[name]) for name in names]

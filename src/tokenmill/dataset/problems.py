@@ -25,7 +25,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The result of checking a dataset. It is sound if there are no problems; notes are harmless.
+    """The result of checking a dataset. Without problems, the dataset is sound; notes are harmless.
 
     `documents` is None if their starts are unknown.
     """
@@ -57,7 +57,7 @@ class Problems:
         self.add(error.file, error.what, error.cure)
 
     def all(self) -> list[Problem]:
-        """The problems in the order they were found, then how many of each file were omitted.
+        """The problems in the order found, then the number of omitted problems per file.
 
         >>> problems = Problems()
         >>> for n in range(7):

@@ -1,11 +1,11 @@
 """Check every byte of a dataset.
 
 Guarantees for a prepared dataset (for other formats, see `_examine_foreign`): if `verify` finds no
-problem, every file matches its checksum in the manifest, all ids are in the vocabulary, the documents
-tile the tokens and have the end-of-text id in the right place, no document is in two splits, the
-counts add up, the tokenizer is the right one, and nothing in the folder leads out of it. It continues
-after a problem and reports all of them, a few per file. `rejected.jsonl` and `repaired.jsonl` are
-reports without checksums and are not checked.
+problem, every file matches its checksum in the manifest, all ids are in the vocabulary, the
+documents tile the tokens and have the end-of-text id in the right place, no document is in two
+splits, the counts add up, the tokenizer is the right one, and no link in the folder leads out of
+it. `verify` does not stop at the first problem; it reports a few per file. `rejected.jsonl` and
+`repaired.jsonl` are reports without checksums and are not checked.
 
 Costs: reading the folder once at the speed of the disk, and some tens of megabytes of memory for
 shards of any size (`verify_split` has the details).
@@ -49,10 +49,10 @@ def verify(
     vocab_size: int | None = None,
     column: str | None = None,
 ) -> list[Problem]:
-    """Check tokens on disk; returns their problems, an empty list if they are sound.
+    """Check tokens on disk; returns a list of problems, empty if the tokens are sound.
 
-    Raises a DatasetError if they cannot be opened. `progress` and `watcher` are those of
-    `tokenmill.prepare`, the other options those of `tokenmill.open`.
+    Raises a DatasetError if the tokens cannot be opened. `progress` and `watcher` work as in
+    `tokenmill.prepare`, the other options as in `tokenmill.open`.
 
     >>> verify("no/such/folder")
     Traceback (most recent call last):
@@ -82,7 +82,7 @@ def examine(
     """Like `verify`, but also returns counts and notes. `limits` bounds the memory."""
     first, *others = find_all(path)
     has_manifest = False
-    with suppress(OSError):  # opening it raises the error if the folder cannot be read
+    with suppress(OSError):  # if the folder cannot be read, opening it reports that
         has_manifest = not others and (first / MANIFEST_NAME).exists()
     if has_manifest and options.get("format") in (None, Prepared.name):
         with watching(watcher, progress) as shown:
@@ -171,7 +171,7 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
-    """Every file is named once, and all shards of a split except the last are equally long."""
+    """Check that no file is named twice, and that only a split's last shard has another length."""
     seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):

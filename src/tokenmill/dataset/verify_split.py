@@ -1,14 +1,15 @@
 """Check every byte of a prepared split, and find documents that are in two splits.
 
 Guarantees: every file matches its checksum, all ids are in the vocabulary, the documents tile the
-tokens and have the end-of-text id in the right place. A validation text that is also trained on makes
-the validation loss wrong, so no document may be in two splits; texts are compared by their 128-bit keys.
+tokens and have the end-of-text id in the right place. A validation text that is also trained on
+makes the validation loss wrong, so no document may be in two splits; texts are compared by their
+128-bit keys.
 
-Costs: every file is read once from start to end, in chunks that are hashed and searched while they are
-in the processor's cache. Tables are read a second time for the places of end-of-text ids. Memory is a
-few chunks for shards of any size. To compare splits, `Limits.keys` keys of the smaller splits are held
-at a time, sorted, while the tables of the larger splits stream past them. With a validation split of
-the usual size, that is one more reading of the tables.
+Costs: every file is read once from start to end, in chunks that are hashed and searched while they
+are in the processor's cache. Tables are read a second time for the places of end-of-text ids.
+Memory is a few chunks for shards of any size. To compare splits, `Limits.keys` keys of the smaller
+splits are held at a time, sorted, while the tables of the larger splits stream past them. With a
+validation split of the usual size, that takes one more pass over the tables.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Keys = npt.NDArray[np.uint64]  # two rows: the upper and the lower halves
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much is in memory at once."""
+    """Limits on memory use."""
 
     chunk: int = 4 << 20  # bytes
     keys: int = 2 << 20  # of 16 bytes each: 32 MB, and 64 MB more while they are sorted
@@ -57,12 +58,12 @@ def check_split(
     advance: Callable[[int], None],
     limits: Limits,
 ) -> None:
-    """Add the problems of a split; `advance` receives the number of bytes as they are read."""
+    """Check a split and collect its problems; calls `advance` with the number of bytes read."""
     _SplitCheck(folder, manifest, name, problems, advance, limits).run()
 
 
 class _SplitCheck:
-    """Reads the shards of a split in order, and keeps what is needed from one to the next."""
+    """Checks the shards of a split in order, and keeps the state that each passes to the next."""
 
     def __init__(
         self,
@@ -172,7 +173,8 @@ class _SplitCheck:
         return not report(starts != due, "that do not start where the one before ends")
 
     def check_tokens(self, shard: Shard, is_tiled: bool) -> None:
-        """Hash and search the tokens of a shard; if its documents tile it, check where they start."""
+        """Check the hash and ids of a shard and, if its documents tile it, their end-of-text
+        ids."""
         manifest, path = self.manifest, shard.path
         digest = xxhash.xxh3_128()
         is_bounded = manifest.vocab_size <= int(np.iinfo(self.dtype).max)
@@ -274,7 +276,8 @@ def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArr
 
 
 def _view(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The whole numbers or records in a chunk; the file may be truncated while it is read."""
+    """The complete ids or records in a chunk; a file truncated meanwhile may end in a partial
+    one."""
     return chunk[: len(chunk) - len(chunk) % dtype.itemsize].view(dtype)
 
 
@@ -330,7 +333,7 @@ def _read_in_batches(folder: Path, split: Split, limits: Limits) -> Iterator[Key
 
 
 def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str, Keys]]:
-    """The keys of a split, with their tables. `check_split` has reported unreadable tables."""
+    """The keys of a split, with the names of their tables. Skips unreadable tables."""
     for shard in split.shards:
         try:
             with open_inside(folder, shard.documents_path) as file:
@@ -345,7 +348,7 @@ def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str
 
 
 def find_keys(held: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
-    """Which of `keys` are in `held`, which is sorted.
+    """A mask of the `keys` that are in `held`, a sorted array.
 
     >>> held = np.array([[1, 1, 2], [5, 7, 0]], np.uint64)
     >>> find_keys(held, np.array([[1, 1, 2, 3], [7, 6, 0, 0]], np.uint64)).tolist()
