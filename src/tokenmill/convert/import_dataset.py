@@ -257,8 +257,7 @@ class HashedDocuments:
                 yield self._make_records(np.append(starts, end), start)
 
     def _make_records(self, starts: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
-        """The records of documents. `starts` has their starts, then the end of the last
-        document."""
+        """The records of documents; `starts` ends with the end of the last document."""
         table = np.empty(len(starts) - 1, DOCUMENT_DTYPE)
         keys = b"".join(self._hash(starts))
         table["key"] = np.frombuffer(keys, ">u8").reshape(-1, 2)

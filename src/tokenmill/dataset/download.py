@@ -1,7 +1,8 @@
 """`tokenmill.download`: fetch files of a dataset on the Hugging Face Hub into a folder.
 
-Fetches exactly the requested files. Each matches the Hub's checksum, and the header of an llm.c shard
-also matches its size. The same call resumes after any interruption, even in the middle of a file.
+Fetches exactly the requested files. Each matches the Hub's checksum, and the header of an llm.c
+shard also matches its size. The same call resumes after any interruption, even in the middle of a
+file.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ class _SplitCheck:
         return not report(starts != due, "that do not start where the one before ends")
 
     def check_tokens(self, shard: Shard, is_tiled: bool) -> None:
-        """Check the hash and ids of a shard and, if its documents tile it, their end-of-text
-        ids."""
+        """Check the hash and ids of a shard; if `is_tiled`, also its end-of-text ids."""
         manifest, path = self.manifest, shard.path
         digest = xxhash.xxh3_128()
         is_bounded = manifest.vocab_size <= int(np.iinfo(self.dtype).max)
@@ -276,8 +275,7 @@ def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArr
 
 
 def _view(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The complete ids or records in a chunk; a file truncated meanwhile may end in a partial
-    one."""
+    """The complete ids or records in a chunk. A file may be truncated while it is read."""
     return chunk[: len(chunk) - len(chunk) % dtype.itemsize].view(dtype)
 
 

@@ -1,8 +1,9 @@
 """The formats that `tokenmill.open` reads in place and `tokenmill.export` writes, one module each.
 
-`FORMATS` lists them in order of recognition: those with a magic number or a manifest come first. Data
-is opened as the first format whose reader accepts it; if none does, the error gives every reason. To
-add a format, write a module with a subclass of `base.Format` and add it to `FORMATS`.
+`FORMATS` lists them in the order they are tried: formats with a magic number or a manifest come
+first. Data is opened as the first format whose reader accepts it. If all readers refuse it, the
+error gives all their reasons. To add a format, write a module with a subclass of `base.Format` and
+add it to `FORMATS`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def find_writable(name: str) -> Format:
 
 
 def recognize(request: OpenRequest) -> tuple[str, Contents]:
-    """The name of the format of a file or folder, and its contents."""
+    """Recognize the format of a file or folder; returns the format's name and the contents."""
     candidates = [
         one
         for one in FORMATS

@@ -1,12 +1,12 @@
 """ArrayRecord files whose records are the bytes of tokens, as JAX's Grain and others read them.
 
 Needs the package `array_record`, which also checks every record's checksum. The files do not store
-the dtype; the user gives it. Each record is a document; if all have the same length, they are cuts
-through a stream, and only the end-of-text id separates documents.
+the dtype; the user gives it. Each record is a document. But if all records have the same length,
+they are pieces of one stream, and only the end-of-text id separates documents.
 
-Records can only be read whole, so opening reads everything once to find the length of each. Then
-about `SHARD_BYTES` of records form a shard, which is read into memory when it is used; the last few
-stay there. For training, run `tokenmill import` first.
+Records can only be read whole, so opening reads everything once to find the length of each record.
+About `SHARD_BYTES` of records form a shard. A shard is read into memory when it is used, and the
+last few shards stay in memory. For training, run `tokenmill import` first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tokenmill.store.documents import sums
 
 SHARD_BYTES = 32 << 20
 _KEPT = 8  # shards that stay in memory
-_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # read at once, about
+_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # approximate limits of one read
 _ENDINGS = (".array_record", ".arrayrecord")
 _MAGIC = bytes.fromhex("83af70d10d884a3f")
 
@@ -121,7 +121,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
             f"{name} is an ArrayRecord file. To read it, install its package: "
             "pip install array_record"
         ) from None
-    options = "readahead_buffer_size:0,max_parallelism:0"  # the reader starts no threads and keeps no buffers
+    options = "readahead_buffer_size:0,max_parallelism:0"  # no threads, no buffers
     try:
         reader = module.ArrayRecordReader(str(folder / name), options)
         try:
@@ -168,7 +168,7 @@ class RecordShards:
         return _load(self.folder, self.ranges[number], self.dtype)
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """Some ids of a shard. Reads all of it, unless it is the one that was read last."""
+        """Some ids of a shard. Reads the whole shard, unless it was the last one read."""
         records = self.ranges[number]
         try:
             changed = (self.folder / records.name).stat().st_mtime_ns

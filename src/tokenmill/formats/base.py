@@ -2,8 +2,9 @@
 
 To add a format, write one module with a subclass of `Format` and add it to `FORMATS` in
 `tokenmill.formats`. `read` decides from the path alone whether the format applies, and opens as few
-files as it can: a header is best checked when its shard is first mapped (`FileShards.check`), and at
-opening only for the first and the last shard. Sizes are known without opening files.
+files as possible. At opening, check only the headers of the first and the last shard. Check the
+other headers when a shard is first mapped (`FileShards.check`). Sizes are known without opening
+files.
 
 Files may be untrusted, so `read` refuses names that lead out of the folder, negative numbers
 and sizes that do not match; `indexed_folder.Entry` checks the values of a JSON file.
@@ -35,15 +36,15 @@ HEAD = 1024
 
 
 class NotThisFormat(Exception):  # noqa: N818  (an answer, not an error)
-    """The path is not in a format; the text gives the reason."""
+    """The path is not in this format; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
     """The path and options of `tokenmill.open`. `format` is set if the user named one.
 
-    `chosen` are the files of the folder that the user named, in that order; None means all. Files
-    that belong to them, such as `x.idx` to `x.bin`, are visible too.
+    `chosen` lists the files that the user named in the folder, in the user's order; None means all
+    files. Companion files, such as `x.idx` for `x.bin`, are visible too.
     """
 
     path: Path
@@ -61,15 +62,16 @@ class OpenRequest:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files in the folder in order of name, or the one file, with their sizes in bytes.
+        """The folder's files sorted by name, or the single file, with sizes in bytes.
 
-        Files in subfolders are not included: `replace(request, path=request.path / "train").files`.
+        Subfolders are not included; use `replace(request, path=request.path / "train").files` for
+        one.
         """
         return self._entries[0]
 
     @property
     def others(self) -> Mapping[str, str]:
-        """Everything in the folder that is not a file, and what it is."""
+        """The other entries of the folder, each with a text such as "is a folder"."""
         return self._entries[1]
 
     @cached_property
@@ -80,8 +82,8 @@ class OpenRequest:
             return {self.path.name: self.path.stat().st_size}, others
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            # Sorting groups files in the order of their creation, and joining and splitting the names
-            # places them next to each other in memory: for very many files, a third faster.
+            # Sorted names often follow the order of creation. Joining and splitting places the
+            # names next to each other in memory. For very many files, this is a third faster.
             names = sorted(filter(self._belongs, os.listdir(folder)))
             for name in "\0".join(names).split("\0") if names else []:
                 try:
@@ -116,17 +118,17 @@ class OpenRequest:
 
     @cached_property
     def joined_names(self) -> str:
-        """The names of all files in one string: a fast search for an ending that no file has."""
+        """All file names in one string, to find out fast that no file has some ending."""
         return "\0".join(self.files)
 
     @cached_property
     def listed(self) -> dict[str, list[str]]:
-        """A cache of `shard_names.list_shards`: the shards by their ending."""
+        """A cache for `shard_names.list_shards`: maps an ending to the names of the shards."""
         return {}
 
     @property
     def folder(self) -> Path:
-        """The folder, or the one that the file is in."""
+        """The folder itself, or the parent folder of the file."""
         return self.path if self.is_folder else self.path.parent
 
     def read_head(self, name: str) -> bytes:
@@ -135,21 +137,21 @@ class OpenRequest:
             return file.read(HEAD)
 
     def check_dtype(self, dtype: np.dtype[Any], name: str) -> None:
-        """Refuse a `dtype` of the user that contradicts the file's."""
+        """Refuse a `dtype` given by the user if the file has another one."""
         if self.dtype not in (None, dtype, dtype.newbyteorder("=")):
             raise UsageError(f"the header of {name} says {dtype}, not {self.dtype}. Omit `dtype`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The ids of each split, and what the format says about them.
+    """The ids of each split, and the facts that the files give about them.
 
-    Splits may have any names. `documents` has the tables of the splits that have one: as a rule
-    `file_documents.FileDocuments`. What the files do not say stays None; `tokenmill.open` adds what the
-    user passed. `eot` is the side of a document on which the end-of-text id is, or "none"; without a
-    table, it decides where documents start. `tokenizer` is the name
-    of the tokenizer that made the ids. `shard_of` is the prepared dataset that a single shard belongs
-    to. A split may be empty here; `tokenmill.open` omits it.
+    Splits may have any names. `documents` maps splits to their document tables, usually
+    `file_documents.FileDocuments`; a split may have no table. Facts that the files do not give stay
+    None; `tokenmill.open` adds the user's options. `eot` is the side of documents that has the
+    end-of-text id, or "none". Without a table, it decides where documents start. `tokenizer` is the
+    name of the tokenizer that made the ids. If the path is one shard of a prepared dataset,
+    `shard_of` is that dataset. A split may be empty here; `tokenmill.open` omits it.
     """
 
     splits: Mapping[str, Shards]
@@ -165,11 +167,11 @@ class Contents:
 class Format(ABC):
     """A format of token files, by its name in `tokenmill.open` and `tokenmill.export`.
 
-    A format that implements `plan` can be written; the attributes after `aliases` describe what it
-    writes. `keeps_documents` says whether the files have a table of documents, and `keeps_empty`
-    whether it can hold empty ones. Without a table, `eot` is the side of documents, "after" or
-    "before", on which readers look for the end-of-text id. `names_tokenizer` says whether the files
-    name the tokenizer.
+    A format that implements `plan` can be written; the attributes after `aliases` describe the
+    written files. `keeps_documents` says whether the files have a document table, and `keeps_empty`
+    whether that table can hold empty documents. Without a table, `eot` is the side of documents,
+    "after" or "before", on which readers look for the end-of-text id. `names_tokenizer` says
+    whether the files name the tokenizer.
     """
 
     name: ClassVar[str]
@@ -183,8 +185,8 @@ class Format(ABC):
     def read(self, request: OpenRequest, /) -> Contents:
         """The contents of a file or folder.
 
-        Raises NotThisFormat with the reason if the path is in another format, and DatasetError if it
-        is certainly in this one but damaged.
+        Raises NotThisFormat with the reason if the path is in another format, and DatasetError if
+        it is certainly in this one but damaged.
         """
 
     @property
@@ -192,11 +194,12 @@ class Format(ABC):
         return type(self).plan is not Format.plan
 
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
-        """The files to write, in order; a file by which `read` recognizes the format comes last.
+        """The files to write, in order. A file by which `read` recognizes the format comes last.
 
-        It is called again to resume and must give the same files; existing files are
-        skipped. `read_written` reads the result, and ids and documents are compared. Each file can be written on its own. Data that the format cannot hold is refused here if that
-        can be known, otherwise when the file is written.
+        A resumed export calls `plan` again. It must return the same files, and existing files are
+        skipped. Each file can be written on its own. Afterwards, `read_written` reads the files,
+        and their ids and documents are compared with the source. If the format cannot hold the
+        data, refuse it here if possible, otherwise when the file is written.
         """
         raise NotImplementedError(f"{self.name} cannot be written")
 

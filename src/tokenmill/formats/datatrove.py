@@ -1,12 +1,12 @@
 """datatrove's tokenized files: `x.ds` (ids), `x.ds.index` (where documents end), `x.ds.metadata`.
 
-The files of a folder are assigned to splits by their names (`val`), and ordered by name. The width of
-an id comes from the metadata, or from the index and the size; if both are missing, the user gives it.
-`x.ds.loss` is ignored. No document crosses files.
+The files of a folder are assigned to splits by their names (`val`), and ordered by name. The width
+of an id comes from the metadata, or from the index and the size; if both are missing, the user
+gives it. `x.ds.loss` is ignored. No document crosses files.
 
-A task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even if the other
-files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and documents are
-omitted.
+A task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even if the
+other files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and documents
+are omitted.
 
 Checked at opening: every file's size against its index's last entry and the metadata's width and
 count. Checked when a file's documents are first used: that the index is in order.
@@ -43,7 +43,7 @@ _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """The facts in the index and metadata of a file, as far as these exist."""
+    """Facts from the index and the metadata of a file, if these exist."""
 
     tokenizer: str | None = None
     width: int | None = None
@@ -133,7 +133,7 @@ def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
 
 
 def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
-    """The names that the files of tasks without documents would have had.
+    """The shuffled names that tasks without documents would have given their files.
 
     >>> _find_stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
     ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})
@@ -150,7 +150,7 @@ def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
 
 
 def _find_sizes(path: Path) -> Mapping[str, int]:
-    """The sizes of a file and of the files that belong to it."""
+    """The sizes of a file, its index and its metadata."""
     beside = [path, *(path.with_name(path.name + end) for end in (".index", ".metadata"))]
     return {one.name: one.stat().st_size for one in beside if one.is_file()}
 

@@ -1,8 +1,9 @@
 """Find where the documents of tokens start, block by block.
 
 The starts come from the document table if there is one, otherwise from the end-of-text id. Memory
-holds `BLOCK` documents, or those that start in a window of `WINDOW` tokens. Only a table can have
-empty documents: one starts where the next document does or, if it is the last, where the tokens end.
+holds the starts of `BLOCK` documents, or all starts in a window of `WINDOW` tokens. Only a table
+can have empty documents. An empty document starts where the next document starts or, if it is the
+last, where the tokens end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def find_document_starts(
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
-    """Like `Tokens.find_document_starts`, but from a copy of the tokens, so that no shard stays mapped."""
+    """Like `Tokens.find_document_starts`, but reads a copy, so that no shard stays mapped."""
     if tokens.eot_id is None:  # raises the error that says what is missing
         return tokens.find_document_starts(np.array([low]), high - low) + low
     after = tokens.eot != "before"
@@ -67,7 +68,7 @@ def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
 
 
 def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at least `least` tokens (except the last) that divide no document.
+    """Split tokens between documents into ranges of at least `least` tokens (except the last).
 
     >>> list(split_between_documents(Tokens.of([5, 0, 6, 7, 0, 8, 0], eot_id=0), 3))
     [(0, 5), (5, 7)]
@@ -124,8 +125,8 @@ def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | N
 class SpilledStarts:
     """The document starts in a range, kept on disk to iterate over them several times.
 
-    They are relative to the start of the range, where a document must start. Empty documents are
-    skipped unless `empty`.
+    Starts are relative to the start of the range, and a document must start there. Empty documents
+    are skipped unless `empty` is True.
 
     >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:
     ...     spilled.count, [block.tolist() for block in spilled.blocks()]

@@ -1,12 +1,12 @@
-"""The documents of files in other formats, which only say where each document starts.
+"""Document tables for files in other formats, which only store where each document starts.
 
-A file gives its documents as a function from numbers to tokens (`DocumentStarts`), which may read a
-mapped index: finding the documents of a row is a binary search through that function, and no memory
-grows with the number of documents. No document crosses from one file into the next.
+`DocumentStarts` is a function from document numbers to first tokens. It may read a mapped index.
+Finding the documents of a row is a binary search with that function, so memory does not grow with
+the number of documents. No document crosses from one file into the next.
 
 Checked when a file's documents are first used, in one pass over its index: that they are in order,
-start at the file's first token and end at its last. An empty document has a number, but starts nowhere
-in a row.
+start at the file's first token and end at its last. An empty document has a number, but no row
+contains its start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Integers = npt.NDArray[np.int64]
 class DocumentStarts:
     """Where the documents of a file start: `find` maps document numbers to their first tokens.
 
-    `find` of `count` is where the last document ends.
+    `find` maps `count` to the end of the last document.
 
     >>> check_coverage("x", DocumentStarts(2, lambda numbers: np.array([0, 5, 7])[numbers]), tokens=7)
     """
@@ -64,11 +64,11 @@ class DocumentStarts:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentIndexes:
-    """The indexes of the documents of several files.
+    """The document indexes of several files.
 
-    `names` are the files that hold the indexes, and `counts` the numbers of documents; without them,
-    all indexes are read when they are needed. `read` finds the document starts of a file by its
-    number. It must pickle: a function of a module, or a `partial` of one.
+    `names` are the files that hold the indexes. `counts` has the number of documents of each file;
+    without it, all indexes are read to count them. `read` takes the number of a file and returns
+    its document starts. `read` must be picklable: a module's function, or a `partial` of one.
     """
 
     names: Sequence[str]
@@ -125,7 +125,7 @@ class FileDocuments(DocumentTable):
 
     @cached_property
     def _numbers(self) -> Integers:
-        """The number of the first document of each file, and of all."""
+        """The number of each file's first document, then the total number of documents."""
         counts = self._indexes.counts
         if counts is None:
             counts = [self._indexes.read(file).count for file in range(len(self._tokens))]
@@ -176,7 +176,7 @@ class FileDocuments(DocumentTable):
         return int(self._numbers[file]) + int(self._read(file).count_before(place)[0])
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [start, start + length), laid end to end; sorted."""
+        """The sorted document starts in the rows [start, start + length), laid end to end."""
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._damaged)
 
     def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
@@ -195,14 +195,14 @@ class FileDocuments(DocumentTable):
 
 
 class PartOfDocuments(DocumentTable):
-    """The documents of the tokens `start` to `stop` of a split, cut where these start and end."""
+    """The documents in the tokens [start, stop) of a split; the first and the last may be cut."""
 
     def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
         self._whole, self._start, self._stop, self._split = whole, start, stop, split
 
     @cached_property
     def _first(self) -> int:
-        """The first document of the whole with its start or any of its tokens in the part."""
+        """The number, in the whole, of the first document that starts or has tokens in the part."""
         number = self._whole.count_before(self._start)
         begins_here = (
             number < len(self._whole) and self._whole.starts(number, number)[0] == self._start
@@ -211,7 +211,7 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _last(self) -> int:
-        """One more than the last document; includes empty ones at the very end of the whole."""
+        """One more than the last document's number; includes empty documents at the very end."""
         number = self._whole.count_before(self._stop)
         at_end = number < len(self._whole) and (
             self._whole.starts(len(self._whole), len(self._whole))[0] == self._stop
@@ -242,9 +242,9 @@ class PartOfDocuments(DocumentTable):
         )
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [start, start + length), laid end to end; sorted."""
+        """The sorted document starts in the rows [start, start + length), laid end to end."""
         found = self._whole.find_starts(rows + self._start, length)
-        return np.union1d(found, np.flatnonzero(rows == 0) * length)  # a cut document starts too
+        return np.union1d(found, np.flatnonzero(rows == 0) * length)  # a cut document also counts
 
     def _cut(self, whole: Document) -> Document:
         start = max(whole.start, self._start)

@@ -3,9 +3,9 @@
 The index may be untrusted: every entry is checked, and no name in it may lead out of the
 folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.
 
-In both formats, a file starts with the number of its documents, where each starts and where the last
-ends, in 32 bits each; writing a file that is too long for that is refused. No document crosses files.
-The index is made from the files on disk.
+In both formats, a file starts with 32-bit numbers: the number of its documents, the start of each,
+and the end of the last. A file that is too long for 32-bit offsets is not written, but refused. No
+document crosses files. The index is made from the files on disk.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """The splits of a folder, each with its own folder and index. An index without `key` is refused."""
+    """The splits of a folder, each with its folder and index; refuses an index without `key`."""
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")
     if (request.path / INDEX).is_file():

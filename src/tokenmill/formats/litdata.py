@@ -1,11 +1,11 @@
 """LitData's chunks of tokens, as its `TokensLoader` reads them: a folder with `index.json`.
 
-A chunk is the number of its items, where each starts, and then their ids, which are mapped in place.
-Each item is a document. Items other than tokens, and compressed or encrypted chunks, are refused.
-Written ids are tensors of uint16 or int32.
+A chunk holds the number of its items, the start of each item, and the ids, which are mapped in
+place. Each item is a document. Items other than tokens, and compressed or encrypted chunks, are
+refused. Written ids are tensors of uint16 or int32.
 
-Checked at opening: the index. Checked when a chunk is first used: its size, and that its header agrees
-with the index. Checked when its documents are first used: all of its header.
+Checked at opening: the index. Checked when a chunk is first used: its size, and that its header
+agrees with the index. Checked when its documents are first used: all of its header.
 """
 
 from __future__ import annotations

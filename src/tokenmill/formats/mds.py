@@ -1,20 +1,23 @@
 """MosaicML Streaming's MDS shards of tokens: a folder with `index.json`, raw or compressed.
 
-Tokens are a column of `ndarray:uint16` or the like, with or without a fixed shape, or of `bytes`,
-whose dtype the user gives. The column is the one that the user names, or `tokens`, `input_ids`, or
-the only one. If samples have shapes of their own, each is a document. Samples of a fixed shape, or
-bytes of the same length, are cuts through a stream, and only the end-of-text id separates documents.
+Tokens are in a column of arrays, such as `ndarray:uint16`, with or without a fixed shape, or in a
+column of `bytes`, for which the user gives the dtype. The column is the one that the user names,
+else `tokens`, else `input_ids`, else the only column. If samples vary in shape, each is a document.
+Samples of a fixed shape, or bytes of the same length, are pieces of one stream, and only the
+end-of-text id separates documents.
 
-Sizes and other columns are stored between samples, so a shard is gathered into memory when it is used,
-and `KEPT_BYTES` of shards stay there: each random row costs a shard. For training, run `tokenmill
-import` first. A raw shard with only a fixed shape is mapped in place.
+Sizes and other columns are stored between samples, so the tokens of a shard are copied into memory
+when it is used, and `KEPT_BYTES` of shards stay in memory. Each random row may cost reading a whole
+shard. For training, run `tokenmill import` first. A raw shard with only a fixed shape is mapped in
+place.
 
 Checked at opening: the index and, if samples vary, the header of every sample, which decompresses
-compressed shards once. At most the size in the index is decompressed, and nothing above `MOST_BYTES`.
+compressed shards once. At most the size in the index is decompressed, and nothing above
+`MOST_BYTES`.
 
-Exports have one sample per document in the column `tokens`, of `ndarray:uint16` or `ndarray:uint32`,
-and are not compressed. They are byte for byte what `MDSWriter` writes without a size limit. The
-encoding cannot store empty arrays, so empty documents are omitted.
+Exports have one sample per document in the column `tokens`, of `ndarray:uint16` or
+`ndarray:uint32`, and are not compressed. They are byte for byte what `MDSWriter` writes without a
+size limit. The encoding cannot store empty arrays, so empty documents are omitted.
 """
 
 from __future__ import annotations
@@ -145,7 +148,7 @@ def _make_config(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A shard: `size` bytes in `name` or, if that is missing, to decompress from `zipped`."""
+    """A shard of `size` bytes: the file `name` or, if that is missing, `zipped`, decompressed."""
 
     name: str
     size: int
@@ -351,7 +354,7 @@ class _Samples:
     contiguous: bool
 
 
-@lru_cache(maxsize=1)  # ids of one shard are often read one part after another
+@lru_cache(maxsize=1)  # a shard is often read part by part
 def _find_samples(
     folder: Path,
     name: str,

@@ -1,11 +1,12 @@
 """The bytes of one MDS shard: find the tokens of its samples, and write samples of tokens.
 
-A shard is the number of its samples, where each starts and the last ends, JSON, and the samples. A
-sample is a size for each column of varying size, then the columns. An array with a shape of its own
-starts with a byte for the number and width of its dimensions, then the dimensions.
+A shard holds the number of its samples, the start of each sample, the end of the last, JSON, and
+the samples. A sample holds the size of each variable-size column, then the columns. An array of
+variable shape starts with one byte for the number and the width of its dimensions, followed by the
+dimensions.
 
-Every offset and size is checked against the bytes of the shard, for `_SAMPLES` samples at once. Memory
-takes 16 bytes per sample.
+Every offset and size is checked against the bytes of the shard, for `_SAMPLES` samples at once.
+Memory takes 16 bytes per sample.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Layout:
 
     @property
     def least(self) -> int:
-        """The least number of bytes of a sample."""
+        """The smallest possible size of a sample, in bytes."""
         return sum(4 if size is None else size for size in self.sizes)
 
 
 def load_shard(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
-    """The `size` bytes of a shard: mapped, or decompressed into memory, never more than that."""
+    """The `size` bytes of a shard, mapped, or decompressed into at most `size` bytes of memory."""
     with open_foreign(folder, name) as file:
         if compression is None:
             check_size(file, name, size, foreign=True)
@@ -139,7 +140,7 @@ def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> In
 
 
 def _array_lengths(raw: Bytes, first: Integers) -> Integers:
-    """The lengths in the headers of one-dimensional arrays; -1 if no file could hold it."""
+    """The lengths in the headers of one-dimensional arrays; -1 if too large for any file."""
     widths = np.int64(1) << (raw[first].astype(np.int64) & 3)
     lengths = np.zeros(len(first), np.int64)
     for byte in range(8):
@@ -165,7 +166,7 @@ def _damaged(name: str, what: str) -> DamagedFileError:
 
 
 def measure_samples(lengths: Integers, width: int) -> Integers:
-    """The bytes of samples that are one array each, of these lengths in ids of `width` bytes."""
+    """The sizes in bytes of samples of one array each, with `lengths` ids of `width` bytes."""
     shape_widths = np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
     return 4 + 1 + shape_widths + lengths * width
 

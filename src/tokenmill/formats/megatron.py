@@ -1,13 +1,13 @@
 """Megatron-LM's pairs of `prefix.bin` (ids) and `prefix.idx` (sequences and documents).
 
-Given by the prefix, by either file, or as a folder of several pairs with ids of one dtype. The tokens
-of a split are those of its files, in order; documents are Megatron's documents, of one sequence or
-several. Exports have one sequence per document, and ids of uint16 for vocabularies below 65,500, as
-Megatron chooses it, else int32.
+The path is the prefix, either file, or a folder of several pairs with ids of one dtype. A split has
+the tokens of its files, in order. Its documents are Megatron's documents, of one or more sequences.
+Exports have one sequence per document. Like Megatron, they store ids as uint16 for vocabularies
+below 65,500, else as int32.
 
-Checked at opening: every index's header and size. Checked when a pair is first used, in one pass over
-its index: that the sequences cover the `.bin` in order and without a gap. Megatron could read sequences
-in any order, but writes no others.
+Checked at opening: every index's header and size. Checked when a pair is first used, in one pass
+over its index: that the sequences cover the `.bin` in order and without a gap. Megatron can read
+sequences in any order, but always writes them in this one.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _parse(file: BinaryIO, name: str) -> _Header:
     if code not in _CODES:
         raise DamagedFileError(name, f"has the unknown dtype code {code}", FOREIGN_CURE)
     expected = _HEADER.size + 12 * sequences + 8 * indices
-    # With modes of sequences, there is one more byte per sequence.
+    # If the index stores sequence modes, it has one more byte per sequence.
     if size not in (expected, expected + sequences) or not indices:
         raise DamagedFileError(
             name,
@@ -256,7 +256,7 @@ class _Index:
 
 
 def _check_pair(file: BinaryIO, name: str) -> None:
-    """Check the index of a `.bin`, once as long as neither changes."""
+    """Check the index of a `.bin`; the check is repeated only if either file changes."""
     path = Path(file.name)
     index = path.with_name(_index_name(path.name))
     try:

@@ -1,8 +1,8 @@
 """NumPy files: integers in one dimension, in one file or in numbered shards.
 
-NumPy parses the headers; they are never read as tokens, and no pickle is loaded. Everything is checked
-at opening, which opens every file once; sizes are checked again when files are mapped. Exports have
-one file per split, with the bytes that `np.save` would write.
+NumPy parses the headers; they are never read as tokens, and no pickle is loaded. Everything is
+checked at opening, which opens every file once; sizes are checked again when files are mapped.
+Exports have one file per split, with the bytes that `np.save` would write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_forei
 from tokenmill.store.shards import FileShards
 
 MAGIC = b"\x93NUMPY"
-LONGEST_HEADER = 1 << 16  # bytes; an array of integers has a shorter one
+LONGEST_HEADER = 1 << 16  # bytes; arrays of integers have shorter headers
 
 
 class Npy(Format):

@@ -1,11 +1,12 @@
 """OLMo's and dolma's `x.npy`: ids without a header, and `x.csv.gz` with one line per document.
 
-They are not NumPy files, despite their names. They do not store the dtype; the user gives it. A line
-starts with the document's first token and the one after its last; the rest is ignored.
+They are not NumPy files, despite their names. They do not store the dtype; the user gives it. A
+line starts with the numbers of the document's first token and of the token after its last; the rest
+is ignored.
 
 Checked at opening: that sizes are whole numbers of ids. Checked when a file's documents are first
-used, which reads its lines once: that they cover the file in order. Their starts then stay in memory,
-8 bytes per document, for `KEPT` files at a time.
+used, which reads its lines once: that they cover the file in order. Their starts then stay in
+memory, 8 bytes per document, for `KEPT` files at a time.
 """
 
 from __future__ import annotations

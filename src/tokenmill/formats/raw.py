@@ -1,12 +1,12 @@
-"""Files of ids and nothing else: `x.bin`, folders of such, OLMo's headerless `.npy`.
+"""Files of ids and nothing else: `x.bin`, folders of such files, OLMo's headerless `.npy`.
 
-Nothing in such a file gives its dtype, so it is opened only if something else does: the user, a JSON
-file next to it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `vocab_size` and `eot_id` if
-known), or the manifest of the dataset that the file is a shard of. All that can be checked is that
-the size is a whole number of ids.
+Such a file does not store its dtype. It is opened only if the dtype comes from elsewhere: the user,
+a JSON file next to it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `vocab_size` and
+`eot_id` if known), or the manifest of the dataset that the file is a shard of. The only possible
+check is that the size is a whole number of ids.
 
-A folder of raw files needs the dtype from the user or from its `meta.json`. It is split by its names
-(`val`, `test`), or by its subfolders `train`, `val` and `test`.
+A folder of raw files needs the dtype from the user or from its `meta.json`. Its files are assigned
+to splits by their names (`val`, `test`), or by the subfolders `train`, `val` and `test`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Raw(Format):
             raise NotThisFormat(f"{missing} dtype; pass `dtype='uint16'` or another")
         dtype = known.pop("dtype")
         if not request.is_folder:
-            # A single file that the user names is read as raw ids, even if it seems to have a header.
+            # A single file named by the user is read as raw ids, even if it seems to have a header.
             shards = make_shards(request.folder, [request.path.name], request.files, dtype)
             return Contents(splits={"train": shards}, **known)
         splits = {split: files for split, files in _list_splits(request).items() if files}
@@ -168,7 +168,7 @@ def _read_beside(path: Path) -> dict[str, Any]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The `dtype`, `vocab_size` and `eot_id` in a JSON file; nothing if it or its dtype is missing."""
+    """The `dtype`, `vocab_size` and `eot_id` in a JSON file; empty if there is no file or dtype."""
     try:
         if not path.is_file() or path.stat().st_size > LONGEST_JSON:
             return {}

@@ -24,11 +24,11 @@ _MASK = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def list_shards(request: OpenRequest, ending: str) -> list[str]:
-    """The files with an ending, in the folder or the one opened, sorted with numbers as numbers.
+    """The names of files with an ending: in the folder, or the single file that was opened.
 
-    Something with the ending that is not a file, such as a broken link, is refused if there are files
-    with the same ending, or with the same name apart from the ending: omitting it would change the
-    data. Otherwise it is unrelated and is skipped.
+    Names are sorted, with numbers compared as numbers. Other entries with the ending, such as a
+    broken link, are refused if a file has the same ending, or the same name with another ending:
+    skipping them would change the data. Otherwise they are unrelated and are skipped.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -56,7 +56,7 @@ def list_shards(request: OpenRequest, ending: str) -> list[str]:
             )
     if request.chosen is None:
         names = sort_names(names)
-    else:  # in the user's order: files with the ending, or else files that belong to the others
+    else:  # in the user's order: named files with the ending, or else companions of named files
         beside = (os.path.splitext(name)[0] + ending for name in request.chosen)
         chosen = [name for name in request.chosen if name.endswith(ending)]
         names = chosen or [name for name in beside if name in request.files]
@@ -76,7 +76,7 @@ def sort_names(names: list[str]) -> list[str]:
 
 
 def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[str]]:
-    """The shards of each split that has any. A gap in the numbers of a folder's shards is refused."""
+    """The shards of each split that has any; refuses gaps in the numbers of a folder's shards."""
     if not request.is_folder:
         return {"train": list(names)}
     splits = {split: some for split, some in split_by_name(names).items() if some}
@@ -86,7 +86,10 @@ def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[s
 
 
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """Assign names to splits: `val` by any word for validation, `test` unless it also says train.
+    """Assign names to splits.
+
+    Names with a word for validation are `val`. Names with a word for testing are `test`, unless
+    they also have a word for training. All others are `train`.
 
     >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin", "test.bin"])
     {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin'], 'test': ['test.bin']}
@@ -120,9 +123,9 @@ def are_numbered(names: Sequence[str]) -> bool:
 def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
     """Refuse sorted, numbered names with a gap, unless the user named the files or the format.
 
-    Otherwise a shard that was not downloaded would silently change the data. The number that counts
-    is the one before an `-of-`, which must run up to the one after it; without an `-of-`, it is the
-    last number that is not the same in all names.
+    Otherwise a shard that was not downloaded would silently change the data. In names with `-of-`,
+    the number before it is checked, and must run up to the number after it. In other names, the
+    last number that is not the same in all names is checked.
     """
     if request.format is not None or request.chosen or not names or _is_unbroken(names):
         return
@@ -193,7 +196,7 @@ def _are_alike(names: Sequence[str]) -> bool:
 def _line_up(names: Sequence[str]) -> NDArray[np.uint8] | None:
     """The bytes of names, one row each, if they differ only in digits, at the same places.
 
-    All names at once: for very many, ten times as fast as one by one.
+    Handles all names at once: for very many names, ten times as fast as one by one.
     """
     first, together = (_encode(some, end="\0") for some in (names[:1], names))
     if together.translate(_MASK) != first.translate(_MASK) * len(names):

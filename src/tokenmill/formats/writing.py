@@ -27,8 +27,8 @@ class FileJob:
     """A file to write: `write` writes it to a path and reports the tokens it wrote.
 
     `name` is relative to the folder of the export. It may have one subfolder, which is created:
-    `train/000.bin`. `tokens` is 0 for a file without ids. `write` must use `AtomicFile` or `write_file`
-    of `storage.files`, because a file that exists counts as complete.
+    `train/000.bin`. `tokens` is 0 for a file without ids. `write` must use `AtomicFile` or
+    `write_file` of `storage.files`, because a file that exists counts as complete.
     """
 
     name: str
@@ -101,7 +101,7 @@ class WriteRequest:
             yield self._take(split, start, min(start + self.tokens_per_shard, total), dtype)
 
     def cut_between_documents(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
-        """Ranges of at least `tokens_per_shard` tokens (except the last) that divide no document."""
+        """Ranges of whole documents, of at least `tokens_per_shard` tokens (except the last)."""
         tokens = self.splits[split]
         for start, stop in split_between_documents(tokens, self.tokens_per_shard):
             yield self._take(split, start, stop, dtype)

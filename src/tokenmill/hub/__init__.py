@@ -8,5 +8,6 @@
     cache        the same into the Hub's own cache, for `open` and `prepare`
     single_file  one file of a tokenizer; needs no huggingface_hub
 
-All requests go through `huggingface_hub` (the extra `hub`), which is imported when it is first used.
+All requests go through `huggingface_hub` (the extra `hub`), which is imported when it is first
+used.
 """

@@ -1,12 +1,13 @@
 """Datasets on the Hub that are used like local ones: hf://datasets/OWNER/NAME.
 
-They are fetched into the Hub's own cache, in its layout: contents under `blobs`, by checksum; the
-names of each commit under `snapshots`. So tokenmill and the Hub's tools share their files. Names are
-hard links where the disk allows it, because a prepared dataset refuses links that leave its folder.
+They are fetched into the Hub's own cache, in its layout: file contents are under `blobs`, named by
+checksum, and the file names of each commit are under `snapshots`. So tokenmill and the Hub's tools
+share files. Names are hard links where the disk allows it, because a prepared dataset refuses links
+that leave its folder.
 
-A file counts as present by its size, since it gets its name only after its checksum is right. Opening
-costs one request, or none if the path names a commit. Without a network, the last known commit is
-used if every requested file is present.
+A file of the right size counts as present, because it gets its name only after its checksum was
+verified. Opening costs one request, or none if the path names a commit. Without a network, the last
+known commit is used if every requested file is present.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _find(where: HubPath) -> _Found:
 
 
 def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
-    """The current commit of a revision; if the Hub is unreachable, the last known one and the error."""
+    """The commit of a revision; if the Hub is unreachable, the last known commit and the error."""
     reference = folder / "refs" / where.revision
     known = _read(reference).decode(errors="replace").strip()
     try:

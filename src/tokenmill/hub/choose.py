@@ -1,8 +1,8 @@
 """Which files of a repository to fetch: by path, kind, shard number, split and count.
 
-From a repository or folder, one kind of file is taken, the first of these that it has: a prepared
+From a repository or folder, only one kind of file is fetched, the first that exists of: a prepared
 dataset, token files, Parquet, JSON lines, plain text. So cards and settings are not fetched unless
-you name them. A request for something that does not exist is an error that lists what exists.
+you name them. If a request matches nothing, the error lists what exists.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def choose(
     split: str | None = None,
     max_files: int | None = None,
 ) -> Choice:
-    """The requested files in the order of their names, where numbers count as numbers.
+    """The requested files, sorted by name, with numbers compared as numbers.
 
     `repository` is for error messages; `path` is a file, a folder or a glob in it.
     """

@@ -1,15 +1,16 @@
 """Fetch files of the Hub: resumed in the middle of a file, checked to the byte, four at once.
 
-Guarantees: a file has its name only when its bytes are complete, match the Hub's checksum and are on
-the disk. Until then they are in a hidden file next to it, named after the checksum, so that a killed
-download resumes and never mixes two versions. Processes with the same target folder take turns.
+Guarantees: a file gets its name only once its bytes are complete, match the Hub's checksum and are
+on disk. Until then, the bytes are in a hidden file in the same folder, named after the checksum. So
+a killed download resumes and never mixes two versions. Processes with the same target folder take
+turns.
 
 Costs one request per file, and one more each time the connection is lost. Hashing happens while
 bytes arrive; a partial file is read once when it is resumed.
 
-`hf_hub_download` cannot replace this. Tried with huggingface_hub 2.4: after a kill at 25 of 30 MB it
-fetched all 30 MB again and left the 21 MB of the first attempt in the cache for good; with
-a connection lost every 9 MB it gave up, because it keeps nothing of an unfinished block of 10 MiB; it
+`hf_hub_download` cannot replace this. Tried with huggingface_hub 2.4: after a kill at 25 of 30 MB
+it fetched all 30 MB again and left the 21 MB of the first attempt in the cache for good; with a
+connection lost every 9 MB it gave up, because it discards an unfinished block of 10 MiB; and it
 accepted a file with a flipped bit.
 """
 
@@ -46,7 +47,7 @@ KEPT = "what was fetched is kept"
 _AT_ONCE = 4
 _BLOCK = 1 << 20
 _ATTEMPTS = 5  # requests in a row without a new byte
-_TRIES = 2  # for a file that arrives altered
+_TRIES = 2  # downloads of a file that arrives damaged
 _REPORT_EVERY = 0.1  # seconds
 _NOTED_WAIT = 10  # seconds; a longer wait is printed
 _POLL = 0.2  # seconds, while another process holds the folder
@@ -71,7 +72,7 @@ class Transfer:
 
     @property
     def arrived(self) -> int:
-        """The number of bytes from an earlier attempt; 0 if it is larger than the file."""
+        """The number of bytes from an earlier attempt; 0 if there are more than the file has."""
         size = _size(self.part) or 0
         return size if size <= self.file.size else 0
 
@@ -100,7 +101,7 @@ def fetch_files(
 
 
 def _sync_folders(transfers: Sequence[Transfer], folder: Path) -> None:
-    """Flush the folders of all files that are there: an earlier run may have failed to."""
+    """Flush the folders of all existing files, because an earlier run may have failed to."""
     parents = {parent for one in transfers for parent in one.target.parents}
     for parent in parents:
         if parent.is_relative_to(folder.parent) and parent.is_dir():
@@ -135,7 +136,7 @@ def _find_missing(transfers: Sequence[Transfer], watcher: Watcher) -> list[Trans
                 right.add(one.target)
             else:
                 watcher.note(f"{one.target} differs from the file on the Hub; fetching it again.")
-    finally:  # Ctrl-C waits for the files that are being read, not for all
+    finally:  # on Ctrl-C, wait only for the files that are being read
         pool.shutdown(cancel_futures=True)
     return [one for one in transfers if one.target not in right]
 
@@ -177,7 +178,7 @@ def _fetch_missing(
 
 
 class _Progress:
-    """Adds up what several threads fetch, and reports it from one thread at a time."""
+    """Adds up the bytes that several threads fetch; one thread at a time reports the total."""
 
     def __init__(self, watcher: Watcher) -> None:
         self.fetched = self._unreported = 0
@@ -228,7 +229,7 @@ def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, s
 
 
 def _fill(transfer: Transfer, url: str, repository: str, progress: _Progress, stop: Event) -> str:
-    """Append the missing bytes to a partial file and flush it; returns the checksum of all of it."""
+    """Complete a partial file and flush it; returns the checksum of the whole file."""
     size = transfer.file.size
     with os.fdopen(open_entry(transfer.part), "r+b") as part:
         if os.fstat(part.fileno()).st_size > size:

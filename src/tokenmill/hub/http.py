@@ -1,8 +1,8 @@
 """Requests to the Hub: bounded in time and memory, with errors that give the cure.
 
 `huggingface_hub` connects; its environment variables set endpoint, token, proxies and timeouts. Its
-own handling of errors is not used, because it reads the whole body of an error, waits as long as the
-server asks, and raises other exceptions if the body has an unexpected form. Bodies are never
+own handling of errors is not used, because it reads the whole body of an error, waits as long as
+the server asks, and raises other exceptions if the body has an unexpected form. Bodies are never
 decompressed: no compression is requested, and a few compressed bytes could expand to gigabytes.
 """
 
@@ -22,7 +22,7 @@ from tokenmill.storage.decoding import parse_json
 if TYPE_CHECKING:
     from httpx2 import Response
 
-ANSWER_BYTES = 64 << 20  # of an answer in JSON: a page of files has less than 1 MB
+ANSWER_BYTES = 64 << 20  # limit for a JSON answer; a page of files has less than 1 MB
 ANSWER_SECONDS = 120.0
 LONGEST_WAIT = 300.0  # seconds that a server may ask to wait before the next request
 _RESUMES = "What has arrived is kept; the same command resumes from there."

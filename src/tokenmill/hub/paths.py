@@ -17,7 +17,8 @@ _HUB_PATH = re.compile(
     r"(?:/+(?P<path>.*?))?/*",
     re.DOTALL,
 )
-# What git allows. No part starts with a dot or is empty, since a revision becomes a path in the cache.
+# Names that git allows. No part is empty or starts with a dot, because a revision becomes a path in
+# the cache.
 _PART = r"(?!\.)[^\s\x00-\x1f\x7f\ud800-\udfff:~^?*\[\\/]+"
 _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 

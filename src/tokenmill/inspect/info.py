@@ -52,7 +52,8 @@ class SetAside:
 class Info:
     """The content and origin of a dataset. Unknown values are None.
 
-    `documents` counts those in tables; tokens in another format may have documents without one.
+    `documents` counts documents in document tables. Tokens in another format may have documents,
+    but no table.
     """
 
     path: str
@@ -88,7 +89,7 @@ def describe(
     format: str | None = None,
     column: str | None = None,
 ) -> Info:
-    """Describe the tokens at `path`; the options are those of `tokenmill.open`.
+    """Describe the tokens at `path`; the options are the same as for `tokenmill.open`.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):

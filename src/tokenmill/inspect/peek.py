@@ -1,7 +1,7 @@
 """Show some of a dataset's tokens as text, with their origin.
 
-All tokens shown belong to one document, so they share one origin. It costs opening two
-or three files, wherever in the dataset the document is.
+All tokens shown belong to one document, so they share one origin. Costs: two or three files are
+opened, for any document of the dataset.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def peek(
     token: int | None = None,
     length: int = 400,
 ) -> Peek:
-    """At most `length` tokens of a document, or around a token of the split within its document.
+    """Show at most `length` tokens: the start of a document, or the part of one around `token`.
 
     Documents and tokens count from 0, or from the end if negative. The default is the first
     document. Without a document table, `length` tokens from `token` are shown. `shard` and

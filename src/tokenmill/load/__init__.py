@@ -1,1 +1,1 @@
-"""Tokens on disk to training batches, in NumPy; frameworks are in the modules with their names."""
+"""Make training batches from tokens on disk, in NumPy. Each framework has its own module."""

@@ -4,9 +4,9 @@
     BatchesByStep    batches by step, for frameworks that request them one by one
     RowPlaces        where rows start, for rows that are requested one by one
 
-Guarantees: each batch and row equals that of `tokenmill.Loader`, in any order and from any number of
-threads. Costs: for access by number, the order of `BLOCK` rows is computed at once and cached, which
-takes three times as long as for one row; after that a batch is a gather and a cast.
+Guarantees: batches and rows are the same as from `tokenmill.Loader`, in any order and from any
+number of threads. Costs: access by number computes the order of `BLOCK` rows at once and caches it,
+which takes three times as long as for one row. After that, a batch is a gather and a cast.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
         return self.arrays.ledger()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run and what identifies it. It is small, can be stored as JSON, and is the
-        same on all ranks."""
+        """The position and identity of the run: small, storable as JSON, the same on all ranks."""
         return self.arrays.state_dict()
 
     def load_state_dict(
@@ -134,7 +133,7 @@ class BatchesByStep:
 
 
 def check_index(index: SupportsIndex, length: int, what: str) -> int:
-    """An index from 0 on; negative ones count from the end.
+    """Convert an index that may be negative, counted from the end, to one from 0 on.
 
     >>> check_index(-1, 10, "rows")
     9

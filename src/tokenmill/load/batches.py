@@ -1,13 +1,13 @@
-"""A rank's batches, read in groups from any row on.
+"""Read a rank's batches in groups, starting at any row.
 
 Reading copies rows in the dtype of the files. It may wait for a disk, so a thread can do it.
-Finishing casts the rows to the dtype of the batches and hands them out. Much is read at once, so that
-threads seldom wake each other; little is finished at once, so that it stays in the cache.
+Finishing casts the rows to the dtype of the batches and hands them out. Each read is large, so that
+threads seldom wake each other. Each finished group is small, so that it stays in the cache.
 
-The memory of a batch is reused once nothing refers to it. A new array of half a megabyte costs several
-times what filling it costs, because the system supplies its pages one by one. Views of an array,
-tensors made from it and arrays that alias it all hold a reference to it, so its reference count says
-whether it is free.
+The memory of a batch is reused once nothing refers to it. Allocating a new array of half a megabyte
+takes several times as long as filling it, because the system supplies its pages one by one. Views
+of an array, tensors made from it and arrays that alias it all hold a reference to it, so its
+reference count says whether it is free.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _BUFFERS = 8  # groups whose memory is reused
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that takes longer than everything else in it
+@dataclass(slots=True, eq=False)  # not frozen: that would more than double its cost
 class Batch:
     """Some rows: `targets` are the tokens that follow `inputs`, both (rows, seq_len).
 
-    `row` is the number of the first row, and `end` that of the first row after the step, on all
-    ranks. Inputs and targets are views of `tokens`, (rows, seq_len + 1), unless the loader has
-    `contiguous=True`; `documents` is set if it has `documents=True`.
+    `row` is the number of the batch's first row. `end` is the number of the first row after the
+    step, counting all ranks. Inputs and targets are views of `tokens`, (rows, seq_len + 1), unless
+    the loader has `contiguous=True`; `documents` is set if it has `documents=True`.
     """
 
     inputs: npt.NDArray[Any]
@@ -83,8 +83,11 @@ class BatchReader:
 
     @cached_property
     def group_size(self) -> int:
-        """How many batches to finish at once: one if an id may not fit the dtype, so that an
-        error loses no batch before it."""
+        """How many batches to finish at once.
+
+        This is 1 if an id may not fit the dtype, so that an error loses no earlier batch.
+
+        """
         settings = self.settings
         if not np.can_cast(self.rows.dtype, settings.dtype):
             return 1
@@ -93,14 +96,14 @@ class BatchReader:
 
     @property
     def read_size(self) -> int:
-        """The number of batches that is best read at once."""
+        """The best number of batches to read at once."""
         settings = self.settings
         size = settings.batch_size * settings.seq_len * self.rows.dtype.itemsize
         return max(1, _READ_BYTES // size)
 
     @property
     def ahead_size(self) -> int:
-        """The number of batches that a thread best reads ahead."""
+        """The best number of batches for a thread to read ahead."""
         return _READS_AHEAD * self.read_size
 
     def iterate(self, row: int, *, stride: int = 1) -> Iterator[Batch]:
@@ -112,10 +115,11 @@ class BatchReader:
     def plan_reads(
         self, row: int, *, count: int = 1, stride: int = 1
     ) -> Iterator[Iterator[BatchGroup]]:
-        """The batches from a row on, as jobs that read groups; threads may run several at once.
+        """Plan jobs that read the batches from a row on; threads may run several jobs at once.
 
-        The first job reads one batch, because the caller waits for it; later jobs read more and more,
-        up to `count`. A stride of n reads every n-th step, for processes that take turns.
+        The first job reads one batch, because the caller waits for it. Each later job reads up to
+        twice as many as the one before, at most `count`. A stride of n reads every n-th step, for
+        processes that take turns.
         """
         keep_freed_memory()
         step = self.settings.global_batch * stride
@@ -136,8 +140,8 @@ class BatchReader:
             yield map(self.read_one, [row])
 
     def _cut_sections(self, step_rows: range, count: int) -> Iterator[_Section]:
-        """The steps that start at these rows, in sections. The first has one step, and later ones
-        more and more: a section may have to open many shards."""
+        """Divide the steps that start at these rows into sections. The first section has one step
+        and later ones grow, because a section may have to open many shards."""
         most = max(1, _SECTION_ROWS // self.settings.batch_size // count) * count
         done = 0
         while done < len(step_rows):
@@ -146,8 +150,8 @@ class BatchReader:
             done += len(some)
 
     def _read_steps(self, section: _Section, first: int, last: int) -> Iterator[BatchGroup]:
-        """The batches of the steps [first, last) of a section. If one cannot be read, those before
-        it come first, and then its exception."""
+        """The batches of the steps [first, last) of a section. If a batch cannot be read, the
+        batches before it come first, then the exception is raised."""
         batch_size, documents = self.settings.batch_size, None
         some = first * batch_size, last * batch_size
         try:
@@ -243,7 +247,7 @@ class _Section:
             return self._resolved
 
     def resolve_early(self) -> Iterator[BatchGroup]:
-        """A job that returns no groups; it resolves the rows before they are needed."""
+        """A job that resolves the rows before they are needed, and returns no groups."""
         _ = self.resolved
         yield from ()
 
@@ -261,9 +265,9 @@ class BufferPool:
 
     def take(self) -> npt.NDArray[Any]:
         """An array with arbitrary content that nothing else refers to."""
-        # An array leaves the queue while its references are counted, so no two threads find the same
-        # one free. A lock would do the same, but a fork may inherit it locked. Free arrays go to the
-        # front: the fewer are in use, the more of them stay in the cache.
+        # An array leaves the queue while its references are counted, so two threads never get the
+        # same array. A lock would do the same, but a fork may inherit a locked lock. Free arrays go
+        # to the front: using fewer arrays keeps more of them in the cache.
         for _ in range(len(self._arrays)):
             try:
                 array = self._arrays.popleft()
@@ -280,10 +284,10 @@ class BufferPool:
         return array
 
     def _make(self) -> npt.NDArray[Any]:
-        """A new array that starts on a page: on the CPU, JAX uses such memory without a copy. A
-        fork gets its own copy of it."""
+        """A new page-aligned array, which JAX can use on the CPU without a copy. A fork gets its
+        own copy of the array."""
         size = int(np.prod(self._shape)) * self._dtype.itemsize
-        # Not a view of another array, so that references are to this one.
+        # Not a view of another array: references must be to this array itself.
         return np.ndarray(self._shape, self._dtype, mmap.mmap(-1, max(size, 1), _PRIVATE))
 
 
@@ -291,15 +295,15 @@ class BufferPool:
 def keep_freed_memory() -> None:
     """Let glibc keep arrays of a few megabytes when they are freed.
 
-    By default glibc returns them to the system, which then supplies their pages one by one again. Once
-    a larger block has been freed, up to 32 MB with what glibc adds to it, glibc keeps up to twice its
-    size. Other C libraries are not affected.
+    By default, glibc returns them to the system, which then supplies their pages one by one again.
+    But after a larger block is freed, glibc keeps up to twice that block's size. This works for
+    blocks of up to 32 MB, including glibc's overhead. Other C libraries are not affected.
     """
     np.empty((32 << 20) - 2 * mmap.PAGESIZE, np.uint8)
 
 
 def _count_free() -> int:
-    """The reference count of an array that nothing else refers to; it depends on the Python version."""
+    """The reference count of an array without other references; Python versions differ."""
     array = np.empty(1)
     return sys.getrefcount(array)
 

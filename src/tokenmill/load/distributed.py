@@ -1,9 +1,9 @@
-"""Several processes that share a run: which rank this one is, and whether all have equal settings.
+"""Processes that share a run: find the rank of this one, and check that settings are equal.
 
-The rank comes from the launcher's environment variables. To compare settings, each rank posts those of
-its n-th loader where all ranks can read them, and compares them with those of the rank that posted
-first. No rank waits for another, so a rank that makes no loader blocks none of the others. Costs: one
-message per loader.
+The rank comes from the launcher's environment variables. To compare settings, each rank posts the
+settings of its n-th loader where all ranks can read them, and compares them with the settings that
+were posted first. No rank waits for another, so a rank that makes no loader does not block the
+others. Costs: one message per loader.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def trim_last_step(rows: int, batch_size: int, world_size: int) -> int:
-    """The largest number of these rows whose last step has at least one for each rank.
+    """Reduce a number of rows so that the last step has at least one row for each rank.
 
     A rank without rows would have a loss of NaN, or end one step before the others.
 
@@ -78,9 +78,10 @@ def trim_last_step(rows: int, batch_size: int, world_size: int) -> int:
 def check_same_settings(
     settings: Mapping[str, Any], rank: int, post: Callable[[str, str], str]
 ) -> None:
-    """Refuse settings that differ from those of another rank.
+    """Raise an error if the settings differ from another rank's.
 
-    `post(key, value)` stores the value unless the key has one already, and returns the stored value.
+    `post(key, value)` stores the value unless the key has one already, and returns the stored
+    value.
 
     >>> kept = {}
     >>> check_same_settings({"seed": 1}, 0, lambda key, value: kept.setdefault("loader", value))

@@ -1,12 +1,13 @@
 """Batches for training, each a function of its step.
 
 Guarantees: row n of a run depends only on the data, the settings and n. A global batch is the next
-`batch_size * world_size` rows, and each rank reads its share of it. The state of a run is the number
-of rows consumed, so a run resumes with another batch size, number of ranks or prefetch, and every row
-comes once, in the same order. Any batch costs as much as the first one.
+`batch_size * world_size` rows, and each rank reads its share of it. The state of a run is the
+number of rows consumed, so a run resumes with another batch size, number of ranks or prefetch, and
+every row comes once, in the same order. Any batch costs as much as the first one.
 
 Costs: the order of thousands of rows is computed at once. A batch is then one gather and one cast,
-into memory that no earlier batch still uses. `benchmarks/load.py` compares that with the cast alone.
+into memory that no earlier batch still uses. `benchmarks/load.py` compares that with the cast
+alone.
 
 From `Loader.__next__` to the copied bytes:
 
@@ -57,7 +58,7 @@ class SourceLedger:
 
 
 class Loader(Generic[B]):
-    """Batches of rows, endless or up to a limit. An iterator: a new `for` continues where it is.
+    """Batches of rows, endless or up to a limit. An iterator: a new `for` loop continues the run.
 
     Use it from one thread at a time.
 
@@ -94,10 +95,10 @@ class Loader(Generic[B]):
     contiguous
         Whether inputs and targets are separate arrays; by default they are views of one.
     limit_rows, limit_tokens, limit_epochs
-        Where the run ends; give at most one. By default it is endless. Iterating again after the end
-        starts over at row 0, with the same batches.
+        Where the run ends; give at most one. By default it is endless. Iterating again after the
+        end starts over at row 0, with the same batches.
     drop_last
-        Whether to omit an incomplete last step, in which a rank's share may even be empty; False by
+        Whether to omit an incomplete last step, in which some ranks may have no rows; False by
         default.
     in_memory
         Whether to copy all tokens into memory first; False by default.
@@ -196,8 +197,8 @@ class Loader(Generic[B]):
         return cast(B, batch)
 
     def _read_group(self) -> BatchGroup:
-        """The next batches, not yet cast. The thread reads, since it may have to wait for a disk; the
-        caller casts, since the batch is then in the cache of its core."""
+        """The next batches, not yet cast. The thread reads, because a disk may be slow. The caller
+        casts, so that the batch is in the cache of the caller's core."""
         if isinstance(self._groups, Prefetch) and not self._groups.is_of_this_process:
             self._groups = None
         if self._groups is None:
@@ -232,20 +233,20 @@ class Loader(Generic[B]):
 
     @property
     def shared_settings(self) -> dict[str, Any]:
-        """The settings that must be equal on all ranks, and what identifies the data."""
+        """The settings that must be equal on all ranks, and the identity of the data."""
         shared = {"batch_size": self.batch_size, "limit": self.limit}
         return {**shared, "drop_last": self.settings.drop_last, **self.rows.identity}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run and what identifies it. Small, and can be stored as JSON."""
+        """The position and identity of the run: small, and storable as JSON."""
         return {"version": VERSION, "row": self._row, **self.rows.identity}
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, force: bool | Collection[str] = False
     ) -> None:
-        """Resume a run. Batch size, ranks, prefetch and the weights of later rows may differ. If the
-        rows so far would differ, the state is refused, unless `force` names everything that differs,
-        as in `force=["seed"]`, or is True."""
+        """Resume a run. Batch size, ranks, prefetch and the weights of later rows may differ. If
+        the rows so far would differ, the state is refused, unless `force` names everything that
+        differs, as in `force=["seed"]`, or is True."""
         self._move(check_state(state, self.state_dict(), force=force))
 
     def close(self) -> None:
@@ -274,7 +275,7 @@ class Loader(Generic[B]):
 
 
 def make_ledger(rows: RunRows, row: int) -> dict[str, SourceLedger]:
-    """How much the rows before a row take from each source."""
+    """How much the rows before `row` consume of each source."""
     return {
         name: SourceLedger(rows=count, tokens=count * rows.seq_len, epochs=count / order.windows)
         for (name, count), order in zip(rows.counts(row).items(), rows.orders, strict=True)

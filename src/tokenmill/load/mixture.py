@@ -16,8 +16,8 @@ from tokenmill.store.tokens import Tokens
 class Mixture:
     """Sources by name, each with its tokens and its weight.
 
-    `changes` sets other weights from a row on: {row: {name: weight}}. Sources that it does not name
-    keep their weight, and each continues where it was. In each `block` of rows every source has
+    `changes` sets other weights from a row on: {row: {name: weight}}. Sources without a new weight
+    keep the old one. Every source continues where it was. In each `block` of rows, every source has
     exactly its share.
 
     >>> web, code = Tokens.of(range(1_000)), Tokens.of(range(500))

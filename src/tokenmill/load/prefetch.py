@@ -3,10 +3,10 @@
 Each job gives some results. The thread runs one job after another. If the next result is not ready,
 the caller runs the next job instead of waiting, so both are busy if the thread alone is too slow.
 
-Guarantees: results come in the order of the jobs, and so does an exception. At most `depth` jobs are
-started ahead. The thread ends when the object is closed or dropped and when the program ends, after
-the current job or where that job calls `leave_if_stopped`. Costs: about 10 µs per job, because the two
-threads wake each other, so jobs should be large.
+Guarantees: results and exceptions come in the order of the jobs. At most `depth` jobs are started
+ahead. The thread ends when the object is closed or dropped, or when the program ends. It first
+finishes the current job, or leaves that job where it calls `leave_if_stopped`. Costs: about 10 µs
+per job, because the two threads wake each other, so jobs should be large.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Job(Generic[T]):
 
 
 class _Work(Generic[T]):
-    """All jobs in their order, and those that were started."""
+    """All jobs in order, and the jobs that were started."""
 
     def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
         self.changed = threading.Condition()  # reentrant: a garbage collection may call `stop`
@@ -160,7 +160,7 @@ class Prefetch(Generic[T]):
 
 @atexit.register
 def _end_threads() -> None:
-    """Stop all threads before the interpreter exits, which could crash them in native code."""
+    """Stop all threads before the interpreter exits; otherwise they could crash in native code."""
     threads = list(_threads.items())
     for _, work in threads:
         work.stop()

@@ -114,7 +114,7 @@ class RunRows:
     def resolve(self, starts: Integers, *, documents: bool = False) -> ResolvedRows:
         """Find the files of rows, and with `documents` their documents, to read them in parts.
 
-        Errors are deferred: reading a row at fault raises them.
+        Errors are deferred: reading an affected row raises them.
         """
         document_starts = self._find_tabled_documents(starts) if documents else None
         return ResolvedRows(self, starts, self._find_reader(starts), document_starts)
@@ -134,7 +134,7 @@ class RunRows:
         return None
 
     def _divide_by_source(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, Integers]]:
-        """For each source of these rows: its tokens, which rows they are, and their starts in it."""
+        """Each source of these rows: its tokens, the positions of its rows, their starts in it."""
         sources = self._source_starts.searchsorted(starts, "right") - 1
         for source, tokens in enumerate(self.tokens):
             chosen = np.flatnonzero(sources == source)
@@ -174,8 +174,8 @@ class RunRows:
 
     @cached_property
     def _end_of_text(self) -> tuple[int, str] | None:
-        """The id and the side of the end-of-text token, if only that separates documents, and in
-        the same way in all sources."""
+        """The end-of-text id and its side, if all sources use the same and none has a document
+        table."""
         ways = {(tokens.documents is None, tokens.eot_id, tokens.eot) for tokens in self.tokens}
         by_id, eot_id, eot = ways.pop()
         return (eot_id, eot) if by_id and eot_id is not None and not ways else None

@@ -1,9 +1,9 @@
 """The settings of a loader: checked once, then fixed.
 
 `RowSettings` decide, together with the data, which tokens row n holds. They are part of a loader's
-state, and a run resumes only with equal ones. `LoaderSettings` add how one process reads those rows;
-they may change whenever a run resumes. `LoaderArguments` are the types that callers may pass; the
-fields of the dataclasses have the types after the check.
+state, and a run resumes only with equal ones. `LoaderSettings` add how one process reads those
+rows; they may change whenever a run resumes. `LoaderArguments` has the types that callers may pass;
+the fields of the dataclasses have the types after validation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SharedArguments(TypedDict, total=False):
 
 
 class LoaderArguments(SharedArguments, total=False):
-    """The arguments of `tokenmill.Loader`, except `documents`, which decides its type."""
+    """The arguments of `tokenmill.Loader`, except `documents`, which decides the loader's type."""
 
     dtype: npt.DTypeLike
 

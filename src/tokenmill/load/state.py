@@ -26,10 +26,10 @@ def check_state(
     cure: str | None = None,
     after: int = 0,
 ) -> int:
-    """The row of a state, if it belongs to the run of the loader whose state is `own`.
+    """The row of a state, if it belongs to the same run as `own`, the loader's state.
 
-    Raises an error that names all differences, unless `force` names them or is True. The next `after`
-    rows must be the same too.
+    Raises an error that names all differences, unless `force` names them or is True. The next
+    `after` rows must be the same too.
 
     >>> own = {"version": 1, "row": 0, "seed": 2}
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own)
@@ -117,7 +117,7 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
 
 
 def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:
-    """A state without settings that only affect rows from `row` on; an invalid state is unchanged."""
+    """Remove settings that only affect rows from `row` on; returns an invalid state unchanged."""
     try:
         names, weights, sources = (state[key] for key in ("names", "weights", "sources"))
         phases = [(first, list(each)) for first, each in weights if first < max(row, 1)]
@@ -139,5 +139,5 @@ def _is_equal(name: str, there: Any, here: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, which is how JSON stores them."""
+    """Convert tuples to lists, as JSON does."""
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
