@@ -118,7 +118,7 @@ class OpenRequest:
 
     @cached_property
     def joined_names(self) -> str:
-        """All file names in one string, to find out fast that no file has some ending."""
+        """All file names in one string, for a quick test whether any file has an ending."""
         return "\0".join(self.files)
 
     @cached_property
@@ -149,9 +149,10 @@ class Contents:
     Splits may have any names. `documents` maps splits to their document tables, usually
     `file_documents.FileDocuments`; a split may have no table. Facts that the files do not give stay
     None; `tokenmill.open` adds the user's options. `eot` is the side of documents that has the
-    end-of-text id, or "none". Without a table, it decides where documents start. `tokenizer` is the
-    name of the tokenizer that made the ids. If the path is one shard of a prepared dataset,
-    `shard_of` is that dataset. A split may be empty here; `tokenmill.open` omits it.
+    end-of-text id, or "none". In a split without a table, `eot` decides where documents start.
+    `tokenizer` is the name of the tokenizer that made the ids. If the path is one shard of a
+    prepared dataset, `shard_of` is that dataset. A split may be empty here; `tokenmill.open` omits
+    it.
     """
 
     splits: Mapping[str, Shards]

@@ -220,7 +220,7 @@ def _read_metadata(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
 
 
 def _parse_count(text: str) -> int | None:
-    """A number of tokens; datatrove writes a negative one if it did not count."""
+    """Parse a token count. datatrove writes a negative number if it did not count the tokens."""
     number = int(text) if text.strip() else -1
     return number if number >= 0 else None
 

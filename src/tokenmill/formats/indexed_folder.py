@@ -4,8 +4,8 @@ The index may be untrusted: every entry is checked, and no name in it may lead o
 folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.
 
 In both formats, a file starts with 32-bit numbers: the number of its documents, the start of each,
-and the end of the last. A file that is too long for 32-bit offsets is not written, but refused. No
-document crosses files. The index is made from the files on disk.
+and the end of the last. Writing a file that is too long for 32-bit offsets is an error. No document
+crosses files. The index is made from the files on disk.
 """
 
 from __future__ import annotations

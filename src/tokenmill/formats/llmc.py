@@ -1,8 +1,8 @@
 """llm.c's shards, which modded-nanogpt and the FineWeb token files on the Hub share.
 
 A header of 256 int32 (magic number, version, number of tokens), then ids. The end-of-text id is
-before each document, and documents cross shards. The header does not name a tokenizer. A file with
-the first magic number is assumed to hold GPT-2's ids.
+before each document, and documents cross shards. The header implies a vocabulary, but does not name
+a tokenizer: a file with the first magic number is assumed to hold GPT-2's ids.
 
 The shards of a folder are assigned to splits by their names (`val`); if no name says `val`, the
 last shard is held out. Files that the user named are split only by their names. Checked at opening:

@@ -26,9 +26,10 @@ _MASK = bytes.maketrans(b"123456789", b"0" * 9)
 def list_shards(request: OpenRequest, ending: str) -> list[str]:
     """The names of files with an ending: in the folder, or the single file that was opened.
 
-    Names are sorted, with numbers compared as numbers. Other entries with the ending, such as a
-    broken link, are refused if a file has the same ending, or the same name with another ending:
-    skipping them would change the data. Otherwise they are unrelated and are skipped.
+    Names are sorted, with numbers compared as numbers; files that the user named keep their order.
+    Other entries with the ending, such as a broken link, are refused if a file has the same ending,
+    or the same name with another ending: skipping them would change the data. Otherwise they are
+    unrelated and are skipped.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -89,7 +90,8 @@ def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     """Assign names to splits.
 
     Names with a word for validation are `val`. Names with a word for testing are `test`, unless
-    they also have a word for training. All others are `train`.
+    they also have a word for training. All others are `train`. If all names would be `test`, they
+    are `train`.
 
     >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin", "test.bin"])
     {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin'], 'test': ['test.bin']}

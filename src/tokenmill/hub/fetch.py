@@ -47,7 +47,7 @@ KEPT = "what was fetched is kept"
 _AT_ONCE = 4
 _BLOCK = 1 << 20
 _ATTEMPTS = 5  # requests in a row without a new byte
-_TRIES = 2  # downloads of a file that arrives damaged
+_TRIES = 2  # downloads of a file, if it arrives damaged
 _REPORT_EVERY = 0.1  # seconds
 _NOTED_WAIT = 10  # seconds; a longer wait is printed
 _POLL = 0.2  # seconds, while another process holds the folder
@@ -281,7 +281,7 @@ def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """Start the checksum that the Hub uses for a file, over the content read so far."""
+    """Start the kind of checksum that the Hub has for a file, with the existing content."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64

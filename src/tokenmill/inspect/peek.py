@@ -1,7 +1,7 @@
 """Show some of a dataset's tokens as text, with their origin.
 
 All tokens shown belong to one document, so they share one origin. Costs: two or three files are
-opened, for any document of the dataset.
+opened, no matter which document is shown.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class BatchesByStep:
 
 
 def check_index(index: SupportsIndex, length: int, what: str) -> int:
-    """Convert an index that may be negative, counted from the end, to one from 0 on.
+    """Check an index and make it count from 0; a negative index counts from the end.
 
     >>> check_index(-1, 10, "rows")
     9

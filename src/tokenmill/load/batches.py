@@ -86,7 +86,6 @@ class BatchReader:
         """How many batches to finish at once.
 
         This is 1 if an id may not fit the dtype, so that an error loses no earlier batch.
-
         """
         settings = self.settings
         if not np.can_cast(self.rows.dtype, settings.dtype):

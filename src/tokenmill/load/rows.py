@@ -112,7 +112,7 @@ class RunRows:
         return out
 
     def resolve(self, starts: Integers, *, documents: bool = False) -> ResolvedRows:
-        """Find the files of rows, and with `documents` their documents, to read them in parts.
+        """Find the files of rows, so that rows can be read in parts; optionally find documents too.
 
         Errors are deferred: reading an affected row raises them.
         """
@@ -174,8 +174,7 @@ class RunRows:
 
     @cached_property
     def _end_of_text(self) -> tuple[int, str] | None:
-        """The end-of-text id and its side, if all sources use the same and none has a document
-        table."""
+        """The end-of-text id and its side, if equal in all sources and none has a table."""
         ways = {(tokens.documents is None, tokens.eot_id, tokens.eot) for tokens in self.tokens}
         by_id, eot_id, eot = ways.pop()
         return (eot_id, eot) if by_id and eot_id is not None and not ways else None
