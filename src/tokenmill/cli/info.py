@@ -45,7 +45,7 @@ def info(
         return 0
     _show(found)
     here = typed(path) + typed_options(opening.options)
-    # Text cannot be shown without a tokenizer, which only the user can name.
+    # Showing text needs a tokenizer. Only the user can name it.
     unknown = " --tokenizer NAME" if found.tokenizer is None else ""
     show_next(f"tokenmill peek {here}{unknown}", f"tokenmill verify {here}")
     return 0

@@ -196,7 +196,7 @@ def read_configs(
 
 
 def read_setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
-    """A value of a configuration, which is a mapping or an object."""
+    """A value of a configuration; the configuration is a mapping or an object."""
     if isinstance(config, Mapping):
         found = config.get(name, default)
     else:

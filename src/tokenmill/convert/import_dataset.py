@@ -214,7 +214,7 @@ def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, A
 
 
 def _make_one_per_file(shards: Shards, split: str) -> FileDocuments:
-    """Each file as one document, for data in which nothing separates documents."""
+    """Make each file one document, for data without separators between documents."""
     counts = shards.counts.tolist()
     indexes = DocumentIndexes(
         names=[shards.name(number) for number in range(len(counts))],

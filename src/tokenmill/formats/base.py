@@ -64,8 +64,7 @@ class OpenRequest:
     def files(self) -> Mapping[str, int]:
         """The folder's files sorted by name, or the single file, with sizes in bytes.
 
-        Subfolders are not included; use `replace(request, path=request.path / "train").files` for
-        one.
+        Subfolders are not included: use `replace(request, path=request.path / "train").files`.
         """
         return self._entries[0]
 

@@ -47,7 +47,7 @@ def find_document_starts(
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
     """Like `Tokens.find_document_starts`, but reads a copy, so that no shard stays mapped."""
-    if tokens.eot_id is None:  # raises the error that says what is missing
+    if tokens.eot_id is None:  # raises the error about the missing id
         return tokens.find_document_starts(np.array([low]), high - low) + low
     after = tokens.eot != "before"
     first = max(low - after, 0)
@@ -102,7 +102,7 @@ def count_empty(tokens: Tokens) -> int:
 
 
 def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
-    """The number of starts if both iterators have the same ones, in blocks of any size; else None.
+    """The number of starts if both iterators yield the same starts, in any blocks; else None.
 
     >>> count_if_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
     3

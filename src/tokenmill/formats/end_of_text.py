@@ -1,9 +1,9 @@
 """Put the end-of-text id on the side of documents where a format's readers look for it.
 
-With the id after each document, a split is `a E b E c E`; with the id before, `E a E b E c`. The
-two differ in one id, which moves from one end of the split to the other: no document changes its
-text, place or length. A split that ends within a document lacks the id at that end and is not
-changed: its documents have the same text whichever side the ids are on.
+With the id after each document, a split is `a E b E c E`; with the id before, `E a E b E c`. To
+convert one into the other, one id moves from one end of the split to the other end. No document
+changes its text, place or length. A split that ends within a document has no id at that end and is
+not changed: its documents have the same text in both cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""llm.c's shards, which modded-nanogpt and the FineWeb token files on the Hub share.
+"""llm.c's shards, also used by modded-nanogpt and the FineWeb token files on the Hub.
 
 A header of 256 int32 (magic number, version, number of tokens), then ids. The end-of-text id is
 before each document, and documents cross shards. The header implies a vocabulary, but does not name

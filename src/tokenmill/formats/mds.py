@@ -11,13 +11,13 @@ when it is used, and `KEPT_BYTES` of shards stay in memory. Each random row may 
 shard. For training, run `tokenmill import` first. A raw shard with only a fixed shape is mapped in
 place.
 
-Checked at opening: the index and, if samples vary, the header of every sample, which decompresses
-compressed shards once. At most the size in the index is decompressed, and nothing above
+Checked at opening: the index and, if samples vary, the header of every sample. Compressed shards
+are decompressed once for that. At most the size in the index is decompressed, and nothing above
 `MOST_BYTES`.
 
 Exports have one sample per document in the column `tokens`, of `ndarray:uint16` or
-`ndarray:uint32`, and are not compressed. They are byte for byte what `MDSWriter` writes without a
-size limit. The encoding cannot store empty arrays, so empty documents are omitted.
+`ndarray:uint32`, and are not compressed. They are byte for byte the same as from `MDSWriter`
+without a size limit. The encoding cannot store empty arrays, so empty documents are omitted.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ line starts with the numbers of the document's first token and of the token afte
 is ignored.
 
 Checked at opening: that sizes are whole numbers of ids. Checked when a file's documents are first
-used, which reads its lines once: that they cover the file in order. Their starts then stay in
-memory, 8 bytes per document, for `KEPT` files at a time.
+used: that its lines cover the file in order. This reads the lines once. The starts of documents
+then stay in memory, 8 bytes per document, for `KEPT` files at a time.
 """
 
 from __future__ import annotations

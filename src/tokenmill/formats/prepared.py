@@ -1,4 +1,4 @@
-"""Datasets that `tokenmill prepare` made: a folder with a manifest, which describes everything.
+"""Prepared datasets: a folder with a manifest that describes all files.
 
 Checked at opening: the manifest. Checked when a shard is first used: its size. `tokenmill verify`
 checks the rest.

@@ -68,7 +68,7 @@ class TokenRange:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteRequest:
-    """The splits to write, what is known about their ids, and the size of files.
+    """The splits to write, known facts about their ids, and the size of files.
 
     `dtype` is how the source stores ids, and `tokenizer` the name of the tokenizer that made them.
     `eot_id` is None if the tokens do not contain it.

@@ -1,6 +1,6 @@
 """Describe a dataset from its manifest alone; the cost does not grow with the number of shards.
 
-Tokens in another format are described from what `open` finds.
+For tokens in another format, the facts come from `tokenmill.open`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _describe_split(dataset: Dataset, name: str) -> SplitInfo:
 
 
 def _add_origin(found: Info, manifest: Manifest) -> Info:
-    """Add what only the manifest of a prepared dataset contains."""
+    """Add the facts that only the manifest of a prepared dataset has."""
     ledger, tokens = manifest.ledger, found.tokens
     # The text of imported tokens is unknown, and their ledger says 0.
     text_bytes = _number(ledger, "text_bytes") or None

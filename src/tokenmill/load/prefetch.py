@@ -104,7 +104,7 @@ _threads: WeakKeyDictionary[threading.Thread, _Work[object]] = WeakKeyDictionary
 
 
 class Prefetch(Generic[T]):
-    """The results of jobs, which a thread runs ahead; jobs start one at a time.
+    """The results of jobs that a thread runs ahead; jobs start one at a time.
 
     >>> list(Prefetch([[1, 2], [3]], depth=1))
     [1, 2, 3]

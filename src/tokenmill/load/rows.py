@@ -29,7 +29,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class RunRows:
-    """The rows of one source or of a mixture, in the order in which a run reads them.
+    """The rows of one source or of a mixture, in the order of the run.
 
     >>> settings = RowSettings(seq_len=9, seed=1, order="sequential")
     >>> rows = RunRows(Tokens.of(range(100, 200)), settings)

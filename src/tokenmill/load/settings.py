@@ -1,9 +1,9 @@
 """The settings of a loader: checked once, then fixed.
 
 `RowSettings` decide, together with the data, which tokens row n holds. They are part of a loader's
-state, and a run resumes only with equal ones. `LoaderSettings` add how one process reads those
-rows; they may change whenever a run resumes. `LoaderArguments` has the types that callers may pass;
-the fields of the dataclasses have the types after validation.
+state, and a run resumes only with the same values. `LoaderSettings` adds settings for how one
+process reads those rows; these may change whenever a run resumes. `LoaderArguments` has the types
+that callers may pass; the fields of the dataclasses have the types after validation.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class LoaderSettings(RowSettings):
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
-    """The value of a setting as a Python `int`, which JSON can hold.
+    """Check a setting and convert it to a Python `int`, for JSON.
 
     >>> check_whole("seq_len", np.int64(1024))
     1024
