@@ -281,7 +281,7 @@ def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """Start the kind of checksum that the Hub has for a file, with the existing content."""
+    """Start the file's hash (SHA-256 or git's SHA-1, as on the Hub) and feed it `content`."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64
