@@ -53,8 +53,8 @@ TOKENS_PER_SHARD = 100_000_000
 class Exported:
     """The result of `export`: the tokens of each split, and all files, including earlier ones.
 
-    `documents` has the number of documents that readers find in each split. It is None if readers
-    find no documents, or other documents than the source has. `notes` lists all differences.
+    `documents` has the number of documents that readers find in each split. The number is None if
+    readers find no documents, or different ones than in the source. `notes` lists all differences.
     """
 
     path: Path

@@ -171,7 +171,7 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
-    """Check that no file is named twice, and that only a split's last shard has another length."""
+    """Check that no file is named twice and that all shards but a split's last are equally long."""
     seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):

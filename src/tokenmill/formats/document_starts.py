@@ -157,7 +157,8 @@ class SpilledStarts:
         self._file.close()
 
     def blocks(self) -> Iterator[Integers]:
-        """Blocks of starts; each block ends with the first start of the next, or with the end."""
+        """Blocks of starts. Each ends with the first start of the next block, or the range's
+        end."""
         for low in range(0, self.count, WINDOW):
             self._file.seek(low * 8)
             yield np.frombuffer(self._file.read(8 * (min(WINDOW, self.count - low) + 1)), "<i8")
