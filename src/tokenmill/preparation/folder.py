@@ -1,4 +1,4 @@
-"""The output folder of `prepare`: what an earlier run did in it, and with what settings.
+"""The output folder of `prepare`, and the work and settings of an earlier run in it.
 
 .work, no manifest   an interrupted run: the same command resumes, another is refused
 a manifest           finished: not changed

@@ -1,8 +1,8 @@
 """A part to a segment: read, decode, clean, tokenize, key each document.
 
 Parts are independent, so they can be processed in any order, anywhere. A segment is a bundle of
-files: the tokens, one record per document, and what was rejected. Work proceeds in chunks of a few
-MB, and the loops over documents are in native code except for one hash call.
+files: the tokens, one record per document, and the rejected records. Work proceeds in chunks of a
+few MB, and the loops over documents are in native code except for one hash call.
 
 If a document begins before the part or ends after it, the part has only a fragment of its text. That
 fragment goes into the bundle too, because the key can be computed only from the whole document.
@@ -77,7 +77,7 @@ def _without_bad_files(
 ) -> Receipt | BadFileError:
     """Make a bundle, and start again without each file that turns out to be bad.
 
-    The receipt lists them; whether the run may continue without them is decided elsewhere.
+    The receipt lists these files. The caller decides whether the run may continue without them.
     """
     skipped = dict(task.skipped)
     while True:

@@ -120,7 +120,8 @@ class LineRemover:
             return block
         kept = np.ones(len(lines.starts), np.bool_)
         kept[gone] = False
-        # The document of each line: that of the line before, or the next one after a NUL byte.
+        # The document of each line: the same as for the line before, or the next one after a NUL
+        # byte.
         last = np.append(np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0, True)
         documents = np.cumsum(last) - last
         if self._tidy:
@@ -181,8 +182,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
-    """The blank lines that cleaning would remove from the kept lines: all at both ends of a document,
-    and all but one of several in a row."""
+    """The blank lines among the kept lines that cleaning would remove.
+
+    These are all blank lines at both ends of a document, and all but one of several in a row.
+    """
     surplus = np.zeros(len(blank), np.bool_)
     lines = np.flatnonzero(kept)
     here = blank[lines]
@@ -202,8 +205,10 @@ def _same_document_follows(documents: Places) -> Mask:
 
 
 def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
-    """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
-    all NUL bytes stay."""
+    """The kept lines of a block, copied in runs.
+
+    Newlines between the lines of a document stay, and so do all NUL bytes.
+    """
     chosen = np.flatnonzero(kept)
     inner = chosen[_same_document_follows(documents[chosen])]
     # Both arrays alternate between lines and line ends: whether each stays, and where it begins.

@@ -1,7 +1,7 @@
 """Read the documents of a part in chunks that are neither too small nor too large.
 
-Many small files are read into one chunk, because each step has a cost per chunk that hardly depends
-on how many documents it has.
+Many small files are read into one chunk, because the cost of each step hardly depends on the number
+of documents in a chunk.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A bundle is `NAME.tokens`, `NAME.docs`, … and a receipt `NAME.json` that is written last: if the
 receipt is there, the files are complete. The files are not flushed to the disk one by one, which
 would take longer than making them. Instead the receipt holds their checksums and its own, and a
-resumed run checks what it finds. A file that a crash damaged is made again.
+resumed run checks them. A file damaged by a crash is made again.
 
 The bundle of a segment has the tokens, one `RECORD` per document, the rejected records, and the
 texts of documents that continue in another part.

@@ -1,11 +1,12 @@
 """Sift segments: decide which documents to keep, and in which split each belongs.
 
 Of equal documents, the first in input order stays. The split follows from a salted hash of the
-document's key, so equal texts never land on both sides, and adding to a corpus moves none of its
-earlier documents. Everything is counted, and must add up before anything is written.
+document's key, so equal texts are never in both splits, and adding to a corpus does not move its
+earlier documents. Documents and bytes are counted, and the counts must add up before anything is
+written.
 
-Memory holds one segment's records at a time and what sorting the keys takes. Fates take one byte per
-document on disk.
+Memory holds one segment's records at a time, plus the memory for sorting keys. Fates take one byte
+per document on disk.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
         errors = "surrogateescape"
         chunk.bad_bytes[start] = start + size - len(line) + error.start
     try:
-        # Unlike orjson, the standard library reads NaN and huge numbers, which it also writes.
+        # The standard library reads NaN and huge numbers, because it also writes them; orjson
+        # refuses both.
         record = json.loads(line.decode("utf-8", errors))
         if not isinstance(record, dict):
             kind, reason = "not a JSON object", f"a JSON {_json_kind(record)}, not an object"

@@ -1,4 +1,4 @@
-"""Unicode NFC of UTF-8 bytes, in time proportional to what has to be normalised.
+"""Unicode NFC of UTF-8 bytes, in time proportional to the characters that may change.
 
 `unicodedata.normalize` decodes, checks and encodes everything, normalises a whole text because of one
 accent, and takes quadratic time for a long run of combining marks. Here the leading bytes of
@@ -74,7 +74,7 @@ def begins_anew(character: str) -> bool:
 
 
 def compose(text: bytes) -> bytes:
-    """`text` in NFC. It is valid UTF-8, and begins and ends with an ASCII character."""
+    """`text` in NFC. `text` must be valid UTF-8, and must begin and end with an ASCII character."""
     tables = _tables()
     array = np.frombuffer(text, np.uint8)
     high = array >= 0xCC
@@ -95,8 +95,8 @@ def compose(text: bytes) -> bytes:
     joined = starts[1:] == stops[:-1]
     unsure[1:] |= joined & (classes[1:] < classes[:-1]) & (classes[1:] > 0)
 
-    # A row is a maximal sequence of touched characters; with the character before it, it can be
-    # normalised alone. Rows that are near one another are taken together.
+    # A row is a maximal sequence of touched characters. A row and the character before it can be
+    # normalised without the rest of the text. Rows close to each other are normalised together.
     heads = np.flatnonzero(np.append(True, ~joined))
     tails = np.append(heads[1:], len(starts)) - 1
     wanted = np.logical_or.reduceat(unsure, heads)

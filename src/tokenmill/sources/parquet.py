@@ -95,9 +95,9 @@ def _open(raw: BinaryIO, hold_limit: int) -> Any:
 def _bound_footer(raw: BinaryIO, start: int, size: int) -> int:
     """The maximum number of bytes that Arrow takes for a footer.
 
-    Each structure ends with a zero byte, and an empty text is a zero byte, so the number of zeros limits
-    both. A single byte can be a whole structure. A footer of 1,000 row groups of 10 columns takes 1.5 MB, and a sixth
-    of its bytes are zeros.
+    Each structure ends with a zero byte, and an empty text is a zero byte, so the number of zeros
+    bounds both. A single byte can be a whole structure. A footer with 1,000 row groups of 10
+    columns takes 1.5 MB, and a sixth of its bytes are zeros.
     """
     raw.seek(start)
     zeros = 0

@@ -36,8 +36,8 @@ _CONTEXT = 8  # bytes before a space or line end that show whether a letter is t
 _TRIES = 20_000  # newlines to try as a cut before trying other places
 _WIDEST = 4  # bytes of a character
 
-# A run of blank lines with something after it. No part of a run can match in two ways, so that
-# the search is linear.
+# A run of blank lines with something after it. No part of a run can match in two ways, so the
+# search takes linear time.
 _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*+\n)++(?=[ \t\r]*+[^ \t\r\n])")
 
 
@@ -94,9 +94,10 @@ class Cutter:
     `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
     short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
 
-    `anywhere`: if there is no such place, cut wherever cleaning the fragments one by one gives the
-    cleaned document: between a visible character and a line end, or else before any character that is
-    not white space and that cleaning neither removes nor composes with the character before it.
+    `anywhere`: if there is no such place, cut at any place where cleaning the fragments separately
+    still gives the cleaned document. The first choice is between a visible character and a line
+    end. The second is before a character that is not white space, and that cleaning neither removes
+    nor composes with the character before it.
     """
 
     short_line: int = 0
