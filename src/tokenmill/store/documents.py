@@ -35,7 +35,7 @@ _MOST_NESTING = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One document: where its tokens are, and where its text came from, if that is known."""
+    """One document: the place of its tokens, and the source of its text, if known."""
 
     number: int
     split: str
@@ -132,7 +132,7 @@ class Documents(DocumentTable):
         """The document that contains a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
-        number = int(self._numbers[shard]) - 1  # the last one to start before this shard
+        number = int(self._numbers[shard]) - 1  # the last document that starts before this shard
         if self._shards.documents[shard]:
             place = np.uint64(token - int(self._token_starts[shard]))
             # Same type on both sides, or NumPy would convert the whole column first.
@@ -302,8 +302,9 @@ def find_by_shard(
     """Where documents start in the rows [row, row + length), joined end to end; sorted, each once.
 
     A row is divided where it crosses shards; all its ranges in one shard are looked up together.
-    `find` gets a shard and ranges of tokens in it, (ranges, 2). It returns how many documents start
-    before the beginning and before the end of each range, and the starts between these, in order.
+    `find` gets a shard and ranges of its tokens, (ranges, 2). It returns how many documents start
+    before the beginning and before the end of each range, and the starts inside the ranges, in
+    order.
     """
     # Sorted, because searches for neighbours read the same places of a table.
     order = rows.argsort()

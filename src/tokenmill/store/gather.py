@@ -4,10 +4,10 @@ Guarantees: a row is the same however the tokens are divided into shards. A shar
 have the right size is refused by name before a token of it is read.
 
 NumPy copies rows of one array in native code, but rows in many shards would need a Python loop. All
-maps of a process are in one address space, so `MappedRows` finds rows by their memory addresses and
-presents all memory from the first row on to NumPy as one array of overlapping rows. The caller has
-checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no other memory is
-ever read.
+maps of a process are in one address space. So `MappedRows` finds rows by their memory addresses. To
+NumPy, all memory from the first row on looks like one array of overlapping rows. The caller has
+checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no other memory
+is ever read.
 
 Costs: a few searches for all rows together, and one copy. Shards are mapped when first used; a
 `RowReader` holds the maps of its shards only if they are few. `benchmarks/gather.py` measures it.
@@ -98,7 +98,7 @@ class Gatherer:
             shard, first = shard + 1, 0
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length) once, to read them in parts; all are in the split."""
+        """Find the rows [start, start + length), to read in parts; all must be in the split."""
         if not len(starts):
             return lambda *_: np.empty((0, length), self._dtype)
         if len(self.counts) == 1:
@@ -226,7 +226,8 @@ class MappedRows:
             size //= elements
             places = np.add.outer(places, np.arange(elements) * size).ravel()
         memory = np.asarray(_Memory(self._lowest, self._bytes - size + 1, size, self._held))
-        # Each row is one element: copying it costs less than a row of a second dimension does.
+        # Each row is one element: copying one element costs less than copying a row of a second
+        # dimension.
         copied = memory[places]
         return copied.view(np.uint8).view(self._dtype).reshape(rows, self._length)
 
@@ -268,9 +269,10 @@ class _Memory:
 class ShardFinder:
     """Finds the shards of many tokens at once, with the result of `numpy.searchsorted`.
 
-    Shard n starts at `starts[n]`, the first at 0; the last entry is the end. A table of four to eight
-    entries per shard leads near each shard, and one or two steps from there, for all tokens at once,
-    find it. This is ten times as fast as a search. If many shards start close together, it searches.
+    Shard n starts at `starts[n]`, the first at 0; the last entry is the end. A table with four to
+    eight entries per shard gives a first guess. One or two steps from there find the shard, for all
+    tokens at once. This is ten times as fast as a binary search. If many shards start close
+    together, a binary search is used instead.
 
     >>> ShardFinder(np.array([0, 3, 3, 10])).find(np.array([9, 0, 2, 3]))
     array([2, 0, 0, 2])

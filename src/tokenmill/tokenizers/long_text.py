@@ -1,7 +1,7 @@
 r"""Encode one long text piece by piece, in bounded memory, to exactly the ids of the whole.
 
 `LongText` works with any tokenizer: it asks `Tokenizer.settle` which ids at the start of a text are
-final before the rest is known, and holds the remaining text. `Settler` answers that for byte-level BPE.
+already final, and holds the rest of the text. `Settler` implements this for byte-level BPE.
 
 Most texts have a place to cut (`cutting.py`). Inside one long match of the pre-tokenizer's pattern,
 such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes memory of
@@ -189,7 +189,7 @@ def _find_characters(text: bytes) -> npt.NDArray[np.int64]:
 
 
 def _find_straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
-    """The byte pairs around character starts, in tokens with half a character at an end."""
+    """The byte pairs around character starts, in tokens that begin or end inside a character."""
     pairs: set[int] = set()
     for spelling in spellings:
         if spelling is None or spelling.isascii():
