@@ -1,7 +1,7 @@
 """The interface between the training loop and a framework: everything that touches a device.
 
-The loop passes NumPy arrays to a `Backend`, which has one model, one optimizer and its place among the
-ranks. Results of a step stay on the device until `report` reads them, so that the device never waits
+The loop passes NumPy arrays to a `Backend`, which has one model, one optimizer and one rank.
+Results of a step stay on the device until `report` reads them, so that the device never waits
 between two reports.
 """
 
@@ -25,8 +25,8 @@ from tokenmill.training.model import Arrays, Shape, count_operations
 _MICRO_BATCH_TOKENS = 16_384
 _CPU_OPERATIONS = 2e11  # per micro-batch: seconds on two cores, so that a run can stop quickly
 
-# Peak operations per second of one device in dense bfloat16, as published. The first name that occurs
-# in the device's name counts.
+# Peak operations per second of one device in dense bfloat16, as published. The first entry whose
+# name occurs in the device's name is used.
 _PEAK_FLOPS = {
     "B200": 2.25e15,
     "H200": 989e12,
@@ -70,8 +70,11 @@ class StepRows:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """The result of a step: the mean loss of each row of the global batch, in row order over all
-    ranks, and the norm of the gradient before clipping."""
+    """The result of a step.
+
+    It has the mean loss of each row of the global batch, in row order over all ranks, and the norm
+    of the gradient before clipping.
+    """
 
     row_losses: npt.NDArray[np.float32]
     gradient_norm: float
@@ -83,10 +86,11 @@ class StepReport:
 
 
 class Backend(Protocol):
-    """A model, its optimizer and its place among the ranks.
+    """A model and its optimizer on one rank.
 
-    `step` takes the mean loss over all rows of the step, on all ranks, for any micro-batches. After
-    `load(parameters(), optimizer_state())` in another process, training continues bit for bit.
+    The loss of `step` is the mean over all rows of the step on all ranks, for any size of
+    micro-batches. After `load(parameters(), optimizer_state())` in another process, training
+    continues bit for bit.
     """
 
     name: str
@@ -95,7 +99,7 @@ class Backend(Protocol):
     device: str  # for display, such as "2 threads" or "NVIDIA H100 80GB HBM3"
     rows_at_once: int  # the most rows in a micro-batch
     compiles: (
-        bool  # whether it compiles: then the first micro-batch takes much longer than the others
+        bool  # whether it compiles; if so, the first micro-batch takes much longer than the others
     )
     peak_flops: float | None  # of all devices together, if known
 
@@ -142,8 +146,9 @@ class Backend(Protocol):
 
 
 def choose_micro_batch(config: Config, shape: Shape, *, on_cpu: bool) -> int:
-    """The rows of a micro-batch: as configured, or about 16,384 tokens. CPUs gain nothing from large
-    micro-batches, so theirs are small enough to take only seconds.
+    """The rows of a micro-batch: as configured, or about 16,384 tokens.
+
+    CPUs gain nothing from large micro-batches, so they get small ones that take only seconds.
 
     >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
     >>> [choose_micro_batch(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
@@ -166,7 +171,7 @@ def check_ranks(config: Config, world_size: int) -> None:
 
 
 def check_optimizer_state(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise `StateError` unless a checkpoint's optimizer state has the names and shapes of this run's."""
+    """Raise `StateError` unless a checkpoint's optimizer state has this run's names and shapes."""
     for name in [*here, *there]:
         ours = tuple(here[name].shape) if name in here else "unknown"
         theirs = tuple(there[name].shape) if name in there else "missing"

@@ -8,14 +8,15 @@ A process that loads a state continues bit for bit: on CPUs with the same number
 and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on the way
 into JAX and out of it.
 
-The rows of a step are divided over the devices, and each device has all parameters. A device processes
-its rows one micro-batch at a time and accumulates gradients; once per step the devices sum theirs, and
-each takes the same optimizer step. If the rows do not divide evenly, they are padded with rows of
-weight 0, so that every step is the same program. A program is compiled once for the same settings and
-devices, so a second model in the process starts immediately.
+The rows of a step are divided over the devices, and each device has all parameters. A device
+processes its rows one micro-batch at a time and accumulates gradients; once per step, the devices
+add up their gradients, and each takes the same optimizer step. If the rows do not divide evenly,
+they are padded with rows of weight 0, so that every step is the same program. A program is compiled
+once for the same settings and devices, so a second model in the process starts immediately.
 
-Several processes come from a launcher, such as torchrun, srun or mpirun, or from JAX_NUM_PROCESSES and
-JAX_PROCESS_ID; they connect through JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI specify.
+With several processes, a launcher such as torchrun, srun or mpirun starts them, or
+JAX_NUM_PROCESSES and JAX_PROCESS_ID describe them. They connect through JAX_COORDINATOR_ADDRESS, or
+as Slurm and Open MPI specify.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ class JaxBackend:
 
 
 def _find_devices(name: str | None) -> list[Any]:
-    """All devices, those of a platform (cpu, gpu, tpu), or one of them (gpu:1)."""
+    """All devices, the devices of a platform (cpu, gpu, tpu), or one device (gpu:1)."""
     if name is None:
         return jax.devices()
     platform, _, number = name.partition(":")
@@ -308,7 +309,7 @@ def start_processes() -> bool:
     if address:
         jax.distributed.initialize(address, world_size, rank)
     elif "SLURM_STEP_NUM_TASKS" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
-        jax.distributed.initialize()  # knows how these launchers connect processes
+        jax.distributed.initialize()  # JAX knows how to connect processes of these launchers
     else:
         raise UsageError(
             f"the environment sets {world_size} processes, but not the address where they connect; set "
@@ -340,7 +341,7 @@ def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
 
 
 def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
-    """Make a global array of each process's own part, which must not be written to again."""
+    """Make a global array from each process's own part; `own` must not be written to again."""
     placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
     return placed
 

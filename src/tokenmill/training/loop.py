@@ -118,7 +118,7 @@ class Loop:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Do what is due. If the run stops meanwhile, skip validation and sample."""
+        """Log, validate, sample and save as due; skip validation and sample if the run stops."""
         due = self.config.find_due(self.step)
         is_first = self.step == self.state.step + 1
         if is_first or any(due.values()):
@@ -138,7 +138,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _catch_up(self) -> None:
-        """Do what a stop skipped at this step, so that the lines match an uninterrupted run."""
+        """Validate and sample if a stop skipped them, as an uninterrupted run would have done."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:

@@ -9,8 +9,8 @@ loss.svg                the curves; see `chart.py`
 checkpoints/            see `checkpoints.py`
 lock                    held while a process works in the folder
 
-Guarantees: everything that a checkpoint counts is on disk before the checkpoint; a run that resumes
-from it first truncates both files of losses to that point. Except for `TIMES`, an interrupted run
+Guarantees: all lines and losses up to a checkpoint are on disk before the checkpoint. A run that
+resumes from it first truncates both files to that point. Except for `TIMES`, an interrupted run
 leaves the same lines as an uninterrupted one. Costs: one write to each file per interval.
 """
 

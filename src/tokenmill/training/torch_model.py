@@ -49,15 +49,17 @@ class Model(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty(size)))
         cosines, sines = rotation(shape, shape.seq_len)
         self.to(device)
-        # Not buffers: ranks would broadcast those before each step.
+        # Not buffers: ranks would broadcast buffers before each step.
         self.cosines = torch.tensor(cosines, device=device)[:, None]
         self.sines = torch.tensor(sines, device=device)[:, None]
 
     def forward(
         self, ids: Tensor, targets: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of targets (B, T), for the gradient, and each of them, detached;
-        float32. `mask` comes from `document_mask`."""
+        """The sum of the losses, for the gradient, and the loss of each target (B, T), detached.
+
+        Both are float32. `mask` comes from `document_mask`.
+        """
         states = self.states(ids, mask).flatten(0, 1)
         places = targets.flatten()
         if states.is_cpu and not torch.is_autocast_enabled("cpu"):
@@ -168,7 +170,7 @@ class MLP(nn.Module):
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """The attention mask (B, 1, T, T): each position sees itself and those before it in its document.
+    """The attention mask (B, 1, T, T): a position sees itself and earlier ones in its document.
 
     >>> document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -189,8 +191,11 @@ def norm(x: Tensor) -> Tensor:
 
 
 def rotate_and_norm(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the pairs of each head (B, T, heads, head) by the angles of their positions, and norm
-    each head, in float32; cosines and sines are (T, 1, head / 2)."""
+    """Rotate the pairs of each head (B, T, heads, head) by their positions' angles, and norm each
+    head.
+
+    The result is float32. Cosines and sines are (T, 1, head / 2).
+    """
     turned: Tensor = _RotateAndNorm.apply(x.float(), cosines, sines)  # type: ignore[no-untyped-call]
     return turned
 
@@ -210,7 +215,7 @@ def capped_losses(
 ) -> tuple[Tensor, Tensor]:
     """The losses of targets (N,) after states (N, width): their sum, for the gradient, and each.
 
-    Computes the gradients at the same time, so that only one chunk of logits is in memory at a time.
+    Also computes the gradients, so that only one chunk of logits is in memory at a time.
     """
     total, losses = _CappedLosses.apply(states, head, targets, softcap)  # type: ignore[no-untyped-call]
     return total, losses
