@@ -180,8 +180,8 @@ class _BatchFactory:
 class _TrainingSteps:
     """An iteration is the steps of an epoch, from the current row of the run on.
 
-    It has a length, because Lightning fetches a batch in advance from iterables without one, and its
-    checkpoints would then be one batch ahead.
+    It has a length, because Lightning fetches a batch in advance from iterables without a length.
+    Checkpoints would then be one batch ahead.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Repeated lines: compute their keys, and remove them from documents.
 
 A line counts if it has at least `min_line` characters and is not blank. Scanning and removing visit
-the same lines in the same order: the n-th key of a scan belongs to the n-th line that removal visits,
-so one mark per line is enough to connect them. Lines are found with NumPy, in many documents at once:
-a block of documents joined by NUL bytes is one text with two kinds of line ends.
+the same lines in the same order. The n-th key of a scan belongs to the n-th line that removal
+visits, so one mark per line is enough. Lines are found with NumPy, in many documents at once: a
+block of documents joined by NUL bytes is one text with two kinds of line ends.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class LineRemover:
     """Removes repeated lines from the documents of one part, in order.
 
     `repeated` holds a flag for each line of the part that counts. Fragments of a document are
-    returned as fragments that again end with a visible character: if the line before a cut was
-    removed, the end of the fragment is held and returned with the next one.
+    returned as fragments that again end with a visible character. If the line before a cut was
+    removed, the end of the fragment is held and returned with the next fragment.
     """
 
     def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:
@@ -107,8 +107,9 @@ class LineRemover:
         self._next = 0
         self._held = b""
         self._end_gone = False  # whether the last line of the last fragment was removed
-        # Whether anything of the current document is kept so far. A document that continues from
-        # another part has a line there that is too short to be removed.
+        # Whether any line of the current document is kept so far. If the document continues from
+        # another part, that part has a kept line: the line before the cut is too short to be
+        # removed.
         self._started = True
         self.removed = 0
 

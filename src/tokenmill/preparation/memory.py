@@ -122,11 +122,11 @@ class Workspace:
     def _next_limit(self) -> int:
         """The size at which to release memory.
 
-        A tokenizer's table of words doubles when it is full, and for a moment the old and the new
-        one exist together, so only half of what is left may be used.
+        A tokenizer's table of words doubles when it is full. For a moment, the old and the new
+        table both exist, so only half of the remaining memory may be used.
         """
         now = memory_in_use()
-        # If little was freed, releasing again soon would take time and free nothing.
+        # If little was freed, releasing again soon would take time and free little.
         return now + max(_LEAST_GROWTH, (self._share - now) // 2)
 
 

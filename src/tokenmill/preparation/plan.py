@@ -204,7 +204,7 @@ def cut_into_parts(
     limits: Limits,
     hold_limit: int,
 ) -> tuple[tuple[Part, ...], int]:
-    """The parts of some sources, and the distance between their borders in a file.
+    """The parts of some sources, and the distance between borders of parts in a file.
 
     A plain file is cut into ranges of bytes, a Parquet file into runs of row groups; a compressed
     file is not cut. Small files of any kind share a part.

@@ -43,8 +43,8 @@ def read_keys(path: Path, table: int = _TABLE) -> Iterator[Keys]:
 def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
     """Write the marks of `total` keys to the file `marks`; returns how many are repeats.
 
-    At most `limit` keys are sorted at once. The others are kept in the folder `spill`; files that an
-    earlier run left there are removed.
+    At most `limit` keys are sorted at once. If there are more, all keys go to files in the folder
+    `spill`. Files left there by an earlier run are removed.
     """
     with marks.open("wb") as empty:
         _reserve(empty, total)

@@ -51,7 +51,7 @@ Records = npt.NDArray[np.void]  # of RECORD
 
 
 Receipt = dict[str, Any]
-_Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and what is wrong
+_Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and its fault
 
 
 class _ScanFacts(TypedDict):

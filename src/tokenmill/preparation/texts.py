@@ -2,9 +2,9 @@
 
 Many documents are checked, cleaned and encoded at once, joined by NUL bytes; only a chunk with
 invalid UTF-8 is examined text by text. Encoding proceeds slice by slice and checks the memory after
-each, so that memory does not grow with the chunk. A document that arrives in fragments is encoded as
-one text: the end of a fragment whose ids are not final yet is held until the next fragment, so
-fragments need not be cut where tokens end.
+each, so that memory does not grow with the chunk. A document that arrives in fragments is encoded
+as one text. If the ids at the end of a fragment are not final, that end is held until the next
+fragment, so fragments need not be cut where tokens end.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Chunk:
     rejections: list[Rejection] = field(default_factory=list)
     lines: int = 0  # line ends in the block that this chunk was cut from
     read: int = 0  # bytes of the source, for progress
-    whole: bytes = b""  # the block that it was cut from, if known, and the offset of that block
+    whole: bytes = b""  # the block that this chunk was cut from, if known, and the block's offset
     begin: int = 0
     # For records that are not UTF-8, by offset: where the first invalid byte is. In plain text,
     # the text shows it.
@@ -91,8 +91,8 @@ class Chunk:
 class Cutter:
     """Where a long document may be cut.
 
-    `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
-    short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
+    `short_line`: the line before the cut must be plain ASCII and shorter than this. Such short
+    lines are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
 
     `anywhere`: if there is no such place, cut at any place where cleaning the fragments separately
     still gives the cleaned document. The first choice is between a visible character and a line
@@ -190,7 +190,7 @@ def _is_solid(data: bytes) -> bool:
 
 
 def overlaps_itself(separator: bytes) -> bool:
-    """Whether two occurrences can share bytes, so that matches depend on where the search began.
+    """Whether two occurrences can share bytes, so that matches depend on where a search begins.
 
     >>> overlaps_itself(b"----"), overlaps_itself(b"<|endoftext|>")
     (True, False)
@@ -207,10 +207,10 @@ def find_border(
     cutter: Cutter | None,
     block: int = BLOCK,
 ) -> tuple[int, bool]:
-    """The border that belongs to `place`: the first position from there on where a part may begin.
+    """The border for a nominal `place`: the first position from there on where a part may begin.
 
     Returns the position and whether a record starts there (otherwise a document continues there).
-    It depends only on the bytes of the file, so both neighbours of a border find the same one.
+    The border depends only on the bytes of the file, so both parts next to it find the same one.
     The start of a record is preferred to a cut inside a document. `step` is the distance between
     borders: if nothing is found within it, this border and the next are the same.
     """

@@ -301,10 +301,9 @@ def find_by_shard(
 ) -> Integers:
     """Where documents start in the rows [row, row + length), joined end to end; sorted, each once.
 
-    A row is divided where it crosses shards; all its ranges in one shard are looked up together.
-    `find` gets a shard and ranges of its tokens, (ranges, 2). It returns how many documents start
-    before the beginning and before the end of each range, and the starts inside the ranges, in
-    order.
+    A row is divided where it crosses shards. All ranges in one shard are looked up together. `find`
+    gets a shard and ranges of its tokens, (ranges, 2). It returns how many documents start before
+    the beginning and before the end of each range, and the starts inside the ranges, in order.
     """
     # Sorted, because searches for neighbours read the same places of a table.
     order = rows.argsort()

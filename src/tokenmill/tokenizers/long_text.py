@@ -4,9 +4,9 @@ r"""Encode one long text piece by piece, in bounded memory, to exactly the ids o
 already final, and holds the rest of the text. `Settler` implements this for byte-level BPE.
 
 Most texts have a place to cut (`cutting.py`). Inside one long match of the pre-tokenizer's pattern,
-such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes memory of
-25 times its size, so it is merged in windows. Byte-pair merging repeatedly takes the pair of lowest
-rank, the leftmost of several, until none is left; let E(x) be the result for x. Three facts:
+such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes 25 times
+its size in memory, so a run is merged in windows. Byte-pair merging repeatedly takes the pair of
+lowest rank, the leftmost of several, until none is left; let E(x) be the result for x. Three facts:
 
 (1) If E(uv) has a token boundary between u and v, then E(uv) = E(u)E(v). No merge crossed it, and
     a merge that was the first choice in uv was also the first choice in its own half.

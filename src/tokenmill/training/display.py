@@ -179,9 +179,9 @@ class Pulse:
     def time_first(self, backend: Backend) -> float | None:
         """Called before each micro-batch; returns the seconds per micro-batch one time, else None.
 
-        The first one also starts threads, allocates memory and compiles, which can take ten times as
-        long as the rest. So the second is timed, unless the first was too slow to wait for another
-        and compiled nothing.
+        The first micro-batch also starts threads, allocates memory and compiles, so it can take ten
+        times as long as the others. The second is timed instead. If nothing is compiled and the
+        first is already slow, the first is timed.
         """
         if self._is_timed:
             return None

@@ -41,8 +41,8 @@ class StopSignal:
     """Sets the flag `asked` on Ctrl-C or SIGTERM; the loop checks it between micro-batches.
 
     Prints a notice, since a micro-batch can take seconds. With `impatient`, a second Ctrl-C stops
-    immediately. With several ranks it does not: launchers forward signals that the terminal has
-    already sent.
+    immediately. With several ranks, a second signal is ignored, because launchers forward signals
+    that the terminal has already sent.
     """
 
     def __init__(self, *, impatient: bool, notify: Callable[[str], None]) -> None:
@@ -74,7 +74,7 @@ class StopSignal:
 class Loop:
     """A run in progress. `record` is None on all ranks but the first.
 
-    `owed` says whether the validation and the sample of the first step are missing.
+    `owed` says whether the validation and the sample at the starting step are still missing.
     """
 
     config: Config

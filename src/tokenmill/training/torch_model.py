@@ -1,7 +1,7 @@
 """The model of `model.py` in PyTorch, with its own gradients for everything but matrix products.
 
-Parameters are float32 and have the names of `model.py`. Autocast chooses what is computed in bfloat16;
-the residual stream, norms, logits and losses are always float32.
+Parameters are float32 and have the names of `model.py`. Autocast chooses which operations use
+bfloat16; the residual stream, norms, logits and losses are always float32.
 
 Norms, rotations, activations and losses have hand-written gradients because on a CPU each pass over the
 activations costs a tenth of a matrix product. `F.rms_norm` forward and backward takes 1.6 ms for
