@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
 
 class DocumentedBatch(NamedTuple):
-    """A batch, the document of each token in its row, and the token's position in it."""
+    """A batch, each token's document, numbered within its row, and its position there."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]

@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """The document of each token in its row, from 0, and the token's position in it."""
+    """Each token's document, numbered from 0 in its row, and the token's position there."""
 
     ids: jax.Array
     positions: jax.Array

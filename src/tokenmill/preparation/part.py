@@ -116,7 +116,7 @@ def _refuse_changed(source: SourceFile) -> None:
 
 @dataclass(slots=True)
 class PartChunk:
-    """A chunk of a part; or several small ones, of several sources, joined."""
+    """A chunk of a part, or several small chunks from several sources, joined."""
 
     chunk: Chunk
     number: int  # of the source; of the first one if there are several

@@ -132,13 +132,13 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
-    """Mark the repeats among some keys, at ascending `places`; None if these are all keys."""
+    """Mark the repeats among some keys at ascending `places`. None means all places, in order."""
     found = _find(keys)
     return _write(found if places is None else places[found], marks)
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
-    """The places of keys that occur earlier in the list.
+    """The places of keys that also occur earlier in the list.
 
     Sorts one number per key: its leading bits, followed by its place. NumPy sorts plain numbers ten
     times as fast as it computes an order, and equal keys stay in order.

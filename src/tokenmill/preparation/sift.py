@@ -53,7 +53,7 @@ class Stitched:
 
 @dataclass
 class Sifted:
-    """The fates, on disk, and for each split how many tokens it takes from each segment."""
+    """The fates, on disk, and the number of tokens that each split takes from each segment."""
 
     fates: Path
     first_record: list[int]  # of each segment, in the numbering of all records
@@ -91,7 +91,7 @@ def sift(
     sorted_keys: int,
     count: int,
 ) -> Sifted:
-    """Decide the fate of every document of the segments, given in input order.
+    """Decide the fate of every document. Segments are given in input order.
 
     `sorted_keys` is how many keys to sort in memory, `count` how many records to read at once.
     """

@@ -134,7 +134,7 @@ class Texts:
 def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> Texts:
     """Check and clean the texts of a chunk.
 
-    Documents with bad text are removed if they are to be dropped. A fragment of a document stays and
+    Documents with bad text are removed if the settings say so. A fragment of a document stays and
     is flagged, because the rest of the document may be in another chunk.
     """
     listed, offsets = chunk.texts, chunk.offsets
@@ -197,7 +197,7 @@ def _repair(
 
 
 def _count_replaced(text: bytes, repaired: bytes) -> int:
-    """How many bytes of a text were replaced to repair it."""
+    """How many bytes were replaced to repair a text."""
     mark = "\ufffd".encode()
     return len(text) - len(repaired) + len(mark) * (repaired.count(mark) - text.count(mark))
 

@@ -44,7 +44,7 @@ def read_json_lines(
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
 ) -> Iterator[Chunk]:
-    """The texts in the lines of a stream of blocks that begins at offset `start` of its source.
+    """The texts in a stream of JSON lines. The stream begins at offset `start` of its source.
 
     >>> chunks = read_json_lines([b'{"text": "a"}\\n{"te', b'xt": "b"}'], 0, "text", None)
     >>> [(chunk.texts, chunk.offsets) for chunk in chunks]

@@ -61,7 +61,7 @@ def _tables() -> _Tables:
 
 
 def _key(encoded: bytes) -> int:
-    """18 bits of a character's first three bytes; 64 keys in a row if it has only two."""
+    """18 bits of a character's first three bytes; a two-byte character has 64 consecutive keys."""
     first, second, third, *_ = encoded + b"\x80"
     return (first & 0x3F) << 12 | (second & 0x3F) << 6 | (third & 0x3F)
 
@@ -122,7 +122,7 @@ def compose(text: bytes) -> bytes:
 
 
 def _in_canonical_order(text: str) -> str:
-    """Sort marks as NFC requires, which takes unicodedata quadratic time."""
+    """Sort marks as NFC requires. `unicodedata` would take quadratic time for this."""
     for mark in "\u0344\u0f73\u0f75\u0f81":  # these are all the marks that decompose into two
         text = text.replace(mark, unicodedata.normalize("NFD", mark))
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)

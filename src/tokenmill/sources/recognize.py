@@ -136,7 +136,7 @@ def _parses(line: bytes) -> bool:
 
 
 def _begins_document(head: bytes, whole: bool) -> bool:
-    """Whether some bytes are one JSON value, or (of a longer file) the beginning of one."""
+    """Whether some bytes are one JSON value, or, if not `whole`, the beginning of one."""
     # No JSON string contains a line end, so the beginning of a valid document fails only at its end.
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
     try:

@@ -79,7 +79,7 @@ class Chunk:
     _newlines: Places | None = None
 
     def line_of(self, offset: int) -> int | None:
-        """The line that an offset of the source is in, counted from this chunk's first."""
+        """The line that contains an offset of the source, counted from the chunk's first line."""
         if not self.whole:
             return None
         if self._newlines is None:  # counting again for each document would take quadratic time
@@ -254,7 +254,7 @@ def split_records(
     block_bytes: int = BLOCK,
     most_records: int = MOST_RECORDS,
 ) -> Iterator[Chunk]:
-    """The records in a stream of blocks that begins at offset `start` of its source.
+    """The records in a stream of blocks. The stream begins at offset `start` of its source.
 
     `continues`: the first record began before the stream. `unfinished`: the last record ends
     after it. `hold_limit` is how many bytes may be held if they cannot be cut.
@@ -331,7 +331,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def count_byte(data: bytes, byte: int) -> int:
-    """How often a byte occurs. `bytes.count` is ten times slower for frequent bytes."""
+    """Count how often a byte occurs. `bytes.count` is ten times slower for frequent bytes."""
     if len(data) < 1024:  # for few bytes, calling NumPy takes longer
         return data.count(byte)
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
@@ -351,7 +351,7 @@ def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
 
 
 def _without_blank_end(data: bytes) -> bytes:
-    """Without blank lines at the end, as if more text followed."""
+    """Remove blank lines at the end, as if more text followed."""
     text = len(data.rstrip(b" \t\r\n"))
     return data[: data.find(b"\n", text)] if data.count(b"\n", text) > 1 else data
 

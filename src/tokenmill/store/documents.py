@@ -357,7 +357,7 @@ def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int
 
 
 def between(bounds: Integers) -> Integers:
-    """All integers from the first to below the second of each pair, (pairs, 2).
+    """All integers in the ranges [first, second) of the pairs, (pairs, 2).
 
     >>> between(np.array([[3, 5], [9, 9], [0, 1]])).tolist()
     [3, 4, 0]
@@ -368,7 +368,7 @@ def between(bounds: Integers) -> Integers:
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:
-    """For each count n, its index repeated n times, and the numbers 0 to n - 1.
+    """For each count n: its index, repeated n times, and the numbers from 0 to n - 1.
 
     >>> [part.tolist() for part in spread(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
@@ -386,7 +386,7 @@ def sums(counts: npt.ArrayLike) -> Integers:
 
 
 def inside(index: int, length: int, what: str) -> int:
-    """Check an index, and count it from the end if it is negative."""
+    """Check an index. A negative index counts from the end."""
     place = operator.index(index)
     place += length if place < 0 else 0
     if not 0 <= place < length:

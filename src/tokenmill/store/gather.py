@@ -125,7 +125,7 @@ class Gatherer:
         return read
 
     def read_ahead(self, starts: Integers, length: int) -> None:
-        """Ask the system to read some rows soon, for rows that are near each other on a slow disk."""
+        """Ask the system to read rows ahead. Useful for rows close together on a slow disk."""
         for start, stop in join_near(np.sort(starts), length, PIECE // self._dtype.itemsize):
             shard, first = self.locate(start)
             while start < stop:
@@ -234,7 +234,8 @@ class MappedRows:
 
 @lru_cache(maxsize=64)
 def _count_elements(rows: int, size: int) -> int:
-    """Into how many elements to divide rows of `size` bytes: one, unless the rows are few and long.
+    """The number of elements to divide a row of `size` bytes into: one, unless rows are few and
+    long.
 
     NumPy lets other threads run while it copies more than 500 elements, but not for fewer.
 
@@ -309,7 +310,7 @@ def find_distinct(numbers: Integers, limit: int) -> tuple[Integers, Integers]:
 
 
 def cut_by_number(numbers: Integers, most: int) -> list[Integers]:
-    """Divide the places of some numbers into parts with at most `most` distinct numbers each.
+    """Divide the places of numbers into parts, each with at most `most` distinct numbers.
 
     >>> [part.tolist() for part in cut_by_number(np.array([9, 4, 9, 7]), 2)]
     [[1, 3], [0, 2]]

@@ -48,8 +48,10 @@ class Shards(Protocol):
 
     @property
     def checksum(self) -> str | None:
-        """`"CUT:SUM"`: a hash of how the ids are divided into files, and a hash of the files' checksums
-        in the manifest. None if there is no manifest."""
+        """`"CUT:SUM"`: a hash of the dtype and the ids per file, and a hash of their checksums.
+
+        The checksums come from the manifest. None if there is no manifest.
+        """
 
     def name(self, number: int) -> str:
         """The file of a shard, relative to the opened path."""
@@ -58,7 +60,7 @@ class Shards(Protocol):
         """The ids of a shard, in one dimension, contiguous and read-only."""
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """A copy of some ids of a shard, which keeps no map."""
+        """A copy of the ids [first, last) of a shard, without keeping a map."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,7 +193,7 @@ class Tokens:
         return self._gatherer.find_rows(self._check_rows(starts, length), length)
 
     def read_ahead(self, starts: Integers, length: int) -> None:
-        """Ask the system to read some rows soon, for rows that are near each other on a slow disk."""
+        """Ask the system to read rows ahead. Useful for rows close together on a slow disk."""
         self._gatherer.read_ahead(starts, length)
 
     def _check_rows(self, starts: Integers, length: int) -> Integers:

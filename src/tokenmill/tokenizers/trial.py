@@ -91,7 +91,7 @@ def _refuse(where: str, reason: str) -> TokenizerError:
 
 
 def _make_environment() -> dict[str, str]:
-    """The environment of the child: the same modules, and one thread for each library."""
+    """The environment of the child: it finds the same modules, and libraries use one thread."""
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     path = os.pathsep.join(folder for folder in sys.path if folder)
     return {**os.environ, **dict.fromkeys(threads, "1"), "PYTHONPATH": path}

@@ -32,10 +32,10 @@ Numbers = npt.NDArray[np.uint64]
 def augment(
     tokens: Ids, first_row: int, *, config: Config, vocab: int, eot_id: int | None
 ) -> tuple[Ids, Ids]:
-    """The inputs and targets, (rows, seq_len) each, of consecutive rows (rows, seq_len + 1) of the run.
+    """The inputs and targets, (rows, seq_len) each, of consecutive rows, (rows, seq_len + 1).
 
-    They are views of `tokens` if nothing changes. Fill-in-the-middle comes first, then masks (the
-    end-of-text id), then random ids.
+    Both are views of `tokens` if nothing changes. Fill-in-the-middle is applied first, then masks
+    (the end-of-text id), then random ids.
 
     >>> rows = np.arange(12).reshape(2, 6)
     >>> inputs, targets = augment(rows, 0, config=Config(), vocab=12, eot_id=None)

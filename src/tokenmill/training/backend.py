@@ -104,14 +104,15 @@ class Backend(Protocol):
     peak_flops: float | None  # of all devices together, if known
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
-        """Take one optimizer step at this share of the learning rates; returns whether it was done.
+        """Take one optimizer step with learning rates times `scale`; returns whether it was
+        completed.
 
         `pause` is called before each micro-batch. If it asks to stop on any rank, all ranks drop
         the step together. A collective call.
         """
 
     def agree(self, vote: bool) -> bool:
-        """Whether the flag is set on any rank. A collective call."""
+        """Whether `vote` is true on any rank. A collective call."""
 
     def wait(self) -> None:
         """Wait until the device has finished all work."""
@@ -123,7 +124,7 @@ class Backend(Protocol):
         """The loss of each target, (rows, seq_len), without learning."""
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits (vocab,) of the next id after ids (length,); only the last seq_len count."""
+        """The logits (vocab,) of the next id after ids (length,); uses the last seq_len of them."""
 
     def parameters(self) -> Arrays:
         """Copies of the parameters, by the names of `model.py`, float32."""
@@ -139,7 +140,7 @@ class Backend(Protocol):
         """The sum over all ranks, on every rank. A collective call."""
 
     def peak_memory(self) -> int:
-        """Bytes on the device, or of the process if the device is the CPU."""
+        """The peak memory in bytes: of the device, or of the process if the device is the CPU."""
 
     def close(self) -> None:
         """Disconnect from the other ranks."""

@@ -325,7 +325,7 @@ def read_not_mapped(data: Tokens) -> Tokens: ...
 @overload
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture: ...
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture:
-    """The same data; every row is read from its file, and reading can stop between two rows.
+    """The same data, with every row read from its file. Reading can stop between two rows.
 
     >>> rows = read_not_mapped(Tokens.of([5, 6, 7, 8])).gather(np.array([2, 0]), 2, np.int32)
     >>> rows.tolist()

@@ -153,7 +153,7 @@ class Clock:
         return found
 
     def peek(self) -> tuple[float, float]:
-        """The same, without ending the lap."""
+        """The same as `lap`, without ending the lap."""
         seconds = max(1e-9, time.perf_counter() - self._began - self._aside)
         return seconds, self._waited / seconds
 
@@ -173,7 +173,7 @@ class Pulse:
         return time.monotonic() - self._shown >= self._silence
 
     def restart(self) -> None:
-        """Start the time over, because something was printed."""
+        """Restart the timer, because something was printed."""
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:

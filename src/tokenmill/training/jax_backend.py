@@ -238,8 +238,10 @@ class JaxBackend:
             self._started = False
 
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
-        """Cut a device's share of rows into as few and as equal micro-batches as possible; returns
-        their number and their rows."""
+        """Cut a device's share of rows into as few and as equal micro-batches as possible.
+
+        Returns their number, and the rows in each.
+        """
         share = math.ceil(count / self._own_mesh.size)
         micro = math.ceil(share / limit)
         return micro, math.ceil(share / micro)
@@ -257,7 +259,7 @@ class JaxBackend:
             )
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """Sort the losses of micro-batches (rows of all devices); each rank has `count` rows."""
+        """Put losses of micro-batches (rows of all devices) in row order; `count` rows per rank."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
@@ -333,7 +335,7 @@ def _describe(devices: list[Any]) -> str:
 
 
 def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
-    """A copy of this many rows from a start, padded with zeros at the end."""
+    """A copy of `count` rows from `first` on, padded with zeros at the end."""
     some = rows[first : first + count]
     filled = np.zeros((count, *rows.shape[1:]), np.float32 if rows.dtype.kind == "f" else np.int32)
     filled[: len(some)] = some

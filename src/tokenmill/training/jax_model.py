@@ -253,7 +253,7 @@ def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState
 
 
 def clip(config: Config, gradients: Parameters) -> tuple[Parameters, jax.Array]:
-    """Clip gradients to the configured norm; returns them and their norm before that."""
+    """Clip gradients to the configured norm; returns them and their norm before clipping."""
     norm = optax.tree.norm(gradients)
     if config.clip <= 0:
         return gradients, norm
@@ -269,7 +269,7 @@ def update(
     scale: jax.Array,
     numerics: Numerics,
 ) -> tuple[Parameters, OptimizerState]:
-    """The parameters and the state after a step at this share of the learning rates.
+    """The parameters and the state after a step with learning rates times `scale`.
 
     Muon orthogonalizes in the dtype of the model.
     """

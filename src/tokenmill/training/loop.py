@@ -147,7 +147,7 @@ class Loop:
             self._save(val_loss)
 
     def _leave(self) -> None:
-        """Save the last complete step; no rank exits before that is done."""
+        """Save the last complete step; no rank exits before it is saved."""
         self._take_reports()
         if self.step > self.saved:
             self._save(None)
@@ -245,7 +245,7 @@ class Loop:
             self._add(line)
 
     def _show(self, is_first: bool) -> None:
-        """Print a line that is not recorded, because the next recorded one is far off."""
+        """Print a line that is not recorded. The next recorded line is far off."""
         if self.backend.world_size > 1 and not is_first:  # gathering losses needs all ranks
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return

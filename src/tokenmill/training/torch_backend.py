@@ -10,7 +10,7 @@ The rules of a step, which the JAX backend follows too:
   usual coefficients in the dtype of the run, and updates as large as AdamW's:
   0.2 * sqrt(max(rows, columns)).
 - Weight decay applies to the matrices of blocks, with either optimizer, and to the head; not to the
-embedding, which is normed whenever it is read.
+  embedding, which is normed whenever it is read.
 - Both learning rates, and the decay with them, are multiplied by the `scale` of the step.
 
 Guarantees: after `load`, one or two processes continue bit for bit, on the same machine with the

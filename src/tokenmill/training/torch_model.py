@@ -213,7 +213,7 @@ def squared_relu(x: Tensor) -> Tensor:
 def capped_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """The losses of targets (N,) after states (N, width): their sum, for the gradient, and each.
+    """The sum of losses, for the gradient, and each loss (N,), from states (N, width).
 
     Also computes the gradients, so that only one chunk of logits is in memory at a time.
     """
@@ -224,7 +224,7 @@ def capped_losses(
 def grouped_losses(
     states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
-    """The same with a shortlist; computes only the groups that occur in the targets."""
+    """`capped_losses` with a shortlist; computes only the groups that occur in the targets."""
     total, losses = _GroupedLosses.apply(states, head, groups, targets, shape)  # type: ignore[no-untyped-call]
     return total, losses
 
@@ -359,7 +359,7 @@ class _GroupedLosses(Function):
 def _find_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses (N,), and if `learn` the gradients of their sum by the states and by the head."""
+    """Losses (N,), and with `learn` the gradients of their sum by the states and by the head."""
     losses = states.new_empty(len(states))
     states_gradient = torch.empty_like(states) if learn else None
     head_gradient = torch.zeros_like(head) if learn else None
