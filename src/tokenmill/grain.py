@@ -2,8 +2,8 @@
 
     make_dataset    a `grain.MapDataset` of whole batches: `dataset[i]` is the batch of step i
     READ_OPTIONS    how to iterate over it: Grain's default of 16 threads is several times slower
-    TokenBatches    its source, one gather per batch TokenRows       a source of rows, for your own
-    pipeline or `grain.DataLoader`
+    TokenBatches    its source, one gather per batch
+    TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
 Guarantees: the batches and rows are the same as from `tokenmill.Loader`, with any number of Grain's
 threads and worker processes. Rows are already in the order of the run, so do not shuffle them. The

@@ -73,7 +73,7 @@ def clean_block(
 
 
 def _cut(block: bytes, start: int, window: int) -> int:
-    """A place to cut, about a window after `start`. Tries few places, because trying all is slow."""
+    """A place to cut, about a window after `start`. Tries only a few places, for speed."""
     for target in range(start + window, len(block), window):
         if found := _CUT.search(block, target, target + _REACH):
             return found.start()

@@ -110,7 +110,7 @@ class PreparationFolder(OutputFolder):
     def remember_plan(self, plan: Plan) -> None:
         """Record the settings of this run; refuse to resume with others.
 
-        A file that failed before may have been fixed since.
+        Files that failed before may differ, because they may have been fixed.
         """
         path = self.work / "plan.json"
         record = orjson.dumps(plan.record())

@@ -127,7 +127,7 @@ class Bundle:
         self._cut.add(file)
 
     def finish(self, facts: dict[str, Any]) -> Receipt:
-        """Give the files their names and write the receipt; returns it."""
+        """Give the files their final names, then write and return the receipt."""
         written = {}
         for name, file in self._files.items():
             size, temporary = file.tell(), self._temporary(name)
@@ -196,7 +196,7 @@ def read_document_records(segment: Path, count: int) -> Iterator[tuple[int, Reco
 
 
 def read_end_records(segment: Path) -> list[tuple[int, Any]]:
-    """The first and the last record with their numbers; only one if they are the same."""
+    """The first and the last record with their numbers; one entry if they are the same record."""
     path = segment.with_suffix(".docs")
     count = path.stat().st_size // RECORD.itemsize
     with path.open("rb") as file:

@@ -81,7 +81,7 @@ is 'mds'. Choose another `out`, or delete that folder.
         self.close()
 
     def close(self, *, remove_lock: bool = False) -> None:
-        """Release the lock. Half-written files of this run are removed if the disk allows it."""
+        """Release the lock. First removes half-written files of this run, if the disk allows it."""
         try:
             with suppress(OSError):
                 self.remove_temporaries()

@@ -148,7 +148,8 @@ class Checkpoints:
                 self._discard(self._path(step))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint if it exists; it never appears half-removed."""
+        """Remove a checkpoint if it exists. It is renamed first, so a kill never leaves half of
+        one."""
         if os.path.lexists(path):
             doomed = temporary_path(path.with_name(f"{path.name}.old"))
             remove(doomed)

@@ -249,7 +249,7 @@ class JaxBackend:
     def _place_pieces(
         self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> Iterator[tuple[jax.Array | None, ...]]:
-        """Micro-batches on the devices of a mesh, in arrays (rows of all devices, ...)."""
+        """Put micro-batches on the devices of a mesh, as arrays (rows of all devices, ...)."""
         own = size * self._own_mesh.size
         sharding = NamedSharding(mesh, SPREAD)
         for number in range(micro):
@@ -265,7 +265,7 @@ class JaxBackend:
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
 
     def _place(self, arrays: Any) -> Any:
-        """A tree of arrays on all devices, copied."""
+        """Copy a tree of arrays to all devices."""
         sharding = NamedSharding(self._mesh, EVERYWHERE)
         return jax.tree.map(lambda array: _distribute(sharding, array.copy()), arrays)
 
@@ -274,7 +274,7 @@ class JaxBackend:
         return {name: value.copy() for name, value in unstack(self.shape, copies).items()}
 
     def _own_parameters(self) -> Parameters:
-        """The parameters as arrays of this process only, usable without the other processes."""
+        """The parameters as arrays of this process, usable without the other processes."""
         if self.world_size == 1:
             return self._parameters
         sharding = NamedSharding(self._own_mesh, EVERYWHERE)

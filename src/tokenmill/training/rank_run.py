@@ -122,7 +122,8 @@ class RankRun:
         owed: tuple[bool, bool],
         stack: ExitStack,
     ) -> Loop:
-        """The loop that continues from a state. Rank 0 also writes the settings and opens the record."""
+        """Make the loop that continues from a state. Rank 0 also writes settings and opens the
+        record."""
         step = state.step
         record, boards = None, []
         if self.rank == 0:

@@ -251,7 +251,7 @@ def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """The id that a random number from 0 to 1 selects among the most likely ones."""
+    """The id, among the most likely ones, that a random number from 0 to 1 selects."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)
