@@ -1,6 +1,6 @@
 """Every exception that tokenmill raises on purpose, in one tree.
 
-Its message says what happened, which value is at fault and what to do about it. The command line
+Each message says what happened, which value is at fault and what to do about it. The command line
 prints the message without a traceback and exits with `exit_status`.
 
     TokenmillError
@@ -91,7 +91,7 @@ def lacks_memory(error: BaseException) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, ImportError):  # the system's loader says it in words only
+    if isinstance(error, ImportError):  # the system's loader reports this only in its message
         said = str(error).lower()
         cause = error.__cause__
         return any(mark in said for mark in _NOT_MAPPED) or (

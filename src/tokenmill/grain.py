@@ -1,14 +1,15 @@
 """Rows and batches for Grain, the data loading library of JAX.
 
     make_dataset    a `grain.MapDataset` of whole batches: `dataset[i]` is the batch of step i
-    READ_OPTIONS    how to iterate over it: Grain's own default of 16 threads is several times slower
+    READ_OPTIONS    how to iterate over it: Grain's default of 16 threads is several times slower
     TokenBatches    its source, one gather per batch
     TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
-Guarantees: the batches and rows equal those of `tokenmill.Loader`, with any number of Grain's threads
-and worker processes; rows are already in the order of the run, so do not shuffle them. The state of
-Grain's own iterators is enough to resume. The `repr` of a source, which Grain compares with that of a
-checkpoint, identifies the run: it is equal for equal rows, wherever the files are.
+Guarantees: the batches and rows are the same as from `tokenmill.Loader`, with any number of Grain's
+threads and worker processes. Rows are already in the order of the run, so do not shuffle them. The
+state of Grain's own iterators is enough to resume. Grain compares the `repr` of a source with the
+one in a checkpoint. The `repr` identifies the run: it is equal for equal rows, wherever the files
+are.
 
 Costs: Grain takes about 90 µs per element, whether a row or a batch, so batches are much faster.
 """
@@ -51,7 +52,7 @@ class Batch(NamedTuple):
 
 
 class DocumentedBatch(NamedTuple):
-    """A batch, the document of each token in its row, and the token's position in it."""
+    """A batch, each token's document, numbered within its row, and its position there."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
@@ -60,11 +61,10 @@ class DocumentedBatch(NamedTuple):
 
 
 class TokenBatches:
-    """A source of batches: batch i belongs to step i. `settings` are those of `tokenmill.Loader`.
+    """A source of batches: batch i belongs to step i. `settings` are as in `tokenmill.Loader`.
 
-    Without a limit its length is `sys.maxsize`, like that of a dataset after Grain's `repeat()`. The
-    rank comes from the environment, or from `rank=jax.process_index(),
-    world_size=jax.process_count()`.
+    Without a limit its length is `sys.maxsize`, as for a dataset after Grain's `repeat()`. The rank
+    comes from the environment, or from `rank=jax.process_index(), world_size=jax.process_count()`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batches[0].targets
@@ -148,7 +148,7 @@ class TokenRows:
 def make_dataset(
     data: Tokens | Mixture, *, batch_size: int, seq_len: int, **settings: Any
 ) -> grain.MapDataset[Any]:
-    """Batches as a Grain dataset; `settings` are those of `tokenmill.Loader`.
+    """Batches as a Grain dataset; `settings` are as in `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> dataset[1_000_000].inputs.shape
@@ -166,7 +166,9 @@ def _describe(name: str, rows: RunRows, more: dict[str, Any]) -> str:
 
 
 def _allow_workers() -> None:
-    """Let Grain start workers in a program without absl flags: with JAX installed, it refuses to if
-    flags were not parsed."""
+    """Let Grain start workers in a program without absl flags.
+
+    If JAX is installed, Grain refuses to start workers before flags are parsed.
+    """
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()

@@ -2,7 +2,7 @@
 
 Guarantees: every row of an epoch comes once, in the order of the run, on any number of processes.
 `input_ids` and `labels` of a row are the same tokens, because these models shift the labels
-themselves: with the targets of the other loaders they would learn the token after the next one.
+themselves. With the targets of the other loaders, they would learn the token after the next one.
 
 Costs: `Trainer` and Accelerate divide and skip row numbers, not data, so resuming reads nothing. A
 batch takes one gather, and one copy for the labels.

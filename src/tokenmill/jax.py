@@ -1,8 +1,8 @@
 """Batches as global JAX arrays on a mesh of devices, in one process or in several.
 
 Guarantees: a step has the same rows as with `tokenmill.Loader` and the same seed, for any mesh,
-number of processes and sharding. A process reads the smallest aligned block of a step's rows
-that its devices need, which for the usual meshes is exactly those rows. The state is one number of
+number of processes and sharding. A process reads the smallest aligned block that contains all rows
+its devices need. For the usual meshes, the block has exactly those rows. The state is one number of
 rows, the same on all processes, and can be loaded with another mesh.
 
 Costs: a thread reads rows ahead, and the next batches are copied to the devices while one is in use.
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 try:
     import jax
-    from jax._src import distributed  # the only access to the store that all processes share
+    from jax._src import distributed  # no public name for the store shared by all processes
     from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 except ModuleNotFoundError as error:
     error.add_note("Install it with: pip install 'tokenmill[jax]'")
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """The document of each token in its row, from 0, and the token's position in it."""
+    """Each token's document, numbered from 0 in its row, and the token's position there."""
 
     ids: jax.Array
     positions: jax.Array
@@ -185,7 +185,7 @@ class Loader(LoaderAdapter[B]):
             **settings,
         )
         _compare_processes(self.sharding, batch_size, self.arrays)
-        self._row = 0  # the cursor; the one of `arrays` is ahead by the batches in `_placed`
+        self._row = 0  # the cursor; the cursor of `arrays` is ahead by the batches in `_placed`
         self._at_end = False  # whether iterating has reached the limit
         self._ahead = _PLACED_AHEAD if prefetch is None else min(prefetch, _PLACED_AHEAD)
         # Batches on the devices, each with the first row after its step.
@@ -238,8 +238,10 @@ class Loader(LoaderAdapter[B]):
         return make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run and what identifies it. It is small, can be stored as JSON, and is the
-        same on all processes."""
+        """The position and identity of the run.
+
+        The state is small, can be stored as JSON, and is the same on all processes.
+        """
         return {**self.arrays.state_dict(), "row": self._row}
 
     def load_state_dict(
@@ -264,7 +266,7 @@ class Loader(LoaderAdapter[B]):
         return cast(B, DocumentedBatch(inputs, targets, documents))
 
     def _place(self, rows: npt.NDArray[Any]) -> jax.Array:
-        """The global array of a step, from the rows of it that this process has read."""
+        """The global array of a step, from the step's rows that this process has read."""
 
         def take(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
             assert index is not None
@@ -291,7 +293,7 @@ def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: st
 
 
 def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader) -> None:
-    """Refuse a loader whose settings differ from those of the processes that share its arrays."""
+    """Refuse a loader whose settings differ between the processes that share its arrays."""
     client: Any = distributed.global_state.client
     if sharding.is_fully_addressable or client is None:
         return
@@ -306,8 +308,8 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """Divide a step's rows into equal blocks, as small as possible, so that all rows of this process
-    are in one block.
+    """Divide a step's rows into the smallest equal blocks that keep this process's rows in one
+    block.
 
     Returns the number of that block, and how many blocks there are.
     """

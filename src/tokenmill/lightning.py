@@ -6,8 +6,8 @@ Lightning checkpoint, in the middle of an epoch or at its end, counts the rows o
 trainer has finished, so a resumed run neither repeats nor skips rows, even with another batch size or
 number of devices. Validation uses the same rows each time.
 
-Costs: those of `tokenmill.torch.Loader`, which makes the batches on the trainer's device, or those of
-`DataLoader` workers. Rank and world size come from the trainer.
+Costs: the same as `tokenmill.torch.Loader`, which makes the batches on the trainer's device, or the
+same as `DataLoader` workers. Rank and world size come from the trainer.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class TokenDataModule(pl.LightningDataModule):
     seq_len, seed
         As for `tokenmill.Loader`.
     epoch_steps
-        Steps per epoch of the trainer; by default as many whole batches as the windows fill, those
-        of all sources of a mixture together.
+        Steps per epoch of the trainer. The default is the number of whole batches that the windows
+        fill, for a mixture the windows of all sources together.
     val_rows
         How many rows to validate on; by default all. If the last step has fewer rows than there are
         devices, it is omitted.
@@ -167,7 +167,7 @@ class _BatchFactory:
         return Loader(self.data, device=self.device, **self.settings, **limit)
 
     def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
-        """The batches from a row on, from the loader, which is at that row, or from workers."""
+        """The batches from a row on, made by workers or by the loader, which is at that row."""
         if not self.workers:
             return loader
         settings = {name: value for name, value in self.settings.items() if name != "prefetch"}
@@ -180,8 +180,8 @@ class _BatchFactory:
 class _TrainingSteps:
     """An iteration is the steps of an epoch, from the current row of the run on.
 
-    It has a length, because Lightning fetches a batch in advance from iterables without one, and its
-    checkpoints would then be one batch ahead.
+    It has a length, because Lightning fetches a batch in advance from iterables without a length.
+    Checkpoints would then be one batch ahead.
     """
 
     def __init__(
@@ -195,7 +195,8 @@ class _TrainingSteps:
         windows = sum(order.windows for order in rows.orders)
         self._length = steps or max(1, windows // self._loader.arrays.global_batch)
         self._row = 0
-        # The first batch that the trainer has not finished: how many came before it, and its row.
+        # The first batch that the trainer has not finished: the number of batches before it, and
+        # its row.
         self._unfinished: tuple[int, int] = (-1, 0)
 
     def __len__(self) -> int:

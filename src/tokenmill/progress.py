@@ -1,8 +1,8 @@
 """Progress of long-running work: a protocol for reporting it, and a display.
 
-A `Watcher` receives the stages of the work and how much is done. `Display` shows that in one line:
-on a terminal, the line is redrawn and never wider than the terminal; in a notebook, it is one output
-that is updated; elsewhere, it is printed every few seconds.
+A `Watcher` receives the stages of the work and the amount done. `Display` shows both in one line:
+on a terminal, the line is redrawn and never wider than the terminal; in a notebook, it is one
+output that is updated; elsewhere, it is printed every few seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batches as a `tf.data.Dataset`.
 
-Guarantees: the batches equal those of `tokenmill.Loader`. A batch is a function of its step, so a
-dataset starts at any row without reading the rows before it, and `tf.train.Checkpoint` saves its
-iterators as a number. Costs: one call from TensorFlow into Python per batch, made ahead.
+Guarantees: the batches are the same as from `tokenmill.Loader`. A batch is a function of its step,
+so a dataset starts at any row without reading the rows before it, and `tf.train.Checkpoint` saves
+its iterators as a number. Costs: one call from TensorFlow into Python per batch, made ahead.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def make_dataset(
 ) -> tf.data.Dataset:
     """Batches from row `start` on, as (inputs, targets), each (rows, seq_len).
 
-    `start` is a multiple of the global batch: to resume after `steps`, use
-    `start=steps * batch_size * world_size`. With `documents=True` an element has two more tensors: the
-    document of each token in its row, and the token's position in it. The other settings are those of
+    `start` is a multiple of the global batch: to resume after `steps`, use `start=steps *
+    batch_size * world_size`. With `documents=True` an element has two more tensors: the document of
+    each token in its row, and the token's position in it. The other settings are as in
     `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)

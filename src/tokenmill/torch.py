@@ -140,7 +140,7 @@ class Loader(LoaderAdapter[B]):
         self.device = torch.device(device)
         self._is_on_cpu = self.device.type == "cpu"
         self._contiguous = contiguous
-        # A device gets the rows as one tensor, half as much to copy, and splits it there.
+        # Rows go to a device as one tensor, which halves the copy, and are split there.
         split_here = contiguous and self._is_on_cpu
         self.arrays = _make_array_loader(data, {**settings, "contiguous": split_here})
 
@@ -178,10 +178,10 @@ class TokenBatches(IterableDataset[B]):
     """Whole batches, for a `DataLoader` with `batch_size=None`.
 
     Worker i of k makes every k-th batch, and the `DataLoader` asks the workers in turn, so batches
-    come in the same order for any k. An iteration begins at row `start`, or resumes from a state. The
-    state counts the batches of this copy of the dataset: `StatefulDataLoader` saves and restores that
-    of each worker. To resume with another number of workers or ranks or another batch size, start at
-    the row that was reached: `start=steps * batch_size * world_size`.
+    come in the same order for any k. An iteration begins at row `start`, or resumes from a state.
+    The state counts the batches of this copy of the dataset; `StatefulDataLoader` saves and
+    restores the state of each worker. To resume with another number of workers or ranks, or another
+    batch size, start at the row that was reached: `start=steps * batch_size * world_size`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, limit_rows=4)
     >>> [inputs.shape for inputs, targets in torch.utils.data.DataLoader(batches, batch_size=None)]
@@ -252,7 +252,7 @@ class TokenBatches(IterableDataset[B]):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this copy of the dataset; in a worker, that worker's part of the run."""
+        """The position of this copy of the dataset; each worker has its own copy."""
         return {
             **self._loader.state_dict(),
             "row": self._first,
@@ -352,7 +352,7 @@ def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> A
 
 
 def compare_ranks(loader: ArrayLoader) -> None:
-    """Refuse a loader whose settings differ from those of other ranks; does not wait for them."""
+    """Refuse a loader whose settings differ from other ranks; does not wait for them."""
     store = torch.distributed.distributed_c10d._get_default_store()
     # A worker process is a fork of its rank and shares its connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:
@@ -392,7 +392,7 @@ def _collate(
     return Batch(*(collate(column, collate_fn_map=collate_fn_map) for column in columns))
 
 
-# DataLoader calls no method of a dataset that would reveal the batch size.
+# No method that DataLoader calls on a dataset reveals the batch size.
 default_collate_fn_map.update({Batch: _collate, DocumentedBatch: _collate})
 
 

@@ -24,7 +24,8 @@ _HIDDEN = (
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
 )
 # Persian and Indic spelling and emoji need joiners and U+FE0E and U+FE0F. They stay next to visible
-# characters beyond ASCII, whose shape they change; anywhere else they could only hide something.
+# characters beyond ASCII, because they change their shape. Anywhere else they could only hide
+# something.
 _NOT_VISIBLE = f"[\x00-\xa0\u200c\u200d\ufe0e{_HIDDEN}]"
 _UNSAFE = re.compile(
     f"[{_HIDDEN}]|[\u200c\u200d](?={_NOT_VISIBLE})|(?<={_NOT_VISIBLE})[\u200c\u200d]"

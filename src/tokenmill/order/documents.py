@@ -1,9 +1,9 @@
 """Where documents start and end inside a batch, in the forms that attention kernels need.
 
-Guarantees: all arrays of a `DocumentBatch` describe the same documents. A document starts at each of
-the given places and at the start of each row, since rows do not see each other. Costs: a sort of a few
-numbers, or one comparison of all tokens with the end-of-text id. Arrays of the batch's shape are made
-when they are first read, at about 1 ns a token.
+Guarantees: all arrays of a `DocumentBatch` describe the same documents. A document starts at each
+of the given places and at the start of each row, because attention does not cross rows. Costs: a
+sort of a few numbers, or one comparison of all tokens with the end-of-text id. Arrays of the
+batch's shape are made when they are first read, at about 1 ns a token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenmill.errors import UsageError
 _SCANNED_WHOLE = 1 << 17  # up to this many flags are faster to scan one by one
 
 
-@dataclass(eq=False)  # not frozen: that takes longer than everything else in it
+@dataclass(eq=False)  # not frozen: that would more than double the time to create one
 class DocumentBatch:
     """The documents of a batch of rows, for the inputs; all arrays are int32.
 
@@ -29,7 +29,8 @@ class DocumentBatch:
     rows, seq_len
         The shape of the batch.
     cu_seqlens
-        (documents + 1): where each document starts in the rows laid end to end, and their length.
+        (documents + 1): where each document starts if the rows are joined end to end; the last
+        entry is their total length.
     """
 
     rows: int
@@ -77,7 +78,7 @@ class DocumentBatch:
 def locate_documents(
     document_starts: npt.NDArray[np.int64], rows: int, seq_len: int
 ) -> DocumentBatch:
-    """The documents of a batch. Starts count tokens across all its rows, and may be in any order.
+    """Find the documents of a batch. Starts are token positions across all rows, in any order.
 
     An empty document starts where the next one does; the two count as one.
 
@@ -106,8 +107,9 @@ def locate_documents(
 def locate_documents_by_id(
     tokens: npt.NDArray[Any], eot_id: int, eot: str, *, scanned_whole: int = _SCANNED_WHOLE
 ) -> DocumentBatch:
-    """The documents of a batch, from its tokens, (rows, seq_len + 1), and the id that is before or
-    after each document, as `eot` says.
+    """Find the documents of a batch in its tokens, (rows, seq_len + 1), by the end-of-text id.
+
+    `eot` says whether that id is before or after each document.
 
     >>> locate_documents_by_id(np.array([[5, 0, 6, 7], [0, 8, 0, 0]]), 0, "after").cu_seqlens
     array([0, 2, 3, 4, 6], dtype=int32)
@@ -130,7 +132,7 @@ def locate_documents_by_id(
 
 
 def _check_shape(rows: int, seq_len: int) -> int:
-    """The number of tokens of a batch, which int32 must be able to count."""
+    """The number of tokens in a batch; refuses a number that does not fit in int32."""
     total = rows * seq_len
     if rows < 0 or seq_len < 1 or total >= 2**31:
         raise UsageError(

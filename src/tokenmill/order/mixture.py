@@ -1,10 +1,10 @@
 """Which source a row of a mixture comes from, and which of that source's rows it is.
 
-Guarantees: the rows of a phase are cut into blocks, and in each block every source has exactly
-its share of the slots, in an order that a key decides. The rows of a source are used in turn:
-after any number of rows of the run, each source has given its rows [0, k) and no others. When the
-weights change, every source continues where it was. All of this depends only on (phases, seed,
-block) and the row's number.
+Guarantees: the rows of a phase are cut into blocks, and in each block every source has exactly its
+share of the slots, in an order chosen by a key. The rows of a source are used in turn: after any
+number of rows of the run, each source has given its rows [0, k) and no others. When the weights
+change, every source continues where it was. All of this depends only on (phases, seed, block) and
+the row's number.
 
 Costs: about 40 ns a row in calls of many thousands. The last layouts are cached, so a call for the
 next few rows takes 15 µs, and one for rows elsewhere 0.3 ms. Row 10**15 costs as much as row 0.
@@ -145,7 +145,7 @@ class MixtureOrder:
         return self._make_stretch(phase, row, self._given[phase])
 
     def _make_stretch(self, phase: int, row: int, given: Places) -> _Stretch:
-        """The stretch of a phase that holds a row, or would hold it if the phase did not end there."""
+        """The stretch of a phase that contains a row, even if the phase ends before that row."""
         phase_first = self.phases[phase][0]
         blocks = max(1, _STRETCH // self.block)
         number = (row - phase_first) // (blocks * self.block)
@@ -176,8 +176,8 @@ class MixtureOrder:
 def share_slots(weights: tuple[float, ...], slots: int) -> tuple[int, ...]:
     """Divide all slots in proportion to weights; each share is within one slot of the exact one.
 
-    The slots that remain after rounding down go to the largest remainders, and of equal ones to the
-    first. The arithmetic is exact.
+    Shares are rounded down. The remaining slots go to the largest remainders; ties go to the first
+    source. The arithmetic is exact.
 
     >>> share_slots((0.5, 0.25, 0.25), 10)
     (5, 3, 2)
@@ -210,8 +210,10 @@ def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: st
 def _lay_out(
     key: int, first_block: int, blocks: int, shares: tuple[int, ...]
 ) -> tuple[Places, Places]:
-    """The source of every slot of some blocks, and its number among the slots of that source, each
-    (blocks * sum(shares)) and read-only."""
+    """The source of every slot in some blocks, and the slot's number within its source.
+
+    Both arrays are read-only and have blocks * sum(shares) entries.
+    """
     size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)
     keys = derive_keys(key, np.arange(first_block, first_block + blocks))

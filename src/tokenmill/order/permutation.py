@@ -5,14 +5,15 @@ result depends only on (size, key, place) and will not change: docs/order.md spe
 and golden values pin it. Different keys, even neighbouring ones, give unrelated orders.
 
 It is a Feistel network on the smallest grid of about sqrt(size) by sqrt(size) that holds all
-places. Each round rotates every row or column by a hash of its number and the key, so it can be
-undone, and so can all of them together. The grid has hardly more cells than there are places; a place
-that lands outside goes through again until it is inside.
+places. Each round rotates every row or column by a hash of its number and the key. Every round can
+be undone, so the whole sequence is a bijection. The grid has hardly more cells than there are
+places; a place that lands outside goes through again until it is inside.
 
-Costs: the result, 1 MB of work space, and, for calls of more places than the grid has columns,
-tables of the rotations: at most 5 MB per key, for the last 16 keys. About 15 ns a place in such calls
-of many thousands, 25 ns without tables, and 0.1 ms for a call of a few. Fewer than 4,096 places need
-twice as many rounds, and fewer than 64 four times as many. docs/order.md has the measurements.
+Costs: memory for the result and 1 MB of work space. A call with more places than the grid has
+columns also caches tables of rotations: at most 5 MB per key, for the last 16 keys. Such a call
+takes about 15 ns per place if it has many thousands. Without tables, a place takes 25 ns, and a
+call with a few places takes 0.1 ms. Fewer than 4,096 places need twice as many rounds, and fewer
+than 64 four times as many. docs/order.md has the measurements.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def make_key(*parts: int | str) -> int:
 
 
 def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
-    """The key of a number (of an epoch or a block) under a key; different for every number.
+    """Derive a key for each number, such as an epoch or a block; each number gets a different key.
 
     Each argument may be a single value or an array; the result is always an array.
 
@@ -102,7 +103,7 @@ def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
 
 
 def permute(places: Places, size: int, keys: Keys) -> Places:
-    """The place that each of the places (n) maps to; `keys` has one key for all, or one for each.
+    """Map each of the places (n) to its new place; `keys` has one key for all, or one for each.
 
     >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
     [9, 4]
@@ -165,8 +166,8 @@ def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
 def _rotate_by_keys(
     row: Keys, column: Keys, sides: tuple[int, int], rounds: int, keys: Keys, spare: list[Keys]
 ) -> None:
-    """All rounds of one chunk, in place. At the end `row` holds the first cell of the row. `keys` is
-    incremented in each round."""
+    """Run all rounds on one chunk, in place. At the end `row` holds the first cell of the row.
+    `keys` is incremented in each round."""
     amounts, more = spare
     rotated, fixed = row, column
     for number in range(rounds):

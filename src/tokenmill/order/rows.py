@@ -35,9 +35,9 @@ from tokenmill.order.permutation import (
 
 Kind = Literal["shuffled", "sequential", "random"]
 
-# The numbers of the keys that are derived from an epoch's key if blocks are shuffled.
+# Arguments of `derive_keys`: the keys that a block shuffle derives from an epoch's key.
 _BLOCK_ORDER, _REST_PLACE, _FIRST_BLOCK = 0, 1, 2
-_MANY = 4_096  # rows of an epoch from which a separate call is faster
+_MANY = 4_096  # with at least this many rows of one epoch, a separate call is faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +160,10 @@ def check_rows(rows: npt.NDArray[np.int64]) -> Places:
 
 
 def _shuffle_blocks(places: Places, windows: int, size: int, keys: Keys) -> Places:
-    """The window at each place (n) of epochs that `keys` (1 or n) shuffle block by block.
+    """The window at each place (n) of an epoch, shuffled block by block with `keys` (1 or n).
 
-    All blocks but the last are full. The full ones come in shuffled order, and the key decides where
-    among them the last one comes.
+    All blocks but the last are full. The full blocks are shuffled. The key decides where the last
+    block goes among them.
     """
     full, rest = divmod(windows, size)
     if not rest:

@@ -119,7 +119,7 @@ def _skipped_of(plan: Plan, part: int, skipped: Skipped) -> Skipped:
 
 
 def _explain_failures(run: Run, failures: list[BadFileError]) -> InputError:
-    """The error for bad files. Notes them, so that they may change before the run is resumed."""
+    """The error for bad files. Records them, because they may be fixed before the run resumes."""
     reasons = {failure.source: failure.reason for failure in failures}
     run.folder.note_failures(list(reasons))
     for part in run.plan.parts:

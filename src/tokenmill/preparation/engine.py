@@ -33,7 +33,7 @@ _SERVE = "import sys; from tokenmill.preparation.engine import serve; serve(int(
 _REPORT_SECONDS = 0.1  # between two progress messages of a worker
 
 WorkerPipe: TypeAlias = "Connection[Any, Any]"
-Progress = Callable[..., None]  # receives the amounts that tasks report, as `Watcher.advance` does
+Progress = Callable[..., None]  # receives the amounts that tasks report, like `Watcher.advance`
 
 
 class Task(Protocol):
@@ -256,7 +256,7 @@ def serve(descriptor: int) -> None:
     except MemoryError:  # while a message was received
         with suppress(Exception):
             pipe.send(_OutOfMemory())
-            pipe.recv_bytes()  # a parent that sends a task now would find nothing at the other end
+            pipe.recv_bytes()  # keeps the pipe open, in case the parent is sending a task
         os._exit(1)
 
 

@@ -7,8 +7,8 @@ most bytes per place so far. Sampling ends after `_SECONDS` if each stratum has 
 and after `_MOST_SECONDS` in any case. The head of every file is checked too, to find files that a run
 would refuse, with a time limit of its own.
 
-Documents are counted as one per file, which is exact, plus an estimate of those that begin further
-in. The rows of Parquet files are in their footers.
+The first document of each file is counted exactly; the number of later documents is an estimate.
+For a Parquet file, the footer has the number of rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Estimate:
 
 
 def estimate(plan: Plan) -> Estimate:
-    """Measure a sample of what a plan would read."""
+    """Estimate the run of a plan from a sample of its input."""
     parts, size = plan.parts, plan.size
     sample = _take_sample(plan)
     faults, checked = _find_faults(plan)
@@ -102,7 +102,7 @@ def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """Estimated totals for the whole input, and what was read for them."""
+    """Estimated totals for the whole input, and the size of the sample."""
 
     tokens: int
     documents: int
@@ -113,7 +113,8 @@ class _Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    """A file, or a row group of a Parquet file; `size` is what its text is proportional to."""
+    """A file, or a row group of a Parquet file. Its text is assumed to be proportional to
+    `size`."""
 
     source: int
     size: int

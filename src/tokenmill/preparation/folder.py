@@ -1,4 +1,4 @@
-"""The output folder of `prepare`: what an earlier run did in it, and with what settings.
+"""The output folder of `prepare`, and the work and settings of an earlier run in it.
 
 .work, no manifest   an interrupted run: the same command resumes, another is refused
 a manifest           finished: not changed
@@ -110,7 +110,7 @@ class PreparationFolder(OutputFolder):
     def remember_plan(self, plan: Plan) -> None:
         """Record the settings of this run; refuse to resume with others.
 
-        A file that failed before may have been fixed since.
+        Files that failed before may differ, because they may have been fixed.
         """
         path = self.work / "plan.json"
         record = orjson.dumps(plan.record())

@@ -1,11 +1,11 @@
 """A part to a segment: read, decode, clean, tokenize, key each document.
 
 Parts are independent, so they can be processed in any order, anywhere. A segment is a bundle of
-files: the tokens, one record per document, and what was rejected. Work proceeds in chunks of a few
-MB, and the loops over documents are in native code except for one hash call.
+files: the tokens, one record per document, and the rejected records. Work proceeds in chunks of a
+few MB, and the loops over documents are in native code except for one hash call.
 
-If a document begins before the part or ends after it, the part has only a fragment of its text. That
-fragment goes into the bundle too, because the key can be computed only from the whole document.
+If a document begins before the part or ends after it, the part has only a fragment of its text. The
+bundle then also contains the fragment, because a key is computed from the whole document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokenmill.preparation.texts import Encoder, Texts, clean_chunk
 from tokenmill.sources.files import BadFileError
 from tokenmill.sources.records import Chunk
 
-Skipped = dict[int, str]  # bad files by the number of their source, and what is wrong with each
+Skipped = dict[int, str]  # the fault of each bad file, by the number of its source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class GrindPart(PartTask):
     """A task: make the segment of a part."""
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
-        """The segment's receipt, or the error if the part cannot be made without a bad file."""
+        """The segment's receipt, or an error if the part has a bad file that it cannot omit."""
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
@@ -55,7 +55,7 @@ class ScanLines(PartTask):
     """A task: make the bundle of a part's line keys."""
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
-        """The bundle's receipt, or the error if the part cannot be scanned without a bad file."""
+        """The bundle's receipt, or an error if the part has a bad file that it cannot omit."""
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
@@ -77,7 +77,7 @@ def _without_bad_files(
 ) -> Receipt | BadFileError:
     """Make a bundle, and start again without each file that turns out to be bad.
 
-    The receipt lists them; whether the run may continue without them is decided elsewhere.
+    The receipt lists these files. The caller decides whether the run may continue without them.
     """
     skipped = dict(task.skipped)
     while True:

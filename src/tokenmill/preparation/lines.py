@@ -1,9 +1,9 @@
 """Repeated lines: compute their keys, and remove them from documents.
 
 A line counts if it has at least `min_line` characters and is not blank. Scanning and removing visit
-the same lines in the same order: the n-th key of a scan belongs to the n-th line that removal visits,
-so one mark per line is enough to connect them. Lines are found with NumPy, in many documents at once:
-a block of documents joined by NUL bytes is one text with two kinds of line ends.
+the same lines in the same order. The n-th key of a scan belongs to the n-th line that removal
+visits, so one mark per line is enough. Lines are found with NumPy, in many documents at once: a
+block of documents joined by NUL bytes is one text with two kinds of line ends.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class LineRemover:
     """Removes repeated lines from the documents of one part, in order.
 
     `repeated` holds a flag for each line of the part that counts. Fragments of a document are
-    returned as fragments that again end with a visible character: if the line before a cut was
-    removed, the end of the fragment is held and returned with the next one.
+    returned as fragments that again end with a visible character. If the line before a cut was
+    removed, the end of the fragment is held and returned with the next fragment.
     """
 
     def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:
@@ -107,8 +107,9 @@ class LineRemover:
         self._next = 0
         self._held = b""
         self._end_gone = False  # whether the last line of the last fragment was removed
-        # Whether anything of the current document is kept so far. A document that continues from
-        # another part has a line there that is too short to be removed.
+        # Whether any line of the current document is kept so far. If the document continues from
+        # another part, that part has a kept line: the line before the cut is too short to be
+        # removed.
         self._started = True
         self.removed = 0
 
@@ -120,7 +121,8 @@ class LineRemover:
             return block
         kept = np.ones(len(lines.starts), np.bool_)
         kept[gone] = False
-        # The document of each line: that of the line before, or the next one after a NUL byte.
+        # The document of each line: the same as for the line before, or the next one after a NUL
+        # byte.
         last = np.append(np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0, True)
         documents = np.cumsum(last) - last
         if self._tidy:
@@ -181,8 +183,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
-    """The blank lines that cleaning would remove from the kept lines: all at both ends of a document,
-    and all but one of several in a row."""
+    """The blank lines among the kept lines that cleaning would remove.
+
+    These are all blank lines at both ends of a document, and all but one of several in a row.
+    """
     surplus = np.zeros(len(blank), np.bool_)
     lines = np.flatnonzero(kept)
     here = blank[lines]
@@ -202,8 +206,10 @@ def _same_document_follows(documents: Places) -> Mask:
 
 
 def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
-    """The kept lines of a block, copied in runs. Newlines stay between lines of a document, and
-    all NUL bytes stay."""
+    """The kept lines of a block, copied in runs.
+
+    Newlines between the lines of a document stay, and so do all NUL bytes.
+    """
     chosen = np.flatnonzero(kept)
     inner = chosen[_same_document_follows(documents[chosen])]
     # Both arrays alternate between lines and line ends: whether each stays, and where it begins.

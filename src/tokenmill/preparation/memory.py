@@ -1,12 +1,13 @@
-"""A worker's share of the memory: what fits in it, and how the worker stays within it.
+"""A worker's share of the memory: how much text it allows, and how the worker stays within it.
 
-A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be held
-whole takes `COPIES` times its size more: for the copies as read, parsed and cleaned, and most of all
-for merging, which takes 25 times the size of a word.
+A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be
+held whole takes another `COPIES` times its size. This includes copies of the text as read, parsed
+and cleaned. Most of it is for merging, which takes 25 times the size of a word.
 
-A tokenizer caches every word that it has encoded. `Workspace` clears that cache when the process grows beyond
-its share. The check takes about 10 µs and is made after each slice of text. With less memory, slices
-are smaller, because the cache can grow by many times the size of a slice if its words never repeat.
+A tokenizer caches every word that it has encoded. `Workspace` clears the cache when the process
+grows beyond its share. The check takes about 10 µs and is made after each slice of text. With less
+memory, slices are smaller, because the cache can grow by many times the size of a slice if its
+words never repeat.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def share_to_hold(size: int) -> int:
 
 
 def suggest_less_memory(workers: int, memory: int) -> str:
-    """How to run again with less memory: half of what these workers had together, if possible.
+    """Advice to run again with less memory: half of the workers' current total, if possible.
 
     >>> suggest_less_memory(8, 2_400_000_000)
     'Run it again with `workers=4` and `memory=1200000000`.'
@@ -121,11 +122,11 @@ class Workspace:
     def _next_limit(self) -> int:
         """The size at which to release memory.
 
-        A tokenizer's table of words doubles when it is full, and for a moment the old and the new
-        one exist together, so only half of what is left may be used.
+        A tokenizer's table of words doubles when it is full. For a moment, the old and the new
+        table both exist, so only half of the remaining memory may be used.
         """
         now = memory_in_use()
-        # If little was freed, releasing again soon would take time and free nothing.
+        # If little was freed, releasing again soon would take time and free little.
         return now + max(_LEAST_GROWTH, (self._share - now) // 2)
 
 
@@ -134,5 +135,5 @@ class ReleaseMemory:
     """A task: release the memory that a worker does not need."""
 
     def run(self, worker: Worker) -> None:
-        """Release it."""
+        """Release the memory."""
         worker.workspace.release_memory()

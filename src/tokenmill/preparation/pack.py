@@ -136,8 +136,10 @@ def plan_shards(
 def _choose(
     part: SegmentSlice, task: PackShard
 ) -> Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.void]]]:
-    """Choose what a shard takes from a segment, some records at a time: the ranges of its tokens
-    to copy, and the table of the documents that start in the shard."""
+    """Choose the tokens and documents that a shard takes from a segment, some records at a time.
+
+    Yields the ranges of tokens to copy, and the table of the documents that start in the shard.
+    """
     fate = 1 + SPLITS.index(task.split)
     in_segment, in_split = 0, part.before
     for start, records in read_document_records(part.segment, task.limits.records):

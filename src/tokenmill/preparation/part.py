@@ -1,7 +1,7 @@
 """Read the documents of a part in chunks that are neither too small nor too large.
 
-Many small files are read into one chunk, because each step has a cost per chunk that hardly depends
-on how many documents it has.
+Many small files are read into one chunk, because the cost of each step hardly depends on the number
+of documents in a chunk.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _refuse_changed(source: SourceFile) -> None:
 
 @dataclass(slots=True)
 class PartChunk:
-    """A chunk of a part; or several small ones, of several sources, joined."""
+    """A chunk of a part, or several small chunks from several sources, joined."""
 
     chunk: Chunk
     number: int  # of the source; of the first one if there are several

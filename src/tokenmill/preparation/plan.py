@@ -31,7 +31,7 @@ from tokenmill.wording import counted
 
 _EXPANSION = 4  # assumed bytes of text per compressed byte
 _LISTED_FAULTS = 20
-_SEGMENT_FORMAT = 2  # a resumed run makes segments in another format again
+_SEGMENT_FORMAT = 2  # a resumed run remakes segments that have another format
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -204,7 +204,7 @@ def cut_into_parts(
     limits: Limits,
     hold_limit: int,
 ) -> tuple[tuple[Part, ...], int]:
-    """The parts of some sources, and the distance between their borders in a file.
+    """The parts of some sources, and the distance between borders of parts in a file.
 
     A plain file is cut into ranges of bytes, a Parquet file into runs of row groups; a compressed
     file is not cut. Small files of any kind share a part.
@@ -217,8 +217,9 @@ def cut_into_parts(
     parts: list[Part] = []
     group: list[SourceRange] = []
     text_bytes = disk_bytes = 0  # of the group; the first is an estimate
-    # What decides the content of a segment besides its ranges. The split is decided later, and a
-    # segment's receipt lists the bad files that were skipped.
+    # The settings that decide the content of a segment, besides its ranges. The split is not among
+    # them, because it is decided later. Skipped bad files are not either: a segment's receipt lists
+    # them.
     context = {
         "format": _SEGMENT_FORMAT,
         "tokenizer": fingerprint,

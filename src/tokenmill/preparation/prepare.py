@@ -291,8 +291,10 @@ def pack(run: Run, segments: Bundles, sifted: Sifted) -> dict[str, list[Shard]]:
 def _find_shards(
     run: Run, tasks: Iterable[PackShard], receipts: Mapping[str, Path]
 ) -> dict[str, Shard]:
-    """The finished shards of an earlier run, by path. Their files are read and compared with the
-    checksums in their receipts."""
+    """The finished shards of an earlier run, by path.
+
+    Reads their files and compares them with the checksums in their receipts.
+    """
     found = [
         receipt.shard
         for task in tasks

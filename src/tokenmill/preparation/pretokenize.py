@@ -1,8 +1,8 @@
 """`pretokenize`: the ids of one text file as one `.npy` file beside it.
 
-This is `prepare` without cleaning, deduplication and split, in a folder of its own beside the text, so
-it has the same speed and memory limit and can be resumed. The ids are then copied into one file, which
-is complete or absent. If a checksum does not match during the copy, the ids are made again.
+This is `prepare` without cleaning, deduplication and split, in its own folder beside the text. It
+has the same speed and memory limit, and can be resumed. The ids are then copied into one file,
+which is complete or absent. If a checksum does not match during the copy, the ids are made again.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def pretokenize(
     if target.exists() and not restart:
         found = _check_existing(source, target, kind, tokenizer)
         with explain_disk_errors():
-            sync_folder(target.parent)  # the run that made the file may have failed to
+            sync_folder(target.parent)  # the run that made the file may not have done this
         # A run that was killed just before it ended leaves its folder.
         shutil.rmtree(folder, ignore_errors=True)
         return found

@@ -43,8 +43,8 @@ def read_keys(path: Path, table: int = _TABLE) -> Iterator[Keys]:
 def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
     """Write the marks of `total` keys to the file `marks`; returns how many are repeats.
 
-    At most `limit` keys are sorted at once. The others are kept in the folder `spill`; files that an
-    earlier run left there are removed.
+    At most `limit` keys are sorted at once. If there are more, all keys go to files in the folder
+    `spill`. Files left there by an earlier run are removed.
     """
     with marks.open("wb") as empty:
         _reserve(empty, total)
@@ -132,13 +132,13 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
-    """Mark the repeats among some keys, at ascending `places`; None if these are all keys."""
+    """Mark the repeats among some keys at ascending `places`. None means all places, in order."""
     found = _find(keys)
     return _write(found if places is None else places[found], marks)
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
-    """The places of keys that occur earlier in the list.
+    """The places of keys that also occur earlier in the list.
 
     Sorts one number per key: its leading bits, followed by its place. NumPy sorts plain numbers ten
     times as fast as it computes an order, and equal keys stay in order.

@@ -3,7 +3,7 @@
 A bundle is `NAME.tokens`, `NAME.docs`, … and a receipt `NAME.json` that is written last: if the
 receipt is there, the files are complete. The files are not flushed to the disk one by one, which
 would take longer than making them. Instead the receipt holds their checksums and its own, and a
-resumed run checks what it finds. A file that a crash damaged is made again.
+resumed run checks them. A file damaged by a crash is made again.
 
 The bundle of a segment has the tokens, one `RECORD` per document, the rejected records, and the
 texts of documents that continue in another part.
@@ -51,7 +51,7 @@ Records = npt.NDArray[np.void]  # of RECORD
 
 
 Receipt = dict[str, Any]
-_Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and what is wrong
+_Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and its fault
 
 
 class _ScanFacts(TypedDict):
@@ -127,7 +127,7 @@ class Bundle:
         self._cut.add(file)
 
     def finish(self, facts: dict[str, Any]) -> Receipt:
-        """Give the files their names and write the receipt; returns it."""
+        """Give the files their final names, then write and return the receipt."""
         written = {}
         for name, file in self._files.items():
             size, temporary = file.tell(), self._temporary(name)
@@ -196,7 +196,7 @@ def read_document_records(segment: Path, count: int) -> Iterator[tuple[int, Reco
 
 
 def read_end_records(segment: Path) -> list[tuple[int, Any]]:
-    """The first and the last record with their numbers; only one if they are the same."""
+    """The first and the last record with their numbers; one entry if they are the same record."""
     path = segment.with_suffix(".docs")
     count = path.stat().st_size // RECORD.itemsize
     with path.open("rb") as file:

@@ -107,8 +107,8 @@ class PrepareSettings:
     def separator(self) -> bytes | None:
         """The bytes between two documents of a plain text; None if a file is one document.
 
-        A file without `<|endoftext|>` is one document either way, so `auto` is that separator.
-        An empty separator stands for blank lines.
+        For `auto` the separator is `<|endoftext|>`, since a file without it is one document either
+        way. An empty separator means blank lines.
         """
         known = {"auto": EOT_TEXT.encode(), "file": None, "line": b"\n", "blank-line": b""}
         if self.documents in known:

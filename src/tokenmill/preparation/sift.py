@@ -1,11 +1,12 @@
 """Sift segments: decide which documents to keep, and in which split each belongs.
 
 Of equal documents, the first in input order stays. The split follows from a salted hash of the
-document's key, so equal texts never land on both sides, and adding to a corpus moves none of its
-earlier documents. Everything is counted, and must add up before anything is written.
+document's key, so equal texts are never in both splits, and adding to a corpus does not move its
+earlier documents. Documents and bytes are counted, and the counts must add up before anything is
+written.
 
-Memory holds one segment's records at a time and what sorting the keys takes. Fates take one byte per
-document on disk.
+Memory holds one segment's records at a time, plus the memory for sorting keys. Fates take one byte
+per document on disk.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Stitched:
 
 @dataclass
 class Sifted:
-    """The fates, on disk, and for each split how many tokens it takes from each segment."""
+    """The fates, on disk, and the number of tokens that each split takes from each segment."""
 
     fates: Path
     first_record: list[int]  # of each segment, in the numbering of all records
@@ -90,7 +91,7 @@ def sift(
     sorted_keys: int,
     count: int,
 ) -> Sifted:
-    """Decide the fate of every document of the segments, given in input order.
+    """Decide the fate of every document. Segments are given in input order.
 
     `sorted_keys` is how many keys to sort in memory, `count` how many records to read at once.
     """

@@ -2,9 +2,9 @@
 
 Many documents are checked, cleaned and encoded at once, joined by NUL bytes; only a chunk with
 invalid UTF-8 is examined text by text. Encoding proceeds slice by slice and checks the memory after
-each, so that memory does not grow with the chunk. A document that arrives in fragments is encoded as
-one text: the end of a fragment whose ids are not final yet is held until the next fragment, so
-fragments need not be cut where tokens end.
+each, so that memory does not grow with the chunk. A document that arrives in fragments is encoded
+as one text. If the ids at the end of a fragment are not final, that end is held until the next
+fragment, so fragments need not be cut where tokens end.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Texts:
 def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> Texts:
     """Check and clean the texts of a chunk.
 
-    Documents with bad text are removed if they are to be dropped. A fragment of a document stays and
+    Documents with bad text are removed if the settings say so. A fragment of a document stays and
     is flagged, because the rest of the document may be in another chunk.
     """
     listed, offsets = chunk.texts, chunk.offsets
@@ -197,7 +197,7 @@ def _repair(
 
 
 def _count_replaced(text: bytes, repaired: bytes) -> int:
-    """How many bytes of a text were replaced to repair it."""
+    """How many bytes were replaced to repair a text."""
     mark = "\ufffd".encode()
     return len(text) - len(repaired) + len(mark) * (repaired.count(mark) - text.count(mark))
 

@@ -1,9 +1,9 @@
 """Train a byte-level BPE tokenizer on your own text.
 
-The same files give the same bytes of tokenizer.json, in any order. The merges equal those that the
-`tokenizers` library learns from the same texts, and both libraries give the same ids.
-`<|endoftext|>` is id 256, after the 256 bytes; it ends a document, and its spelling is not learned.
-Text is split as GPT-2 splits it. The file is complete or absent.
+The same files give the same bytes of tokenizer.json, in any order. The `tokenizers` library learns
+the same merges from the same texts, and both libraries give the same ids. `<|endoftext|>` is id
+256, after the 256 bytes; it ends a document, and its spelling is not learned. Text is split as
+GPT-2 splits it. The file is complete or absent.
 
 Costs 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with the
 number of *different* words, about 60 bytes each, and nothing spills to disk, so train on a sample of
@@ -49,9 +49,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a tokenizer on text, write its tokenizer.json, and load it.
 
-    Inputs are files, folders and globs of all that `prepare` reads; `text_field` is the field, or
-    column, that holds the text. Records without one are skipped. Text with few different words
-    gives fewer ids than `vocab_size`.
+    Inputs are files, folders and globs, in any format that `prepare` reads; `text_field` is the
+    field, or column, that holds the text. Records without one are skipped. Text with few different
+    words gives fewer ids than `vocab_size`.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one two three, one two three\\n" * 10)
@@ -157,7 +157,7 @@ def _learn_merges(
             "train on less text"
         )
     last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
-    # Without memory, even Python's own modules fail to load, with an error of any kind.
+    # When memory runs out, even Python's own modules fail to load, with any kind of error.
     raise TokenizerError(
         f"training failed: {last.strip()}\nMost likely memory ran out: free some, or train on less text."
     )

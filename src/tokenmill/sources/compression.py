@@ -1,9 +1,10 @@
 """Compressed files as streams of their content: gzip, zstd, bz2 and xz.
 
-A stream is read to its trailer: one that is cut short or altered raises an error of `DAMAGED`,
-never a short read. A file may hold several streams in a row, with zeros between and after them
-(tapes and block devices pad that way). Anything else after a stream is damage. Memory holds the
-window of one stream, up to the caller's limit: zstd and xz files can ask for gigabytes.
+A stream is read to its trailer. A truncated or altered stream raises one of the errors in
+`DAMAGED`; it never just ends early. A file may hold several streams in a row, with zeros between
+and after them (tapes and block devices pad that way). Anything else after a stream is damage.
+Memory holds the window of one stream, up to the caller's limit: zstd and xz files can ask for
+gigabytes.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class _Zstd(_Limited):
 class _Xz(_Limited):
     """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough.
 
-    The older format LZMA is refused: it has no checksum, and a file of zeros is a valid one without text.
+    The older format LZMA is refused: it has no checksum, and a file of zeros would be a valid empty
+    file.
     """
 
     _longest_head = _XZ_HEADERS
@@ -195,7 +197,7 @@ def _needs_memory(error: Exception) -> bool:
 
 
 def _find_xz_memory(head: bytes, limit: int) -> int:
-    """An amount of memory, from the first bytes of a stream: enough for it, at most twice its need."""
+    """Find from its first bytes how much memory a stream needs; at most twice the actual need."""
     while (limit := 2 * limit) < LARGEST_WINDOW:
         try:
             lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit).decompress(head, 1)

@@ -70,11 +70,11 @@ def find_files(
 ) -> tuple[list[SourceFile], list[PassedOver]]:
     """Find the files for a list of paths, folders and globs, in the given order.
 
-    Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns each
-    source once, and what was passed over: files that are not text, archives, datasets, pipes and
-    the like, links that lead out of an input folder, and links to folders inside it, because their
-    files are found anyway. Inputs that are links are followed. Broken links and unreadable paths are
-    sources with a fault.
+    Folders are walked in the order of names, without hidden entries and without `leave_out`.
+    Returns each source once, and the entries that were passed over: files that are not text,
+    archives, datasets, pipes and the like, and links that lead out of an input folder. Links to
+    folders inside it are passed over too, because their files are found anyway. Inputs that are
+    links are followed. Broken links and unreadable paths are sources with a fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
@@ -124,7 +124,7 @@ def _expand(
             from tokenmill.hub.cache import find_cached_files
 
             yield from ((str(found), True) for found in find_cached_files(item))
-        elif os.path.isdir(item):  # noqa: PTH112  unlike Path's, it raises for no name
+        elif os.path.isdir(item):  # noqa: PTH112  unlike Path.is_dir, it never raises
             if _is_dataset(path):
                 raise InputError(
                     f"{item} is a finished dataset, not text. To inspect it, run tokenmill info; to "

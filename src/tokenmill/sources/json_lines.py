@@ -44,7 +44,7 @@ def read_json_lines(
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
 ) -> Iterator[Chunk]:
-    """The texts in the lines of a stream of blocks that begins at offset `start` of its source.
+    """The texts in a stream of JSON lines. The stream begins at offset `start` of its source.
 
     >>> chunks = read_json_lines([b'{"text": "a"}\\n{"te', b'xt": "b"}'], 0, "text", None)
     >>> [(chunk.texts, chunk.offsets) for chunk in chunks]
@@ -132,7 +132,8 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
         errors = "surrogateescape"
         chunk.bad_bytes[start] = start + size - len(line) + error.start
     try:
-        # Unlike orjson, the standard library reads NaN and huge numbers, which it also writes.
+        # The standard library reads NaN and huge numbers, because it also writes them; orjson
+        # refuses both.
         record = json.loads(line.decode("utf-8", errors))
         if not isinstance(record, dict):
             kind, reason = "not a JSON object", f"a JSON {_json_kind(record)}, not an object"

@@ -1,4 +1,4 @@
-"""Unicode NFC of UTF-8 bytes, in time proportional to what has to be normalised.
+"""Unicode NFC of UTF-8 bytes, in time proportional to the characters that may change.
 
 `unicodedata.normalize` decodes, checks and encodes everything, normalises a whole text because of one
 accent, and takes quadratic time for a long run of combining marks. Here the leading bytes of
@@ -61,7 +61,7 @@ def _tables() -> _Tables:
 
 
 def _key(encoded: bytes) -> int:
-    """18 bits of a character's first three bytes; 64 keys in a row if it has only two."""
+    """18 bits of a character's first three bytes; a two-byte character has 64 consecutive keys."""
     first, second, third, *_ = encoded + b"\x80"
     return (first & 0x3F) << 12 | (second & 0x3F) << 6 | (third & 0x3F)
 
@@ -74,7 +74,7 @@ def begins_anew(character: str) -> bool:
 
 
 def compose(text: bytes) -> bytes:
-    """`text` in NFC. It is valid UTF-8, and begins and ends with an ASCII character."""
+    """`text` in NFC. `text` must be valid UTF-8, and must begin and end with an ASCII character."""
     tables = _tables()
     array = np.frombuffer(text, np.uint8)
     high = array >= 0xCC
@@ -95,8 +95,8 @@ def compose(text: bytes) -> bytes:
     joined = starts[1:] == stops[:-1]
     unsure[1:] |= joined & (classes[1:] < classes[:-1]) & (classes[1:] > 0)
 
-    # A row is a maximal sequence of touched characters; with the character before it, it can be
-    # normalised alone. Rows that are near one another are taken together.
+    # A row is a maximal sequence of touched characters. A row and the character before it can be
+    # normalised without the rest of the text. Rows close to each other are normalised together.
     heads = np.flatnonzero(np.append(True, ~joined))
     tails = np.append(heads[1:], len(starts)) - 1
     wanted = np.logical_or.reduceat(unsure, heads)
@@ -122,7 +122,7 @@ def compose(text: bytes) -> bytes:
 
 
 def _in_canonical_order(text: str) -> str:
-    """Sort marks as NFC requires, which takes unicodedata quadratic time."""
+    """Sort marks as NFC requires. `unicodedata` would take quadratic time for this."""
     for mark in "\u0344\u0f73\u0f75\u0f81":  # these are all the marks that decompose into two
         text = text.replace(mark, unicodedata.normalize("NFD", mark))
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)

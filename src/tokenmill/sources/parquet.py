@@ -1,9 +1,9 @@
 """Parquet files to documents: one column of text.
 
 Row groups are decoded a few rows at a time, about one block. A damaged file is a `BadFileError`; a
-null is a `Rejection` with its row. The memory that Arrow needs is measured before Arrow reads: for the
-footer by `_bound_footer`, for the pages by `parquet_pages.py`. As many rows are decoded at once as fit
-in memory; if not even one row fits, the file is refused.
+null is a `Rejection` with its row. Before Arrow reads, `_bound_footer` measures the memory for the
+footer, and `parquet_pages.py` for the pages. As many rows are decoded at once as fit in memory. If
+not even one row fits, the file is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokenmill.sources.records import BLOCK, COPIES, PARSED, Chunk, Cutter, Reje
 from tokenmill.wording import one_line
 
 ROWS = 256  # decoded at once
-_BUFFER = 1 << 20  # without one, Arrow reads a whole column chunk, which is also slower
+_BUFFER = 1 << 20  # bytes; without a buffer, Arrow reads a whole column chunk, which is slower
 _STRUCTURE = 512  # bytes that Arrow takes for a structure in a footer
 _FOOTER = 16  # bytes that Arrow takes for any other byte of a footer
 _LEAST_FOOTER = 1 << 16  # bytes that are always allowed
@@ -95,9 +95,9 @@ def _open(raw: BinaryIO, hold_limit: int) -> Any:
 def _bound_footer(raw: BinaryIO, start: int, size: int) -> int:
     """The maximum number of bytes that Arrow takes for a footer.
 
-    Each structure ends with a zero byte, and an empty text is a zero byte, so the number of zeros limits
-    both. A single byte can be a whole structure. A footer of 1,000 row groups of 10 columns takes 1.5 MB, and a sixth
-    of its bytes are zeros.
+    Each structure ends with a zero byte, and an empty text is a zero byte, so the number of zeros
+    bounds both. A single byte can be a whole structure. A footer with 1,000 row groups of 10
+    columns takes 1.5 MB, and a sixth of its bytes are zeros.
     """
     raw.seek(start)
     zeros = 0

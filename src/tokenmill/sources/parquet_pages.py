@@ -1,8 +1,9 @@
 """How much memory it takes to read the pages of a Parquet column, according to their headers.
 
-The footer of a file can claim any sizes. Arrow allocates what the header of a page says, so only these
-headers bound its memory. Some encodings store a text once and repeat it in every row, so a page of 500
-bytes can expand to gigabytes. Costs one small read per page; a page usually has 1 MB of text.
+The footer of a file can claim any sizes. Arrow allocates the sizes in the page headers, so only
+these headers bound its memory. Some encodings store a text once and repeat it in every row, so a
+page of 500 bytes can expand to gigabytes. Costs one small read per page; a page usually has 1 MB of
+text.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ColumnPages:
         return stored + rows * self.repeated
 
     def memory(self, rows: int) -> int:
-        """The bytes of memory that it takes to read this many rows at once.
+        """The bytes of memory needed to read this many rows at once.
 
         Arrow holds a dictionary as read and as decoded; for some columns it is also part of the result.
         """

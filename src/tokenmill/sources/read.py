@@ -1,8 +1,8 @@
 """Input files to documents: plain text, JSON lines and Parquet, compressed or not.
 
-Files are read as streams, a block at a time. Compressed streams are read to their trailer: one
-that is cut short or altered is a `BadFileError`, never a short file. A record that cannot be
-used is a `Rejection` with its position; the records around it are kept.
+Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
+truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
+a `Rejection` with its position; the records around it are kept.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ def _split(path: str) -> tuple[str | None, str]:
 def _judge_json(source: SourceFile) -> SourceFile:
     """Decide whether a `.json` file is JSON lines or one JSON document over many lines.
 
-    JSON lines stay JSON lines even if some are broken: the head is one document only if it parses as
-    the beginning of one, or if few of its lines look like records.
+    A file of JSON lines may have broken lines. So a file is one document only if its head parses as
+    the beginning of a document, or if few lines of the head look like records.
     """
     try:
         head = read_head(source, _HEAD)
@@ -136,7 +136,7 @@ def _parses(line: bytes) -> bool:
 
 
 def _begins_document(head: bytes, whole: bool) -> bool:
-    """Whether some bytes are one JSON value, or (of a longer file) the beginning of one."""
+    """Whether some bytes are one JSON value, or, if not `whole`, the beginning of one."""
     # No JSON string contains a line end, so the beginning of a valid document fails only at its end.
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
     try:

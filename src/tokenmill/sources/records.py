@@ -36,8 +36,8 @@ _CONTEXT = 8  # bytes before a space or line end that show whether a letter is t
 _TRIES = 20_000  # newlines to try as a cut before trying other places
 _WIDEST = 4  # bytes of a character
 
-# A run of blank lines with something after it. No part of a run can match in two ways, so that
-# the search is linear.
+# A run of blank lines with something after it. No part of a run can match in two ways, so the
+# search takes linear time.
 _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*+\n)++(?=[ \t\r]*+[^ \t\r\n])")
 
 
@@ -71,7 +71,7 @@ class Chunk:
     rejections: list[Rejection] = field(default_factory=list)
     lines: int = 0  # line ends in the block that this chunk was cut from
     read: int = 0  # bytes of the source, for progress
-    whole: bytes = b""  # the block that it was cut from, if known, and the offset of that block
+    whole: bytes = b""  # the block that this chunk was cut from, if known, and the block's offset
     begin: int = 0
     # For records that are not UTF-8, by offset: where the first invalid byte is. In plain text,
     # the text shows it.
@@ -79,7 +79,7 @@ class Chunk:
     _newlines: Places | None = None
 
     def line_of(self, offset: int) -> int | None:
-        """The line that an offset of the source is in, counted from this chunk's first."""
+        """The line that contains an offset of the source, counted from the chunk's first line."""
         if not self.whole:
             return None
         if self._newlines is None:  # counting again for each document would take quadratic time
@@ -91,12 +91,13 @@ class Chunk:
 class Cutter:
     """Where a long document may be cut.
 
-    `short_line`: the line before the cut must be plain ASCII and shorter than this; lines that
-    short are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
+    `short_line`: the line before the cut must be plain ASCII and shorter than this. Such short
+    lines are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
 
-    `anywhere`: if there is no such place, cut wherever cleaning the fragments one by one gives the
-    cleaned document: between a visible character and a line end, or else before any character that is
-    not white space and that cleaning neither removes nor composes with the character before it.
+    `anywhere`: if there is no such place, cut at any place where cleaning the fragments separately
+    still gives the cleaned document. The first choice is between a visible character and a line
+    end. The second is before a character that is not white space, and that cleaning neither removes
+    nor composes with the character before it.
     """
 
     short_line: int = 0
@@ -189,7 +190,7 @@ def _is_solid(data: bytes) -> bool:
 
 
 def overlaps_itself(separator: bytes) -> bool:
-    """Whether two occurrences can share bytes, so that matches depend on where the search began.
+    """Whether two occurrences can share bytes, so that matches depend on where a search begins.
 
     >>> overlaps_itself(b"----"), overlaps_itself(b"<|endoftext|>")
     (True, False)
@@ -206,10 +207,10 @@ def find_border(
     cutter: Cutter | None,
     block: int = BLOCK,
 ) -> tuple[int, bool]:
-    """The border that belongs to `place`: the first position from there on where a part may begin.
+    """The border for a nominal `place`: the first position from there on where a part may begin.
 
     Returns the position and whether a record starts there (otherwise a document continues there).
-    It depends only on the bytes of the file, so both neighbours of a border find the same one.
+    The border depends only on the bytes of the file, so both parts next to it find the same one.
     The start of a record is preferred to a cut inside a document. `step` is the distance between
     borders: if nothing is found within it, this border and the next are the same.
     """
@@ -253,7 +254,7 @@ def split_records(
     block_bytes: int = BLOCK,
     most_records: int = MOST_RECORDS,
 ) -> Iterator[Chunk]:
-    """The records in a stream of blocks that begins at offset `start` of its source.
+    """The records in a stream of blocks. The stream begins at offset `start` of its source.
 
     `continues`: the first record began before the stream. `unfinished`: the last record ends
     after it. `hold_limit` is how many bytes may be held if they cannot be cut.
@@ -330,7 +331,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def count_byte(data: bytes, byte: int) -> int:
-    """How often a byte occurs. `bytes.count` is ten times slower for frequent bytes."""
+    """Count how often a byte occurs. `bytes.count` is ten times slower for frequent bytes."""
     if len(data) < 1024:  # for few bytes, calling NumPy takes longer
         return data.count(byte)
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
@@ -350,7 +351,7 @@ def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
 
 
 def _without_blank_end(data: bytes) -> bytes:
-    """Without blank lines at the end, as if more text followed."""
+    """Remove blank lines at the end, as if more text followed."""
     text = len(data.rstrip(b" \t\r\n"))
     return data[: data.find(b"\n", text)] if data.count(b"\n", text) > 1 else data
 

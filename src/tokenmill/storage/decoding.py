@@ -1,7 +1,7 @@
-"""Decode JSON that a stranger may have written: a ValueError says in a few words why it cannot be used.
+"""Decode untrusted JSON. A ValueError says briefly why a text cannot be used.
 
-Limits on values keep memory in proportion: a list of empty lists takes 20 times its size in memory, so
-a limit on bytes alone is not enough. Checking them costs three searches of the text.
+The number of values is limited too. A list of empty lists takes 20 times its size in memory, so a
+limit on bytes is not enough. Counting the values takes three searches of the text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_json(data: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def decode(data: bytes | memoryview, kind: type[T]) -> T:
-    """Decode JSON as a type, which bounds its values.
+    """Decode JSON as a type; the type limits the number of values.
 
     >>> decode(b'{"step": true}', dict[str, int])
     Traceback (most recent call last):

@@ -5,9 +5,9 @@ The temporary name contains the process number, so that a new run and a dying on
 `AtomicFile` computes a checksum while writing and starts flushing early, so that the disk is busy
 while the next bytes are computed.
 
-The content of an output folder may be untrusted. Through a link in it, a run could overwrite another
-file of the user, and opening a pipe would hang. So a link, a pipe, a device or a hard link inside an
-output folder is refused. The output folder itself may be a link, because the user named it.
+The content of an output folder may be untrusted. A run could follow a link and overwrite another
+file of the user, and opening a pipe would hang. So a link, a pipe, a device or a hard link inside
+an output folder is refused. The output folder itself may be a link, because the user named it.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class NpyFile(AtomicFile):
     [0, 1, 2]
     """
 
-    _HEADER = 256  # enough for any length; a multiple of 64, as the format requires
+    _HEADER = 256  # bytes, enough for any length; a multiple of 64, as the format requires
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""Storage of files: the five operations that durable files need, and a folder that has them.
+"""The interface to stored files: five operations, implemented for a folder on disk.
 
 `Storage` is the interface; `Folder` implements it for a folder on disk. An object store can implement
 the same operations.

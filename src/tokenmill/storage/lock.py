@@ -17,8 +17,8 @@ from tokenmill.storage.files import open_entry
 class FileLock:
     """A lock that at most one process holds.
 
-    A lock file contains the number of the process that holds it. With `is_folder`, the path is a folder
-    that is itself locked.
+    A lock file contains the number of the process that holds the lock. With `is_folder`, the path
+    is a folder, and the folder itself is locked.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "lock"
@@ -53,7 +53,7 @@ class FileLock:
                 raise
             if self._is_current(handle):
                 break
-            os.close(handle)  # a run that finished just now removed the file
+            os.close(handle)  # a run that has just finished removed the file
         if not self._is_folder:
             with suppress(OSError):  # the number is only for messages, and the disk may be full
                 os.ftruncate(handle, 0)

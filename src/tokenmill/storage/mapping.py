@@ -1,9 +1,9 @@
 """Map files of tokens and documents into memory. Mapping reads nothing.
 
 Before Python 3.13, each map keeps its file open, and the number of open files is limited. All
-`Maps` therefore share one limit, `OPEN_FILES`; the oldest map is dropped first. A file in steady use
-is mapped again once per `OPEN_FILES` misses, which takes about 30 µs; a hit is one dict lookup. No lock
-is held: threads may share maps, and a fork is safe.
+`Maps` therefore share one limit, `OPEN_FILES`; the oldest map is dropped first. A file in steady
+use is mapped again once per `OPEN_FILES` misses, which takes about 30 µs. A hit is one dict lookup.
+There is no lock, so threads may share maps, and a fork is safe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 def _find_open_files() -> int:
     """How many files may stay mapped: half of the files that the process may open, within bounds.
 
-    If the limit is very low, a quarter: copying rows needs more maps, and the program needs files too.
+    A quarter if the limit is very low, because copying rows needs more maps and the program also
+    opens files.
     """
     if _CLOSES:
         return 16384

@@ -1,7 +1,7 @@
 """The names of the files that make a folder a dataset, and the order of numbered names.
 
-The names are defined below the layers that read and write these files, because a search for text must
-skip datasets, and a repository on the Hub may be one.
+The names are defined in this low layer because other layers need them too: a search for text skips
+datasets, and a repository on the Hub may be a dataset.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ _MOST_BYTES = 1 << 20  # of saved settings, unless the settings of this run need
 class OutputFolder(Folder):
     """A folder that this process has locked, without half-written files.
 
-    `marks` are names that show that the folder belongs to a run of this kind. `ignored` names may be
-    there without a mark. `lock` is the name of the lock file; by default the folder itself is locked.
-    `argument` is the Python argument that chose the folder, for error messages.
+    `marks` are file names that show that the folder belongs to a run of this kind. Files named in
+    `ignored` may be in a folder without a mark. `lock` is the name of the lock file; by default the
+    folder itself is locked. `argument` is the Python argument that chose the folder, for error
+    messages.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "out"
@@ -66,7 +67,7 @@ is 'mds'. Choose another `out`, or delete that folder.
         self._lock = FileLock(path / lock, is_folder=path / lock == path)
         self._take_lock()
         try:
-            sync_folder(path)  # the same, before it wrote or flushed its last file
+            sync_folder(path)  # an earlier run may have been killed before it did this
             self.remove_temporaries()
             check_entries(path / WORK_NAME)  # its files are opened by name from now on
         except BaseException:
@@ -80,7 +81,7 @@ is 'mds'. Choose another `out`, or delete that folder.
         self.close()
 
     def close(self, *, remove_lock: bool = False) -> None:
-        """Release the lock. Half-written files of this run are removed if the disk allows it."""
+        """Release the lock. First removes half-written files of this run, if the disk allows it."""
         try:
             with suppress(OSError):
                 self.remove_temporaries()
@@ -113,7 +114,7 @@ is 'mds'. Choose another `out`, or delete that folder.
             sync_folder(self.path.parent)  # an earlier run may have been killed before it did this
             if self._lock.path != self.path:
                 make_subfolder(self.path, self._lock.path.parent)
-            with suppress(FileNotFoundError):  # a run that finished just now removed the folder
+            with suppress(FileNotFoundError):  # a run that has just finished removed the folder
                 self._lock.acquire_or_refuse(
                     f"Another run is working in {self.path}",
                     f"Wait for it, or choose another `{self.argument}`.",

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class DamagedFileError(DatasetError):
-    """A DatasetError about one file, with its parts: the file, what is wrong with it, the cure."""
+    """A DatasetError about one file. Its parts are the file, the fault and the cure."""
 
     def __init__(self, file: str, what: str, cure: str = CURE) -> None:
         super().__init__(file, what, cure)

@@ -35,7 +35,7 @@ _MOST_NESTING = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One document: where its tokens are, and where its text came from, if that is known."""
+    """One document: the place of its tokens, and the source of its text, if known."""
 
     number: int
     split: str
@@ -132,7 +132,7 @@ class Documents(DocumentTable):
         """The document that contains a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
-        number = int(self._numbers[shard]) - 1  # the last one to start before this shard
+        number = int(self._numbers[shard]) - 1  # the last document that starts before this shard
         if self._shards.documents[shard]:
             place = np.uint64(token - int(self._token_starts[shard]))
             # Same type on both sides, or NumPy would convert the whole column first.
@@ -301,9 +301,9 @@ def find_by_shard(
 ) -> Integers:
     """Where documents start in the rows [row, row + length), joined end to end; sorted, each once.
 
-    A row is divided where it crosses shards; all its ranges in one shard are looked up together.
-    `find` gets a shard and ranges of tokens in it, (ranges, 2). It returns how many documents start
-    before the beginning and before the end of each range, and the starts between these, in order.
+    A row is divided where it crosses shards. All ranges in one shard are looked up together. `find`
+    gets a shard and ranges of its tokens, (ranges, 2). It returns how many documents start before
+    the beginning and before the end of each range, and the starts inside the ranges, in order.
     """
     # Sorted, because searches for neighbours read the same places of a table.
     order = rows.argsort()
@@ -357,7 +357,7 @@ def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int
 
 
 def between(bounds: Integers) -> Integers:
-    """All integers from the first to below the second of each pair, (pairs, 2).
+    """All integers in the ranges [first, second) of the pairs, (pairs, 2).
 
     >>> between(np.array([[3, 5], [9, 9], [0, 1]])).tolist()
     [3, 4, 0]
@@ -368,7 +368,7 @@ def between(bounds: Integers) -> Integers:
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:
-    """For each count n, its index repeated n times, and the numbers 0 to n - 1.
+    """For each count n: its index, repeated n times, and the numbers from 0 to n - 1.
 
     >>> [part.tolist() for part in spread(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
@@ -386,7 +386,7 @@ def sums(counts: npt.ArrayLike) -> Integers:
 
 
 def inside(index: int, length: int, what: str) -> int:
-    """Check an index, and count it from the end if it is negative."""
+    """Check an index. A negative index counts from the end."""
     place = operator.index(index)
     place += length if place < 0 else 0
     if not 0 <= place < length:

@@ -1,7 +1,8 @@
 """Read rows of tokens from their files, without memory maps.
 
-If a mapped file is truncated, or its disk fails, reading the missing part kills the process (SIGBUS).
-Here it is an exception that names the file. The rows are the same as from `Gatherer`.
+If a mapped file is truncated, or its disk fails, reading the missing part kills the process
+(SIGBUS). Here, the read raises an exception that names the file. The rows are the same as from
+`Gatherer`.
 
 Costs: each call opens a file once for all its rows, and checks its size (30 µs). Every row is one
 system call (1 µs and the copy). No file stays open. `benchmarks/load.py` measures it.
@@ -54,7 +55,7 @@ class FileRows:
             copy_range(self._shards, self.counts, *self.locate(start), ids)
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length) once, to read them in parts; all are in the split."""
+        """Find the rows [start, start + length), to read in parts; all must be in the split."""
         shards = self.starts.searchsorted(starts, "right") - 1
         firsts = starts - self.starts[shards]
         crosses = firsts + length > self.counts[shards]

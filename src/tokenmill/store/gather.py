@@ -4,10 +4,10 @@ Guarantees: a row is the same however the tokens are divided into shards. A shar
 have the right size is refused by name before a token of it is read.
 
 NumPy copies rows of one array in native code, but rows in many shards would need a Python loop. All
-maps of a process are in one address space, so `MappedRows` finds rows by their memory addresses and
-presents all memory from the first row on to NumPy as one array of overlapping rows. The caller has
-checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no other memory is
-ever read.
+maps of a process are in one address space. So `MappedRows` finds rows by their memory addresses. To
+NumPy, all memory from the first row on looks like one array of overlapping rows. The caller has
+checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no other memory
+is ever read.
 
 Costs: a few searches for all rows together, and one copy. Shards are mapped when first used; a
 `RowReader` holds the maps of its shards only if they are few. `benchmarks/gather.py` measures it.
@@ -98,7 +98,7 @@ class Gatherer:
             shard, first = shard + 1, 0
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length) once, to read them in parts; all are in the split."""
+        """Find the rows [start, start + length), to read in parts; all must be in the split."""
         if not len(starts):
             return lambda *_: np.empty((0, length), self._dtype)
         if len(self.counts) == 1:
@@ -125,7 +125,7 @@ class Gatherer:
         return read
 
     def read_ahead(self, starts: Integers, length: int) -> None:
-        """Ask the system to read some rows soon, for rows that are near each other on a slow disk."""
+        """Ask the system to read rows ahead. Useful for rows close together on a slow disk."""
         for start, stop in join_near(np.sort(starts), length, PIECE // self._dtype.itemsize):
             shard, first = self.locate(start)
             while start < stop:
@@ -226,14 +226,16 @@ class MappedRows:
             size //= elements
             places = np.add.outer(places, np.arange(elements) * size).ravel()
         memory = np.asarray(_Memory(self._lowest, self._bytes - size + 1, size, self._held))
-        # Each row is one element: copying it costs less than a row of a second dimension does.
+        # Each row is one element: copying one element costs less than copying a row of a second
+        # dimension.
         copied = memory[places]
         return copied.view(np.uint8).view(self._dtype).reshape(rows, self._length)
 
 
 @lru_cache(maxsize=64)
 def _count_elements(rows: int, size: int) -> int:
-    """Into how many elements to divide rows of `size` bytes: one, unless the rows are few and long.
+    """The number of elements to divide a row of `size` bytes into: one, unless rows are few and
+    long.
 
     NumPy lets other threads run while it copies more than 500 elements, but not for fewer.
 
@@ -268,9 +270,10 @@ class _Memory:
 class ShardFinder:
     """Finds the shards of many tokens at once, with the result of `numpy.searchsorted`.
 
-    Shard n starts at `starts[n]`, the first at 0; the last entry is the end. A table of four to eight
-    entries per shard leads near each shard, and one or two steps from there, for all tokens at once,
-    find it. This is ten times as fast as a search. If many shards start close together, it searches.
+    Shard n starts at `starts[n]`, the first at 0; the last entry is the end. A table with four to
+    eight entries per shard gives a first guess. One or two steps from there find the shard, for all
+    tokens at once. This is ten times as fast as a binary search. If many shards start close
+    together, a binary search is used instead.
 
     >>> ShardFinder(np.array([0, 3, 3, 10])).find(np.array([9, 0, 2, 3]))
     array([2, 0, 0, 2])
@@ -307,7 +310,7 @@ def find_distinct(numbers: Integers, limit: int) -> tuple[Integers, Integers]:
 
 
 def cut_by_number(numbers: Integers, most: int) -> list[Integers]:
-    """Divide the places of some numbers into parts with at most `most` distinct numbers each.
+    """Divide the places of numbers into parts, each with at most `most` distinct numbers.
 
     >>> [part.tolist() for part in cut_by_number(np.array([9, 4, 9, 7]), 2)]
     [[1, 3], [0, 2]]

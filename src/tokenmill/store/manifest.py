@@ -1,10 +1,10 @@
-"""`dataset_metadata.json`: what a dataset folder holds.
+"""`dataset_metadata.json`, the manifest of a dataset folder.
 
-The manifest is written last, so a folder that has one is complete. Its content is not trusted. Reading
-checks the type of every entry, refuses unknown and repeated entries, checks that counts add up, and
-refuses paths, and a link in place of the manifest, that lead out of the folder. Its last entry is
-the xxh3-128 checksum of every byte before that entry, so a flipped bit in a count or a setting is
-refused like one in a shard.
+The manifest is written last, so a folder that has one is complete. Its content is not trusted.
+Reading checks the type of every entry, refuses unknown and repeated entries, checks that counts add
+up, and refuses paths that lead out of the folder. The manifest itself must not be a link out of the
+folder either. Its last entry is the xxh3-128 checksum of every byte before that entry, so a flipped
+bit in a count or a setting is refused, as in a shard.
 
 Reading costs one pass over a JSON file of some 310 bytes per shard, and two to three times its size in memory.
 A file over `MOST_BYTES` is not read, and entries that may hold anything are counted before they are

@@ -1,7 +1,7 @@
-"""The bytes of a manifest: the types of its entries, what must hold between them, and its seal.
+"""The bytes of a manifest: the types of its entries, the rules between them, and its checksum.
 
-An untrusted manifest is decoded once. Only if something is wrong, the most basic fault that it has is
-searched for, to name it.
+An untrusted manifest is decoded once. If that fails, a second pass finds the most basic fault and
+reports it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def decode_manifest(data: bytes, name: str) -> tuple[Body, dict[str, Any], dict[
 
 
 def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
-    """The error for a manifest that cannot be used: the most basic fault that it has."""
+    """The error for a manifest that cannot be used; it names the most basic fault."""
     try:
         kind = read_kind(data)
     except msgspec.ValidationError:
@@ -162,7 +162,7 @@ def _read_open(raw: msgspec.Raw, name: str) -> dict[str, Any]:
 
 
 def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[str, Any]) -> None:
-    """Check what the types cannot express; raises a ValueError."""
+    """Check the rules that types cannot express; raises a ValueError."""
     if not _has_seal(data):
         raise ValueError
     if _count_quotes(data) != 2 * sum(map(_count_strings, (body, settings, ledger))):
@@ -210,7 +210,7 @@ def _check_printable(value: str, what: str) -> None:
 
 
 def _count_quotes(data: bytes) -> int:
-    """How many quotes of a JSON text begin or end a string."""
+    """How many quotes in a JSON text begin or end a string."""
     if b"\\" in data:
         data = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
     return data.count(b'"')
@@ -247,7 +247,7 @@ def _find_repeated_key(data: bytes) -> str:
 
 
 def seal(head: bytes | memoryview) -> bytes:
-    """The end of a manifest: its checksum over everything before, and the closing brace."""
+    """The end of a manifest: the checksum of everything before it, and the closing brace."""
     return f'"xxh3_128": "{xxhash.xxh3_128(head).hexdigest()}"\n}}\n'.encode()
 
 

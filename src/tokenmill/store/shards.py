@@ -48,29 +48,31 @@ class Shards(Protocol):
 
     @property
     def checksum(self) -> str | None:
-        """`"CUT:SUM"`: a hash of how the ids are divided into files, and a hash of the files' checksums
-        in the manifest. None if there is no manifest."""
+        """`"CUT:SUM"`: a hash of the dtype and the ids per file, and a hash of their checksums.
+
+        The checksums come from the manifest. None if there is no manifest.
+        """
 
     def name(self, number: int) -> str:
-        """The file of a shard, relative to what was opened."""
+        """The file of a shard, relative to the opened path."""
 
     def map(self, number: int) -> npt.NDArray[Any]:
         """The ids of a shard, in one dimension, contiguous and read-only."""
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """A copy of some ids of a shard, which keeps no map."""
+        """A copy of the ids [first, last) of a shard, without keeping a map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileShards:
     """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on.
 
-    `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the sizes of
-    the files in bytes, checked again whenever a file is opened. `check` checks a file's header before it
-    is mapped; it must be a function of a module, so that it can be pickled. `checksums` come from a
-    manifest, if there is one; they are not checked here. Files that tokenmill did not write are
-    `foreign`: they may be links to anywhere. Names with `..` are followed too, so the reader of a format
-    must refuse such names in its metadata.
+    `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the
+    sizes of the files in bytes, checked again whenever a file is opened. `check` checks a file's
+    header before it is mapped; it must be a module-level function, so that it can be pickled.
+    `checksums` come from a manifest, if there is one; they are not checked here. Files that
+    tokenmill did not write are `foreign`: they may be links to anywhere. Names with `..` are
+    followed too, so the reader of a format must refuse such names in its metadata.
     """
 
     folder: Path
@@ -156,7 +158,7 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard, an array in memory. `checksum` belongs to the files that it was copied from."""
+    """One shard, an array in memory. `checksum` is the checksum of the files it was copied from."""
 
     ids: npt.NDArray[Any]
     checksum: str | None = None
@@ -312,7 +314,7 @@ def _hash(*texts: str) -> str:
 
 
 def cut(shards: Shards, place: int) -> tuple[Shards, Shards]:
-    """Divide ids at a position: those before it, and the rest.
+    """Divide ids at a position, into the ids before it and the rest.
 
     >>> ArrayShard(np.arange(5)).counts, [part.map(0) for part in cut(ArrayShard(np.arange(5)), 3)]
     (array([5]), [array([0, 1, 2]), array([3, 4])])

@@ -123,7 +123,7 @@ class ShardTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One input file, under the name that the user gave. `unit` is the unit of its offsets."""
+    """One input file, by the name that the user gave. `unit` is the unit of offsets in the file."""
 
     path: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]

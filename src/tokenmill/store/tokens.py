@@ -5,10 +5,10 @@ wrong size or header is refused by name before a token of it is read. Opening do
 checksums; `tokenmill verify` does.
 
 Costs: making a `Tokens` opens nothing. A shard is mapped when first used, and at most
-`mapping.OPEN_FILES` files of the process stay mapped. A slice costs one copy of what it returns.
-`gather` copies as many rows as the cache holds in their own dtype, then casts those, which takes
-little more than the cast alone (`benchmarks/gather.py`). Threads and forks may share a `Tokens`; a
-pickle contains no maps.
+`mapping.OPEN_FILES` files of the process stay mapped. A slice costs one copy of its tokens.
+`gather` copies as many rows as fit in the cache, then casts them to the result's dtype. This takes
+little longer than the cast alone (`benchmarks/gather.py`). Threads and forks may share a `Tokens`;
+a pickle contains no maps.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Tokens:
         return len(self._gatherer.counts)
 
     def shard_name(self, number: int) -> str:
-        """The file of a shard, relative to what was opened."""
+        """The file of a shard, relative to the opened path."""
         return self._shards.name(number)
 
     @overload
@@ -183,8 +183,8 @@ class Tokens:
     def find_rows(self, starts: Integers, length: int) -> RowReader:
         """Find the rows of `gather` once, to read them in parts.
 
-        The result is called with two numbers and reads the rows from the first to before the second,
-        in the dtype of the tokens. If the shards are few, it keeps them mapped.
+        The result is a function: `read(first, last)` returns the rows [first, last) in the dtype of
+        the tokens. It keeps the shards mapped if they are few.
 
         >>> read = Tokens.of([5, 6, 7, 8]).find_rows(np.array([2, 0, 1]), 2)
         >>> read(0, 2).tolist(), read(2, 3).tolist()
@@ -193,7 +193,7 @@ class Tokens:
         return self._gatherer.find_rows(self._check_rows(starts, length), length)
 
     def read_ahead(self, starts: Integers, length: int) -> None:
-        """Ask the system to read some rows soon, for rows that are near each other on a slow disk."""
+        """Ask the system to read rows ahead. Useful for rows close together on a slow disk."""
         self._gatherer.read_ahead(starts, length)
 
     def _check_rows(self, starts: Integers, length: int) -> Integers:
@@ -220,9 +220,9 @@ class Tokens:
     ) -> Integers:
         """Where documents start in the rows [start, start + length), joined end to end; sorted.
 
-        The table of documents says where; without a table, the end-of-text id. The first token of
-        the split always starts a document. `rows` are the tokens, if they were read already: an
-        array of the shape (rows, length or more).
+        The starts come from the table of documents, or without a table from the end-of-text id. The
+        first token of the split always starts a document. `rows` are the tokens, if they were read
+        already: an array of shape (rows, length or more).
 
         >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_document_starts(np.array([0, 3]), 3)
         array([0, 2, 5])
@@ -277,7 +277,7 @@ class Tokens:
 
     @property
     def identity(self) -> str:
-        """What identifies the tokens in a saved state; compare it with `is_same_data`.
+        """A string that identifies the tokens in a saved state; compare two with `is_same_data`.
 
         With a manifest, it contains the checksums of all shards, so it changes if any token does.
         In other formats it is only the fingerprint, which is computed from a sample.
@@ -342,7 +342,8 @@ def is_same_data(one: Any, other: Any) -> bool:
     """Whether two identities can belong to the same tokens.
 
     If both have checksums, and their files have the same lengths, the checksums are compared.
-    Otherwise the fingerprints are, because the tokens may have been resharded or converted.
+    Otherwise the fingerprints are compared, because the tokens may have been resharded or
+    converted.
 
     >>> is_same_data("f:cut:sum", "f:cut:other"), is_same_data("f:cut:sum", "other:cut:sum")
     (False, False)
@@ -371,7 +372,7 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
 
 
 def cast_rows(read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piece: int) -> None:
-    """Read all rows of the shape of `out`, and cast them while `piece` bytes are in the cache."""
+    """Read rows into `out`, `piece` bytes at a time, casting each while it is in the cache."""
     rows, length = out.shape
     step = max(1, piece // (length * dtype.itemsize))
     for first in range(0, rows, step):

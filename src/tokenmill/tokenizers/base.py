@@ -58,7 +58,7 @@ class Tokenizer(ABC):
     - `eot_id`: the id between documents, or None.
     - `special_ids`: special tokens by spelling, including the end of text if it has one. Encoding
       never returns one of these ids, and losses per byte count no bytes for them.
-    - `cuttable`: whether encoding two halves of a text gives the ids of the whole, if the text is
+    - `cuttable`: whether encoding two halves of a text gives the ids of the whole text if it is
       cut between a letter (`str.isalpha`) and a following space or line end. Long documents are
       then encoded in pieces, and large files split inside a document.
     """
@@ -89,8 +89,8 @@ class Tokenizer(ABC):
     def settings(self) -> dict[str, Any]:
         """Everything that decides the ids and attributes, as JSON values for `from_settings`.
 
-        It is saved with every dataset, and the fingerprint is its hash. Add a version number if
-        the code that encodes may change.
+        Every dataset stores these settings, and the fingerprint is their hash. Add a version number
+        if the encoding code may change.
         """
 
     @classmethod
@@ -104,7 +104,7 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Equal only for tokenizers that encode every text, and its end, to the same ids."""
+        """A hash, equal only for tokenizers that give every text, and its end, the same ids."""
         return hash_content(self.kind, self.settings())
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
@@ -151,7 +151,7 @@ class Tokenizer(ABC):
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """The bytes of text that each id stands for, (vocab_size,); 0 for ids not in use.
 
-        The default decodes every id alone, which is inexact for ids that are parts of characters.
+        The default decodes each id on its own, which is inexact for ids of incomplete characters.
         """
         return np.array([self._measure(number) for number in range(self.vocab_size)], np.int64)
 

@@ -1,14 +1,15 @@
 r"""Byte-level byte-pair encoding with gigatoken.
 
-Guarantees: the ids equal those of the vocabulary's own library (`tokenizers`, `tiktoken`) for every
-text, each text encoded alone. The spelling of a special token is plain text, and encoding never
-returns the id of a special token.
+Guarantees: every text gets the same ids as if the vocabulary's own library (`tokenizers`,
+`tiktoken`) encoded that text alone. The spelling of a special token is plain text, and encoding
+never returns the id of a special token.
 
-Cost: a batch is joined with NUL bytes and encoded by one native call. NUL is added to the vocabulary
-as a token with an unused id. gigatoken splits at added tokens first, so the ids between two NULs are
-those of the text alone, and one comparison per id finds the ends of texts. About 150 MB/s per core
-on new text and 250 once its words are cached; encoding texts of a few hundred bytes one by one would
-take four times as long. gigatoken's own batches need awkward, which takes half a second to import.
+Cost: a batch is joined with NUL bytes and encoded by one native call. NUL is added to the
+vocabulary as a token with an unused id. gigatoken splits at added tokens first, so the ids between
+two NULs are the same as if the text were encoded alone. One comparison per id finds the ends of
+texts. About 150 MB/s per core on new text and 250 once its words are cached; encoding texts of a
+few hundred bytes one by one would take four times as long. gigatoken's own batches need awkward,
+which takes half a second to import.
 
 gigatoken caches every word it encodes, without a limit: for text without repetitions, the cache grows
 larger than the text. `forget` frees it; rebuilding the tables takes 0.1 s.
@@ -109,8 +110,8 @@ class VocabularyTokenizer(Tokenizer):
 class BytePairTokenizer(VocabularyTokenizer):
     """Encodes with a byte-level BPE vocabulary. Subclasses read a format of vocabularies.
 
-    `checked` is for a vocabulary that gigatoken is known to accept. Its tables are then built by
-    the first call that needs them.
+    Set `checked` for a vocabulary that gigatoken is known to accept. The first call that needs its
+    tables then builds them.
     """
 
     _vocabulary: BytePairVocabulary

@@ -82,7 +82,7 @@ def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
 
 
 def find_family_of_scheme(scheme: str) -> Family | None:
-    """The family of a tiktoken scheme. Both have the same names, but some schemes have no rules."""
+    """The family of a tiktoken scheme. Both share names; some schemes have no family."""
     return next((family for family in get_args(Family) if family == scheme), None)
 
 
@@ -97,7 +97,8 @@ _TAIL = 4096  # bytes searched for a cut before searching the whole text
 class CutRules:
     """Where a text may be cut for one family of patterns.
 
-    `forbidden` are pairs of bytes, as numbers, that must not be cut apart: those in added tokens.
+    `forbidden` are byte pairs, as numbers, that must not be cut apart, because they occur in added
+    tokens.
     """
 
     family: Family
@@ -222,7 +223,7 @@ def _group(*members: tuple[int, ...]) -> Classes:
     return groups
 
 
-# The classes whose runs lie within one match of the pattern, and numbers.
+# Numbers, and the classes for which a whole run is within one match of the pattern.
 _REST = (OTHER, MARK, APOSTROPHE, SLASH)
 _GROUPS: dict[Family, Classes] = {
     "gpt2": _group((LETTER, UPPER, LOWER), (NUMBER,), _REST, (SPACE, NEWLINE)),

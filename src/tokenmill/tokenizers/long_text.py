@@ -1,12 +1,12 @@
 r"""Encode one long text piece by piece, in bounded memory, to exactly the ids of the whole.
 
 `LongText` works with any tokenizer: it asks `Tokenizer.settle` which ids at the start of a text are
-final before the rest is known, and holds the remaining text. `Settler` answers that for byte-level BPE.
+already final, and holds the rest of the text. `Settler` implements this for byte-level BPE.
 
 Most texts have a place to cut (`cutting.py`). Inside one long match of the pre-tokenizer's pattern,
-such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes memory of
-25 times its size, so it is merged in windows. Byte-pair merging repeatedly takes the pair of lowest
-rank, the leftmost of several, until none is left; let E(x) be the result for x. Three facts:
+such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes 25 times
+its size in memory, so a run is merged in windows. Byte-pair merging repeatedly takes the pair of
+lowest rank, the leftmost of several, until none is left; let E(x) be the result for x. Three facts:
 
 (1) If E(uv) has a token boundary between u and v, then E(uv) = E(u)E(v). No merge crossed it, and
     a merge that was the first choice in uv was also the first choice in its own half.
@@ -189,7 +189,7 @@ def _find_characters(text: bytes) -> npt.NDArray[np.int64]:
 
 
 def _find_straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
-    """The byte pairs around character starts, in tokens with half a character at an end."""
+    """The byte pairs around character starts, in tokens that begin or end inside a character."""
     pairs: set[int] = set()
     for spelling in spellings:
         if spelling is None or spelling.isascii():

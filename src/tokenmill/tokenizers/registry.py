@@ -1,9 +1,9 @@
 """Restore a tokenizer from its state, such as a dataset's `tokenizer_state.json`.
 
-A state names a kind. The class of that kind is one that is built in, one that was registered, or one
-that an installed package provides as an entry point of the group `tokenmill.tokenizers`. A dataset may
-be untrusted: nothing in a state is ever used as the name of a module to import, and a damaged
-state raises a TokenizerError.
+A state names a kind. The class for that kind is built in, registered, or provided by an installed
+package as an entry point of the group `tokenmill.tokenizers`. A dataset may be untrusted: nothing
+in a state is ever used as the name of a module to import, and a damaged state raises a
+TokenizerError.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def check_picklable(tokenizer: Tokenizer) -> None:
 
 
 def from_state(state: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer with this `state()`. If it is built in and has a vocabulary, a child tries it first.
+    """The tokenizer with this `state()`.
+
+    A child process first tries a built-in tokenizer that has a vocabulary.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> gpt2 = load_tokenizer("gpt2")

@@ -1,10 +1,10 @@
 """SentencePiece BPE with byte fallback, with gigatoken: `.model` files and their tokenizer.json form.
 
-Guarantees: the ids equal those of `sentencepiece` for the same model. Text that spells a control token
-such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types, and
-those with user-defined symbols, which gigatoken places differently than SentencePiece, are refused by
-name. One difference remains: a model that maps characters and removes extra white space also drops
-the control character U+0085 at the start and end of a text.
+Guarantees: the same ids as `sentencepiece` with the same model. Text that spells a control token
+such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types are
+refused by name. So are models with user-defined symbols, because gigatoken places these differently
+from SentencePiece. One difference remains: a model that maps characters and removes extra white
+space also drops the control character U+0085 at the start and end of a text.
 
 These models merge across spaces, so a text is never cut, and a batch is encoded text by text.
 """

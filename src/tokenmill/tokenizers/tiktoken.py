@@ -1,6 +1,6 @@
 """Byte-level BPE from a tiktoken file: on each line a token in base64 and its rank, which is its id.
 
-Guarantees: the ids equal those of `tiktoken.Encoding.encode_ordinary` with the same tokens and pattern.
+Guarantees: the same ids as `tiktoken.Encoding.encode_ordinary` with the same tokens and pattern.
 The file does not say how text is split before merging. A wrong split gives plausible but wrong ids,
 so the split is never guessed: it follows from the name of a published file or is given as `scheme`.
 

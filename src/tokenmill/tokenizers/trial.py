@@ -6,9 +6,9 @@ dataset or the Hub is first loaded by a child with limits on memory and processo
 some text there. If the child fails, the tokenizer is refused with the reason.
 
 Cost: 0.13 s to start the child, and a second load, 0.2 s for 50,000 tokens. A process tries each
-content once, and opening a dataset loads no tokenizer. Worker processes receive a pickled tokenizer and
-skip the trial. So do `bytes` and `gpt2`, also from datasets made with them. The cost is so small that
-no record of tried tokenizers is kept on disk.
+content once, and opening a dataset loads no tokenizer. Worker processes receive a pickled tokenizer
+and skip the trial. `bytes` and `gpt2` also skip it, even in datasets made with them. The cost is so
+small that no record of tried tokenizers is kept on disk.
 
 Linux enforces all limits. macOS ignores the memory limit, and Windows has no such limits. There, the
 child still ends after a timeout and cannot bring this process down. If no child can be started, as in some
@@ -46,7 +46,7 @@ def allow(size: int) -> tuple[int, int]:
 
 
 def try_in_child(data: bytes, **request: Any) -> None:
-    """Refuse a tokenizer that a child cannot load. `trial_child.py` says what a request is."""
+    """Refuse a tokenizer that a child cannot load. `trial_child.py` describes the request."""
     sent = json.dumps(request).encode() + b"\n" + data
     digest = hashlib.sha256(sent).digest()
     if digest in _passed or hashlib.sha256(data).hexdigest() in _KNOWN:
@@ -91,7 +91,7 @@ def _refuse(where: str, reason: str) -> TokenizerError:
 
 
 def _make_environment() -> dict[str, str]:
-    """The environment of the child: the same modules, and one thread for each library."""
+    """The environment of the child: it finds the same modules, and libraries use one thread."""
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     path = os.pathsep.join(folder for folder in sys.path if folder)
     return {**os.environ, **dict.fromkeys(threads, "1"), "PYTHONPATH": path}

@@ -19,7 +19,7 @@ from tokenmill.tokenizers.load import read_tokenizer
 from tokenmill.tokenizers.registry import restore
 from tokenmill.tokenizers.trial import FAILED, OUT_OF_MEMORY, REFUSED, allow
 
-# Every ASCII character, and what normalizers and patterns treat differently.
+# Every ASCII character, and characters that normalizers and patterns treat specially.
 _TEXTS = [
     "".join(map(chr, range(1, 128))),
     "a\0b",

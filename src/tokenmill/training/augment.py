@@ -4,13 +4,13 @@ Guarantees: the changes to a row depend only on (seed, row number), not on batch
 interruptions. Targets of masked and random inputs do not change. An id outside the vocabulary is an
 error that names its row, and never reaches the model.
 
-Costs: no random state; a keyed hash of each position, computed for all rows at once: about 10 ns per
-token for each kind that is on. With all of them off, only the ids are checked.
+Costs: a keyed hash of each position, computed for all rows at once, takes about 10 ns per token for
+each augmentation in use. There is no random state. Without augmentation, only the ids are checked.
 
-Fill-in-the-middle takes the part of one document in a row, cuts it at two positions into prefix, middle
-and suffix, and writes PREFIX prefix SUFFIX suffix MIDDLE middle. The three markers are the ids after the
-vocabulary, for which `padded_vocab` makes room. The rest moves by three positions, and the row's last
-three tokens are left out.
+Fill-in-the-middle takes the part of one document in a row, cuts it at two positions into prefix,
+middle and suffix, and writes PREFIX prefix SUFFIX suffix MIDDLE middle. The three markers are the
+ids after the vocabulary, for which `padded_vocab` makes room. The tokens after them move by three
+positions, so the row's last three tokens are omitted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Numbers = npt.NDArray[np.uint64]
 def augment(
     tokens: Ids, first_row: int, *, config: Config, vocab: int, eot_id: int | None
 ) -> tuple[Ids, Ids]:
-    """The inputs and targets, (rows, seq_len) each, of consecutive rows (rows, seq_len + 1) of the run.
+    """The inputs and targets, (rows, seq_len) each, of consecutive rows, (rows, seq_len + 1).
 
-    They are views of `tokens` if nothing changes. Fill-in-the-middle comes first, then masks (the
-    end-of-text id), then random ids.
+    Both are views of `tokens` if nothing changes. Fill-in-the-middle is applied first, then masks
+    (the end-of-text id), then random ids.
 
     >>> rows = np.arange(12).reshape(2, 6)
     >>> inputs, targets = augment(rows, 0, config=Config(), vocab=12, eot_id=None)
@@ -92,7 +92,7 @@ these are right, the tokens are damaged or in another format.
 
 
 def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: int | None) -> Ids:
-    """Rearrange one document's part as prefix, suffix, middle, in a share of the rows."""
+    """Rearrange part of one document as prefix, suffix, middle, in a share of the rows."""
     length = tokens.shape[1]
     room = length - MARKERS
     draws = _draw(keys, 4)
@@ -124,8 +124,10 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
 def _find_part(
     rows: Ids, pivots: npt.NDArray[np.int64], eot_id: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The start and end, in each row, of the document's part around a position: between two
-    end-of-text ids, without them. It is empty between two adjacent ones."""
+    """The start and end, in each row, of the part of a document around a position.
+
+    The part lies between two end-of-text ids and excludes both. It is empty if they are adjacent.
+    """
     count, length = rows.shape
     if eot_id is None:
         return np.zeros(count, np.int64), np.full(count, length)
@@ -148,7 +150,7 @@ def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
 
 
 def _below(fraction: float) -> np.uint64:
-    """The threshold below which a fraction of all numbers of 53 bits lies."""
+    """The threshold that this fraction of all 53-bit numbers is below."""
     return np.uint64(round(fraction * 2**53))
 
 

@@ -1,7 +1,7 @@
 """The interface between the training loop and a framework: everything that touches a device.
 
-The loop passes NumPy arrays to a `Backend`, which has one model, one optimizer and its place among the
-ranks. Results of a step stay on the device until `report` reads them, so that the device never waits
+The loop passes NumPy arrays to a `Backend`, which has one model, one optimizer and one rank.
+Results of a step stay on the device until `report` reads them, so that the device never waits
 between two reports.
 """
 
@@ -25,8 +25,8 @@ from tokenmill.training.model import Arrays, Shape, count_operations
 _MICRO_BATCH_TOKENS = 16_384
 _CPU_OPERATIONS = 2e11  # per micro-batch: seconds on two cores, so that a run can stop quickly
 
-# Peak operations per second of one device in dense bfloat16, as published. The first name that occurs
-# in the device's name counts.
+# Peak operations per second of one device in dense bfloat16, as published. The first entry whose
+# name occurs in the device's name is used.
 _PEAK_FLOPS = {
     "B200": 2.25e15,
     "H200": 989e12,
@@ -70,8 +70,11 @@ class StepRows:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """The result of a step: the mean loss of each row of the global batch, in row order over all
-    ranks, and the norm of the gradient before clipping."""
+    """The result of a step.
+
+    It has the mean loss of each row of the global batch, in row order over all ranks, and the norm
+    of the gradient before clipping.
+    """
 
     row_losses: npt.NDArray[np.float32]
     gradient_norm: float
@@ -83,10 +86,11 @@ class StepReport:
 
 
 class Backend(Protocol):
-    """A model, its optimizer and its place among the ranks.
+    """A model and its optimizer on one rank.
 
-    `step` takes the mean loss over all rows of the step, on all ranks, for any micro-batches. After
-    `load(parameters(), optimizer_state())` in another process, training continues bit for bit.
+    The loss of `step` is the mean over all rows of the step on all ranks, for any size of
+    micro-batches. After `load(parameters(), optimizer_state())` in another process, training
+    continues bit for bit.
     """
 
     name: str
@@ -95,19 +99,20 @@ class Backend(Protocol):
     device: str  # for display, such as "2 threads" or "NVIDIA H100 80GB HBM3"
     rows_at_once: int  # the most rows in a micro-batch
     compiles: (
-        bool  # whether it compiles: then the first micro-batch takes much longer than the others
+        bool  # whether it compiles; if so, the first micro-batch takes much longer than the others
     )
     peak_flops: float | None  # of all devices together, if known
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
-        """Take one optimizer step at this share of the learning rates; returns whether it was done.
+        """Take one optimizer step with learning rates times `scale`; returns whether it was
+        completed.
 
         `pause` is called before each micro-batch. If it asks to stop on any rank, all ranks drop
         the step together. A collective call.
         """
 
     def agree(self, vote: bool) -> bool:
-        """Whether the flag is set on any rank. A collective call."""
+        """Whether `vote` is true on any rank. A collective call."""
 
     def wait(self) -> None:
         """Wait until the device has finished all work."""
@@ -119,7 +124,7 @@ class Backend(Protocol):
         """The loss of each target, (rows, seq_len), without learning."""
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits (vocab,) of the next id after ids (length,); only the last seq_len count."""
+        """The logits (vocab,) of the next id after ids (length,); uses the last seq_len of them."""
 
     def parameters(self) -> Arrays:
         """Copies of the parameters, by the names of `model.py`, float32."""
@@ -135,15 +140,16 @@ class Backend(Protocol):
         """The sum over all ranks, on every rank. A collective call."""
 
     def peak_memory(self) -> int:
-        """Bytes on the device, or of the process if the device is the CPU."""
+        """The peak memory in bytes: of the device, or of the process if the device is the CPU."""
 
     def close(self) -> None:
         """Disconnect from the other ranks."""
 
 
 def choose_micro_batch(config: Config, shape: Shape, *, on_cpu: bool) -> int:
-    """The rows of a micro-batch: as configured, or about 16,384 tokens. CPUs gain nothing from large
-    micro-batches, so theirs are small enough to take only seconds.
+    """The rows of a micro-batch: as configured, or about 16,384 tokens.
+
+    CPUs gain nothing from large micro-batches, so they get small ones that take only seconds.
 
     >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
     >>> [choose_micro_batch(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
@@ -166,7 +172,7 @@ def check_ranks(config: Config, world_size: int) -> None:
 
 
 def check_optimizer_state(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise `StateError` unless a checkpoint's optimizer state has the names and shapes of this run's."""
+    """Raise `StateError` unless a checkpoint's optimizer state has this run's names and shapes."""
     for name in [*here, *there]:
         ours = tuple(here[name].shape) if name in here else "unknown"
         theirs = tuple(there[name].shape) if name in there else "missing"

@@ -1,9 +1,9 @@
 """Choose and open a backend: PyTorch or JAX, imported only when used.
 
-PyTorch's OpenMP threads spin while they wait at barriers. On a busy machine they then take the cores
-from the threads they wait for. So `GOMP_SPINCOUNT` is set to 3,000 before PyTorch is imported, unless
-you set it or `OMP_WAIT_POLICY`: on two cores with two other busy processes, 15,129 tokens/s instead of
-9,340; on a quiet machine, 38,657 instead of 38,900.
+PyTorch's OpenMP threads spin while they wait at barriers. On a busy machine, they take cores away
+from the threads that they wait for. So `GOMP_SPINCOUNT` is set to 3,000 before PyTorch is imported,
+unless you set it or `OMP_WAIT_POLICY`: on two cores with two other busy processes, this gives
+15,129 tokens/s instead of 9,340; on a quiet machine, 38,657 instead of 38,900.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def open_backend(
 
 
 def find_ranks(name: str) -> tuple[int, int]:
-    """The rank and the world size: of the process group, if the caller has made one, else of the
-    environment."""
+    """The rank and the world size.
+
+    They come from the caller's process group if there is one, else from the environment.
+    """
     if name == "torch":
         with _importing(name):
             import torch.distributed as dist
@@ -57,7 +59,7 @@ def check_device(name: str, device: str | None) -> None:
 def has_accelerator(name: str, device: str | None, stack: ExitStack) -> bool:
     """Whether a backend would compute on something faster than the CPU.
 
-    JAX connects its processes first, because it cannot once it has looked for devices; `stack`
+    JAX must connect its processes before it looks for devices, so this connects them; `stack`
     disconnects them.
 
     >>> has_accelerator("torch", "cpu", ExitStack())

@@ -1,7 +1,8 @@
 """Charts of a run's losses: `loss.svg` for a browser, and characters for a terminal.
 
-A curve has at most a few hundred points, each the mean of its share of the steps, so that the file stays
-small for any run. The scale is logarithmic if losses differ by a factor of three or more.
+A curve has at most a few hundred points, each the mean over an equal share of the steps, so the
+file stays small for any run. The scale is logarithmic if losses differ by a factor of three or
+more.
 """
 
 from __future__ import annotations

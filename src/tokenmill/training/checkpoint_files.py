@@ -1,8 +1,9 @@
 """The files of a checkpoint: written with their checksums, and read as untrusted data.
 
-Guarantees: `read_checked` reads every byte before anything of a checkpoint is used. Each number has a
-type and a range, the arrays have the names, shapes and dtype of the model, and all their values are
-finite. Anything else is a `DamageError`. Costs: one pass over the files, in blocks of 1 MiB.
+Guarantees: `read_checked` reads every byte of a checkpoint before any of it is used. Each number
+has a type and a range, the arrays have the names, shapes and dtype of the model, and all their
+values are finite. Anything else is a `DamageError`. Costs: one pass over the files, in blocks of 1
+MiB.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class NotFiniteError(Exception):
 class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The progress of a run, and the values that identify the run.
 
-    `row` is the number of rows consumed, `loader` the loader's own state. `vocab` is the number of the
-    tokenizer's ids; the `vocab` of the shape is padded. `val_loss` belongs to exactly these parameters; it is None
-    if they were not validated.
+    `row` is the number of rows consumed, `loader` the loader's own state. `vocab` is the number of
+    ids in the tokenizer; the shape's `vocab` is padded. `val_loss` is the validation loss of
+    exactly these parameters, or None if they were not validated.
     """
 
     step: Steps
@@ -108,7 +109,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _StateFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `state.json`; `checksum` covers it all except `checksum`."""
+    """The content of `state.json`; `checksum` covers everything but itself."""
 
     version: int
     state: RunState
@@ -195,7 +196,7 @@ def read_state(path: Path) -> RunState:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Begin every error of a block with the name of the file."""
+    """Prefix every error in a `with` block with the name of the file."""
     try:
         yield
     except DamagedFileError as error:

@@ -5,9 +5,9 @@
     checkpoints/step_0000100/state.json              the rest, and the checksums of all three
 
 Guarantees: a checkpoint is either complete and on disk, or absent: it is written under a temporary
-name, flushed, and renamed. If a checkpoint is damaged or invalid, `checkpoint_files.py` notices, and the
-one before it is used. The newest few are kept, and the one with the lowest validation loss; the
-checkpoints record which one that is.
+name, flushed, and renamed. If a checkpoint is damaged or invalid, `checkpoint_files.py` notices,
+and the one before it is used. The newest few checkpoints are kept, and also the one with the lowest
+validation loss. Each checkpoint records its validation loss.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class Checkpoints:
         return losses
 
     def _remove_old(self, newest: int, keep: int) -> None:
-        """Remove all but the newest `keep` up to a step, and the best. Later ones are damaged."""
+        """Keep the best and the newest `keep` up to a step, and remove the others up to it.
+
+        Checkpoints after that step are damaged, and stay.
+        """
         losses = self._losses()
         best = min(losses, key=lambda step: (losses[step], step), default=newest)
         for step in [step for step in self._steps() if step <= newest][keep:]:
@@ -145,7 +148,8 @@ class Checkpoints:
                 self._discard(self._path(step))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint if it exists; it never appears half-removed."""
+        """Remove a checkpoint if it exists. It is renamed first, so a kill never leaves half of
+        one."""
         if os.path.lexists(path):
             doomed = temporary_path(path.with_name(f"{path.name}.old"))
             remove(doomed)
@@ -168,7 +172,7 @@ def refuse_other_run(state: RunState, own: RunState, cure: str) -> None:
         }
         for one in (state, own)
     )
-    if there["the mixture"] != here["the mixture"]:  # then the validation data differs too
+    if there["the mixture"] != here["the mixture"]:  # if so, the validation data differs too
         there["the data of val"] = here["the data of val"] = ""
     found = [
         f"{name.replace('the data of tokenizer', 'the tokenizer')}: "

@@ -1,7 +1,7 @@
 """The settings of a run, as one frozen dataclass that checks its values.
 
-Every number has a range, so that an absurd one is an error before anything is allocated. A run's folder
-holds the settings as `config.json`; `config_file.py` reads them from files.
+Every number has a range, so an absurd value is an error before anything is allocated. A run's
+folder holds the settings as `config.json`; `config_file.py` reads them from files.
 """
 
 from __future__ import annotations
@@ -173,8 +173,10 @@ class Config:
 
     @property
     def validation_tokens(self) -> int:
-        """How many tokens a validation uses. By default an eighth of the tokens trained on since
-        the last validation, at most 1,048,576, so that validation takes less than a twentieth of the time.
+        """How many tokens a validation uses.
+
+        The default is an eighth of the tokens trained on since the last validation, at most
+        1,048,576. Validation then takes less than a twentieth of the time.
 
         >>> Config().validation_tokens, Config(max_steps=20, batch_tokens=1024).validation_tokens
         (1048576, 2560)

@@ -1,10 +1,10 @@
 """Settings from presets, from JSON and YAML files, and from keyword arguments.
 
-A file has the names of `Config`, flat or in the sections `model`, `training` and `data`; the section
-makes no difference. The guides' names for the same settings also work. An unknown key is an error that
-suggests a known one; a duplicate key is an error. Whole numbers may be written as 1e6, and numbers as
-3e-4 even in YAML, which reads that as text. Files are at most 1 MiB, and YAML has no aliases, because a
-few lines of them can stand for gigabytes.
+A file has the names of `Config`, flat or in the sections `model`, `training` and `data`; the
+section makes no difference. The guides' names for the same settings also work. An unknown key is an
+error that suggests a known one; a duplicate key is an error. Whole numbers may be written as 1e6,
+and numbers as 3e-4 even in YAML, which reads that as text. Files are at most 1 MiB, and YAML
+aliases are refused, because a few lines of them can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RunFile:
 
 
 def read_config(path: str | os.PathLike[str]) -> Config:
-    """Read the settings of a preset, by its name, or those in a file, JSON or YAML.
+    """Read the settings of a preset, by its name, or of a JSON or YAML file.
 
     >>> read_config("tiny").layers
     3
@@ -128,7 +128,7 @@ The settings are: layers, heads, kv_heads, ...
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
-    """Read the settings of a preset or a file, and what the file says about the data."""
+    """Read the settings of a preset or a file, and the data that the file names."""
     preset = _find_preset(os.fspath(path))
     if preset is not None:
         return RunFile(config=Config(**PRESETS[preset]))
@@ -157,7 +157,7 @@ are: layers, heads, kv_heads, ...
 
 
 def _find_preset(text: str) -> str | None:
-    """The preset that a name or a path of the guides selects; a file of that path comes first."""
+    """The preset for a name, or for a path in the guides; an existing file takes precedence."""
     if text not in PRESETS and Path(text).exists():
         return None
     stem = Path(text).stem
@@ -241,7 +241,7 @@ def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All settings by their names in `Config`, including those in sections."""
+    """All settings, in sections or not, by their names in `Config`."""
     seen: set[str] = set()
     for name, value in found.items():
         inner = {name: value}

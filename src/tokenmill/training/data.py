@@ -1,7 +1,8 @@
 """The data of a run: training tokens, validation tokens, and their tokenizer.
 
 The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:weight`; or one text
-file, which is tokenized in memory. Opening takes as long as `tokenmill.open`, for any size.
+file, which is tokenized in memory. Opening takes as long as `tokenmill.open`, for any amount of
+data.
 
 The validation set is the split `val`. For a mixture it is the beginning of each source's `val`, in
 proportion to the weights, joined in memory: its loss estimates the loss on the mixture, and it is
@@ -61,7 +62,7 @@ class RunData:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What identifies each part of the data, by name; see `Tokens.identity`."""
+        """The identity of each part of the data, by name; see `Tokens.identity`."""
         if isinstance(self.train, Mixture):
             names = [f"train {name}" for name in self.train.names]
             found = dict(zip(names, self.train.tokens, strict=True))
@@ -84,7 +85,7 @@ class _Source:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """None if the data does not name it, or names one that is not available."""
+        """The tokenizer; None if the data does not name one, or if that one is not available."""
         try:
             return self.dataset.tokenizer
         except TokenizerError:
@@ -133,8 +134,8 @@ def open_data(
 ) -> RunData:
     """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
 
-    `val` is tokens to validate on instead of the split `val`. The other arguments are those of
-    `tokenmill.open`; `tokenizer` is also used for `input_file`, and gpt2 by default.
+    `val` is tokens to validate on instead of the split `val`. The other arguments work as in
+    `tokenmill.open`. `tokenizer` is also used for `input_file`; the default is gpt2.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "input.txt"
@@ -256,7 +257,8 @@ def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
         rows = int(config.validation_tokens * weight / whole) // config.seq_len if whole else 0
         rows = min(rows, max(0, len(tokens) - 1) // config.seq_len)
         if rows:
-            # A row's last target is the first token of the next row; only the last row keeps its own.
+            # A row's last target is the first token of the next row, so only the last row needs one
+            # more token.
             parts[-1:] = [part[:-1] for part in parts[-1:]]
             parts.append(tokens[: rows * config.seq_len + 1].astype(np.uint32))
     if not parts:
@@ -323,7 +325,7 @@ def read_not_mapped(data: Tokens) -> Tokens: ...
 @overload
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture: ...
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture:
-    """The same data; every row is read from its file, and reading can stop between two rows.
+    """The same data, with every row read from its file. Reading can stop between two rows.
 
     >>> rows = read_not_mapped(Tokens.of([5, 6, 7, 8])).gather(np.array([2, 0]), 2, np.int32)
     >>> rows.tolist()

@@ -39,8 +39,11 @@ class RunWatcher:
         """A warning for the user."""
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """A line of `metrics.jsonl`, the run's number of steps, and the seconds left (NaN if
-        unknown). A line with the loss so far may also come in between, and is not in the file."""
+        """Receive a line of `metrics.jsonl`, the run's number of steps, and the seconds left (NaN
+        if unknown).
+
+        Between these, there may also be lines with the loss so far, which are not in the file.
+        """
 
     def expect(self, seconds: float) -> None:
         """The expected time of the rest of the run, estimated from its first micro-batches."""
@@ -71,7 +74,7 @@ class RunDisplay(RunWatcher):
 
 
 def choose_watcher(progress: bool | None) -> RunWatcher:
-    """A display, or one that ignores everything; by default a display in terminals and notebooks."""
+    """A display if `progress` is true, or None in a terminal or notebook; else a silent watcher."""
     shown = sys.stdout.isatty() or in_notebook() if progress is None else progress
     return RunDisplay() if shown else RunWatcher()
 
@@ -99,7 +102,7 @@ def format_line(
         left = ""
         if line["step"] < steps and math.isfinite(seconds_left):
             left = f"{duration(seconds_left)} left"
-        words.append(f"{left:>16}")  # the longest is 59 min 59 s left: all lines omit the same
+        words.append(f"{left:>16}")  # as wide as "59 min 59 s left": all lines omit the same
         for spare in ("B", "data ", "mfu ", "rate "):
             if width is None or len("  ".join(words)) <= width:
                 break
@@ -150,7 +153,7 @@ class Clock:
         return found
 
     def peek(self) -> tuple[float, float]:
-        """The same, without ending the lap."""
+        """The same as `lap`, without ending the lap."""
         seconds = max(1e-9, time.perf_counter() - self._began - self._aside)
         return seconds, self._waited / seconds
 
@@ -170,15 +173,15 @@ class Pulse:
         return time.monotonic() - self._shown >= self._silence
 
     def restart(self) -> None:
-        """Start the time over, because something was printed."""
+        """Restart the timer, because something was printed."""
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Called before each micro-batch; returns once the seconds that a micro-batch takes.
+        """Called before each micro-batch; returns the seconds per micro-batch one time, else None.
 
-        The first one also starts threads, allocates memory and compiles, which can take ten times as
-        long as the rest. So the second is timed, unless the first was too slow to wait for another
-        and compiled nothing.
+        The first micro-batch also starts threads, allocates memory and compiles, so it can take ten
+        times as long as the others. The second is timed instead. If nothing is compiled and the
+        first is already slow, the first is timed.
         """
         if self._is_timed:
             return None
@@ -205,7 +208,7 @@ class Board(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run's folder, without those after the step to resume from."""
+    """Event files in the run's folder. Events after the step to resume from are purged."""
 
     def __init__(self, path: Path, step: int) -> None:
         try:
@@ -249,7 +252,7 @@ class WeightsAndBiases:
 
 
 def open_board(name: str, path: Path, *, step: int, config: Config) -> Board:
-    """Open the board tensorboard or wandb of the run in a folder, which continues after a step."""
+    """Open the board tensorboard or wandb for the run in a folder, to continue after a step."""
     if name == "tensorboard":
         return TensorBoard(path, step)
     if name == "wandb":

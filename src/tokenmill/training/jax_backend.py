@@ -8,14 +8,15 @@ A process that loads a state continues bit for bit: on CPUs with the same number
 and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on the way
 into JAX and out of it.
 
-The rows of a step are divided over the devices, and each device has all parameters. A device processes
-its rows one micro-batch at a time and accumulates gradients; once per step the devices sum theirs, and
-each takes the same optimizer step. If the rows do not divide evenly, they are padded with rows of
-weight 0, so that every step is the same program. A program is compiled once for the same settings and
-devices, so a second model in the process starts immediately.
+The rows of a step are divided over the devices, and each device has all parameters. A device
+processes its rows one micro-batch at a time and accumulates gradients; once per step, the devices
+add up their gradients, and each takes the same optimizer step. If the rows do not divide evenly,
+they are padded with rows of weight 0, so that every step is the same program. A program is compiled
+once for the same settings and devices, so a second model in the process starts immediately.
 
-Several processes come from a launcher, such as torchrun, srun or mpirun, or from JAX_NUM_PROCESSES and
-JAX_PROCESS_ID; they connect through JAX_COORDINATOR_ADDRESS, or as Slurm and Open MPI specify.
+With several processes, a launcher such as torchrun, srun or mpirun starts them, or
+JAX_NUM_PROCESSES and JAX_PROCESS_ID describe them. They connect through JAX_COORDINATOR_ADDRESS, or
+as Slurm and Open MPI specify.
 """
 
 from __future__ import annotations
@@ -237,8 +238,10 @@ class JaxBackend:
             self._started = False
 
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
-        """Cut a device's share of rows into as few and as equal micro-batches as possible; returns
-        their number and their rows."""
+        """Cut a device's share of rows into as few and as equal micro-batches as possible.
+
+        Returns their number, and the rows in each.
+        """
         share = math.ceil(count / self._own_mesh.size)
         micro = math.ceil(share / limit)
         return micro, math.ceil(share / micro)
@@ -246,7 +249,7 @@ class JaxBackend:
     def _place_pieces(
         self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> Iterator[tuple[jax.Array | None, ...]]:
-        """Micro-batches on the devices of a mesh, in arrays (rows of all devices, ...)."""
+        """Put micro-batches on the devices of a mesh, as arrays (rows of all devices, ...)."""
         own = size * self._own_mesh.size
         sharding = NamedSharding(mesh, SPREAD)
         for number in range(micro):
@@ -256,13 +259,13 @@ class JaxBackend:
             )
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """Sort the losses of micro-batches (rows of all devices); each rank has `count` rows."""
+        """Put losses of micro-batches (rows of all devices) in row order; `count` rows per rank."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
 
     def _place(self, arrays: Any) -> Any:
-        """A tree of arrays on all devices, copied."""
+        """Copy a tree of arrays to all devices."""
         sharding = NamedSharding(self._mesh, EVERYWHERE)
         return jax.tree.map(lambda array: _distribute(sharding, array.copy()), arrays)
 
@@ -271,7 +274,7 @@ class JaxBackend:
         return {name: value.copy() for name, value in unstack(self.shape, copies).items()}
 
     def _own_parameters(self) -> Parameters:
-        """The parameters as arrays of this process only, usable without the other processes."""
+        """The parameters as arrays of this process, usable without the other processes."""
         if self.world_size == 1:
             return self._parameters
         sharding = NamedSharding(self._own_mesh, EVERYWHERE)
@@ -284,7 +287,7 @@ class JaxBackend:
 
 
 def _find_devices(name: str | None) -> list[Any]:
-    """All devices, those of a platform (cpu, gpu, tpu), or one of them (gpu:1)."""
+    """All devices, the devices of a platform (cpu, gpu, tpu), or one device (gpu:1)."""
     if name is None:
         return jax.devices()
     platform, _, number = name.partition(":")
@@ -308,7 +311,7 @@ def start_processes() -> bool:
     if address:
         jax.distributed.initialize(address, world_size, rank)
     elif "SLURM_STEP_NUM_TASKS" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
-        jax.distributed.initialize()  # knows how these launchers connect processes
+        jax.distributed.initialize()  # JAX knows how to connect processes of these launchers
     else:
         raise UsageError(
             f"the environment sets {world_size} processes, but not the address where they connect; set "
@@ -332,7 +335,7 @@ def _describe(devices: list[Any]) -> str:
 
 
 def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
-    """A copy of this many rows from a start, padded with zeros at the end."""
+    """A copy of `count` rows from `first` on, padded with zeros at the end."""
     some = rows[first : first + count]
     filled = np.zeros((count, *rows.shape[1:]), np.float32 if rows.dtype.kind == "f" else np.int32)
     filled[: len(some)] = some
@@ -340,7 +343,7 @@ def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
 
 
 def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
-    """Make a global array of each process's own part, which must not be written to again."""
+    """Make a global array from each process's own part; `own` must not be written to again."""
     placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
     return placed
 

@@ -1,21 +1,22 @@
 """The model of `model.py` and its optimizers in JAX: pure functions of dicts of arrays.
 
-Guarantees: the parameters, names and mathematics of `model.py`, and the optimizer rules of
-`torch_backend.py`, so that both backends take the same steps. Norms, rotary positions, logits and
-losses are always float32; a float32 product is a true one on every device. An id outside the
-vocabulary makes a loss NaN rather than a wrong number.
+Guarantees: this model has the parameters, names and mathematics of `model.py` and follows the
+optimizer rules of `torch_backend.py`, so both backends take the same steps. Norms, rotary
+positions, logits and losses are always float32; a float32 product is a true one on every device. An
+id outside the vocabulary makes a loss NaN rather than a wrong number.
 
 Inside, the same matrix of all blocks is one array (layers, out, in), and the compiled program loops
 over a few blocks at a time: compiling takes as long for 24 layers as for 4. `stack` and `unstack`
 convert between such arrays and the names of `model.py`.
 
-Costs: attention is computed again in the backward pass, so that memory quadratic in seq_len is needed
-for one layer at a time; cuDNN's, for NVIDIA GPUs in bfloat16, needs none.
+Costs: attention is computed again in the backward pass, so only one layer at a time needs memory
+that is quadratic in seq_len. cuDNN's attention, used on NVIDIA GPUs in bfloat16, needs no such
+memory.
 
-AdamW and Muon are optax's, with the state that PyTorch keeps. `optax.contrib.muon` gets its momentum
-from here, because for the first hundred steps it corrects the two terms of Nesterov's momentum by
-different factors, and PyTorch by none. AdamW is separate, because optax's Muon would give Nesterov's
-momentum to it as well.
+AdamW and Muon are optax's, with the state that PyTorch keeps. `optax.contrib.muon` gets its
+momentum from here, because for the first hundred steps it corrects the two terms of Nesterov's
+momentum by different factors, and PyTorch by none. AdamW is separate, because optax's Muon would
+apply Nesterov's momentum to AdamW's parameters as well.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _MUON_EPSILON = 1e-20
 _MOMENTUM = 0.95
 _UPDATE_SIZE = 0.2  # root mean square of Muon's updates, times the rate, as in AdamW
 
-# Named as in `model.py`, but those of blocks have no number.
+# Named as in `model.py`, but names of block parameters have no block number.
 Parameters = dict[str, jax.Array]
 
 
@@ -252,7 +253,7 @@ def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState
 
 
 def clip(config: Config, gradients: Parameters) -> tuple[Parameters, jax.Array]:
-    """Clip gradients to the configured norm; returns them and their norm before that."""
+    """Clip gradients to the configured norm; returns them and their norm before clipping."""
     norm = optax.tree.norm(gradients)
     if config.clip <= 0:
         return gradients, norm
@@ -268,7 +269,7 @@ def update(
     scale: jax.Array,
     numerics: Numerics,
 ) -> tuple[Parameters, OptimizerState]:
-    """The parameters and the state after a step at this share of the learning rates.
+    """The parameters and the state after a step with learning rates times `scale`.
 
     Muon orthogonalizes in the dtype of the model.
     """

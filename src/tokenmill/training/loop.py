@@ -41,8 +41,8 @@ class StopSignal:
     """Sets the flag `asked` on Ctrl-C or SIGTERM; the loop checks it between micro-batches.
 
     Prints a notice, since a micro-batch can take seconds. With `impatient`, a second Ctrl-C stops
-    immediately. With several ranks it does not: launchers forward signals that the terminal has
-    already sent.
+    immediately. With several ranks, a second signal is ignored, because launchers forward signals
+    that the terminal has already sent.
     """
 
     def __init__(self, *, impatient: bool, notify: Callable[[str], None]) -> None:
@@ -74,7 +74,7 @@ class StopSignal:
 class Loop:
     """A run in progress. `record` is None on all ranks but the first.
 
-    `owed` says whether the validation and the sample of the first step are missing.
+    `owed` says whether the validation and the sample at the starting step are still missing.
     """
 
     config: Config
@@ -118,7 +118,7 @@ class Loop:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Do what is due. If the run stops meanwhile, skip validation and sample."""
+        """Log, validate, sample and save as due; skip validation and sample if the run stops."""
         due = self.config.find_due(self.step)
         is_first = self.step == self.state.step + 1
         if is_first or any(due.values()):
@@ -138,7 +138,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _catch_up(self) -> None:
-        """Do what a stop skipped at this step, so that the lines match an uninterrupted run."""
+        """Validate and sample if a stop skipped them, as an uninterrupted run would have done."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:
@@ -147,7 +147,7 @@ class Loop:
             self._save(val_loss)
 
     def _leave(self) -> None:
-        """Save the last complete step; no rank exits before that is done."""
+        """Save the last complete step; no rank exits before it is saved."""
         self._take_reports()
         if self.step > self.saved:
             self._save(None)
@@ -245,7 +245,7 @@ class Loop:
             self._add(line)
 
     def _show(self, is_first: bool) -> None:
-        """Print a line that is not recorded, because the next recorded one is far off."""
+        """Print a line that is not recorded. The next recorded line is far off."""
         if self.backend.world_size > 1 and not is_first:  # gathering losses needs all ranks
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return

@@ -146,8 +146,9 @@ def make_shape(vocab: int, config: Config) -> Shape:
 
 
 def padded_vocab(vocab: int, config: Config) -> int:
-    """The model's vocabulary: the tokenizer's, plus the markers of fill-in-the-middle if used, padded
-    to a multiple of 64.
+    """The size of the model's vocabulary, padded to a multiple of 64.
+
+    It is the tokenizer's size, plus the markers of fill-in-the-middle if they are used.
 
     >>> padded_vocab(50_257, Config())
     50304
@@ -232,8 +233,11 @@ def count_operations(shape: Shape) -> float:
 
 
 def first_values(shape: Shape, seed: int) -> Arrays:
-    """The initial parameters: normal with deviation 1 for the embedding and 1/sqrt(columns) for
-    matrices, and zero for the output projections and the head."""
+    """The initial parameters.
+
+    The embedding is normal with deviation 1, and matrices are normal with deviation
+    1/sqrt(columns). The output projections and the head are zero.
+    """
     random = np.random.Generator(np.random.Philox(key=[seed, 0]))
     values: Arrays = {}
     for name, size in parameter_shapes(shape).items():

@@ -45,7 +45,8 @@ SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport:
-    """The result of a run. `was_finished`: it was complete before. `was_stopped`: by a signal.
+    """The result of a run. `was_finished`: an earlier call completed it. `was_stopped`: by a
+    signal.
 
     Losses are the last ones reported, or None.
     """
@@ -121,7 +122,8 @@ class RankRun:
         owed: tuple[bool, bool],
         stack: ExitStack,
     ) -> Loop:
-        """The loop that continues from a state. Rank 0 also writes the settings and opens the record."""
+        """Make the loop that continues from a state. Rank 0 also writes settings and opens the
+        record."""
         step = state.step
         record, boards = None, []
         if self.rank == 0:
@@ -200,7 +202,7 @@ class RankRun:
         return step > last or (step == last and not any(owed))
 
     def _confirm_finished(self, step: int) -> RunReport:
-        """Report a finished run. Completes what a kill or a full disk may have prevented at its end."""
+        """Report a finished run. First write its chart if a kill or a full disk prevented that."""
         lines = read_metrics(self.path)
         if self.rank == 0:
             with explain_disk_errors(f"step {step:,} is kept"):
@@ -212,7 +214,7 @@ class RankRun:
     def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
         """The backend of this rank; rank 0 has the initial values."""
         _, shape = self.state.read_settings()
-        # No variable refers to the values, because it would keep them in memory for the whole run.
+        # The values are not stored in a variable: it would keep them in memory for the whole run.
         return open_backend(
             self.state.backend,
             self.config,
@@ -235,7 +237,7 @@ class RankRun:
         settings = {**state.config, "data": state.loader}
         settings |= {"vocab": state.vocab, "eot_id": state.eot_id}
         table = np.zeros((backend.world_size, len(settings)))
-        # As many bits of a hash as a float64 holds exactly.
+        # Only as many bits of the hash as a float64 holds exactly.
         table[backend.rank] = [
             xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)) >> 12
             for value in settings.values()
@@ -261,7 +263,7 @@ class RankRun:
             note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
 
     def _write_settings(self) -> None:
-        """Write what is needed to inspect the run and use its model without its data."""
+        """Write the files needed to inspect the run and to use its model without its data."""
         written = orjson.dumps(asdict(self.config), option=orjson.OPT_INDENT_2) + b"\n"
         write_file(self.path / CONFIG_NAME, written)
         if self.data.tokenizer is not None:
@@ -270,7 +272,7 @@ class RankRun:
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
-    """Send what rank 0 found to all ranks. A collective call."""
+    """Send the step and owed work that rank 0 found to all ranks. A collective call."""
     found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
     return found, (bool(missing[0]), bool(missing[1]))
 

@@ -1,8 +1,9 @@
 """End ranks that lost their launcher or each other, so that nothing runs forever.
 
-torchrun ends its ranks if one of them fails, but not if torchrun itself is killed. Each rank then
-notices that its parent is gone, saves a checkpoint and stops, as after SIGTERM. Only ranks of torchrun watch their
-parent. Slurm and MPI end their own ranks, and a shell that started a run in the background may exit.
+torchrun ends its ranks if one of them fails, but not if torchrun itself is killed. In that case,
+each rank notices that its parent is gone, saves a checkpoint and stops, as after SIGTERM. Only
+ranks of torchrun watch their parent. Slurm and MPI end their own ranks, and a shell may exit while
+its background run continues.
 
 A rank waits for the others at most `rank_timeout` seconds; `lost_ranks` is the error after that.
 """
@@ -57,7 +58,7 @@ def _watch(
         if os.getppid() != parent:
             warn("torchrun is gone, so this rank stops. Run the same command again to resume.")
             os.kill(os.getpid(), signal.SIGTERM)
-            if not ended.wait(patience):  # it hangs in code that ignores signals
+            if not ended.wait(patience):  # the process hangs in code that ignores signals
                 os._exit(1)
             return
 

@@ -1,11 +1,11 @@
 """Training: from data to a model, in a folder from which it resumes after any interruption.
 
-Guarantees: the same command resumes from the newest intact checkpoint and ends with the same weights
-and row losses, bit for bit, as an uninterrupted run, on the same machine with the same number of
-threads and ranks. Logged losses and validations are the same too. Ranks and micro-batches may change:
-the rows stay the same. A loss, gradient or weight that is NaN or infinite never gets into a checkpoint. A
-checkpoint with other data, tokenizer, model shape or backend is refused, and the error names the
-difference.
+Guarantees: the same command resumes from the newest intact checkpoint. On the same machine, with
+the same number of threads and ranks, it ends with the same weights and row losses as an
+uninterrupted run, bit for bit. Logged losses and validations are the same too. Ranks and
+micro-batches may change: the rows stay the same. A loss, gradient or weight that is NaN or infinite
+is never saved in a checkpoint. A checkpoint with other data, tokenizer, model shape or backend is
+refused, and the error names the difference.
 
 Costs: the trainer waits for the device every `log_every` steps and before a checkpoint. Starting and
 resuming take the same time for any amount of data.
@@ -81,8 +81,8 @@ def train(
     data
         A dataset, or any tokens that `tokenmill.open` opens; several as "NAME=DIR:WEIGHT".
     name, runs
-        The run's folder is `runs`/`name`. If it has a run, that run resumes. The default name is that
-        of the data.
+        The run's folder is `runs`/`name`. If it has a run, that run resumes. By default, the run
+        has the name of the data.
     config
         A preset such as "tiny" or "124M", a file of settings, or a `Config`. The default settings are
         for a GPU; without a GPU, the default is the preset "laptop".
@@ -107,7 +107,7 @@ def train(
     boards
         Where else to log: tensorboard, wandb.
     settings
-        Settings of `Config` that take precedence over those of `config`, such as `max_steps=100`.
+        Settings of `Config` that override `config`, such as `max_steps=100`.
     """
     watcher = watcher or choose_watcher(progress)
     check_device(backend, device)

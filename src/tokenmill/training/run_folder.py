@@ -9,8 +9,8 @@ loss.svg                the curves; see `chart.py`
 checkpoints/            see `checkpoints.py`
 lock                    held while a process works in the folder
 
-Guarantees: everything that a checkpoint counts is on disk before the checkpoint; a run that resumes
-from it first truncates both files of losses to that point. Except for `TIMES`, an interrupted run
+Guarantees: all lines and losses up to a checkpoint are on disk before the checkpoint. A run that
+resumes from it first truncates both files to that point. Except for `TIMES`, an interrupted run
 leaves the same lines as an uninterrupted one. Costs: one write to each file per interval.
 """
 
@@ -51,8 +51,8 @@ LOSSES_NAME = "row_losses.f32"
 METRICS_NAME = "metrics.jsonl"
 TIMES = ("seconds", "tokens_per_second", "waiting", "memory", "mfu")
 _LOCK_NAME = "lock"
-# In the order of deletion. Checkpoints go first: if deleting stops there, a new run starts over and
-# truncates the rest.
+# In the order of deletion. Checkpoints are deleted first: if deletion is interrupted after that, a
+# new run starts over and truncates the other files.
 _OURS = (
     *(CHECKPOINTS_NAME, METRICS_NAME, LOSSES_NAME, CHART_NAME),
     *(CONFIG_NAME, TOKENIZER_NAME, BOARD_NAME, _LOCK_NAME),
@@ -115,7 +115,7 @@ class RunFolder(OutputFolder):
 
 
 class _Line(msgspec.Struct):
-    """The values in a line of metrics that other code uses; a line may have more."""
+    """The values of a metrics line that other code uses; a line may have more."""
 
     step: Steps
     row: Steps | None = None

@@ -1,7 +1,8 @@
 """Generate text from a trained model, token by token, given only the folder of its run.
 
-Guarantees: the ids depend only on the logits, the settings and the seed; the random numbers are NumPy's
-Philox, so that both backends draw the same. Ids that only pad the model's vocabulary are never drawn.
+Guarantees: the ids depend only on the logits, the settings and the seed; the random numbers come
+from NumPy's Philox, so both backends draw the same ids. Ids that only pad the model's vocabulary
+are never drawn.
 
 Costs: one forward pass over the last `seq_len` ids for each token; nothing is cached between them.
 """
@@ -93,8 +94,11 @@ class TrainedModel:
         temperature: float = 0.8,
         top_k: int | None = 50,
     ) -> Iterator[str]:
-        """Yield a prompt and the text after it piece by piece, up to the end of the text; "" starts a
-        new document. The pieces together are the decoded ids: incomplete characters wait."""
+        """Yield a prompt and the generated text, piece by piece, up to the end of the text.
+
+        An empty prompt starts a new document. The pieces join to the decoded ids; an incomplete
+        character is held back until it is complete.
+        """
         ids = self.tokenizer.encode_batch([prompt])[0].tolist()
         before = [] if self.eot_id is None else [self.eot_id]
         if not ids and not before:
@@ -197,8 +201,8 @@ def load_run_for_sampling(
 ) -> TrainedModel:
     """Load the model of a run from its newest intact checkpoint, or from its best one.
 
-    Changes nothing in the folder, so the run may still be training. `backend` is by default the one that
-    trained it; both can load the parameters.
+    Changes nothing in the folder, so the run may still be training. By default, `backend` is the
+    one that trained the model; both can load the parameters.
 
     >>> load_run_for_sampling("runs/none")
     Traceback (most recent call last):
@@ -247,7 +251,7 @@ def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """The id that a random number from 0 to 1 selects among the most likely ones."""
+    """The id, among the most likely ones, that a random number from 0 to 1 selects."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)

@@ -3,17 +3,19 @@
 The rules of a step, which the JAX backend follows too:
 
 - Micro-batches: a rank's rows are cut into as few equal pieces of at most `micro_batch` rows as
-  possible. The loss of a step is the mean over all its rows on all ranks; the gradient follows it.
+  possible. The loss of a step is the mean over all its rows on all ranks, and gradients are of that
+  mean.
 - Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), with the norm over all of them.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
   usual coefficients in the dtype of the run, and updates as large as AdamW's:
   0.2 * sqrt(max(rows, columns)).
 - Weight decay applies to the matrices of blocks, with either optimizer, and to the head; not to the
-  embedding, which is normed wherever it is read.
+  embedding, which is normed whenever it is read.
 - Both learning rates, and the decay with them, are multiplied by the `scale` of the step.
 
-Guarantees: one process, or two, on the same machine and number of threads continue bit for bit after
-`load`. With more ranks, the network library chooses the order in which it adds up gradients.
+Guarantees: after `load`, one or two processes continue bit for bit, on the same machine with the
+same number of threads. With more ranks, the network library chooses the order in which it adds up
+gradients.
 
 Costs: nothing is copied from the device between two reports.
 """
@@ -137,7 +139,7 @@ class TorchBackend:
         """See `Backend.report`."""
         if not self._norms:
             return []
-        # All ranks have the same number of rows, and those of each rank are consecutive.
+        # All ranks have the same number of rows, and each rank's rows are consecutive.
         own = torch.cat(self._row_losses).view(len(self._norms), -1)
         every = [own]
         if self.world_size > 1:
@@ -225,8 +227,9 @@ class TorchBackend:
             self._shared = None
             dist.destroy_process_group()
             self._started = False
-            # The network's threads need Python's lock to free the tensors of the last call. One that
-            # gets it only while the interpreter shuts down would abort the process.
+            # The network's threads need Python's lock to free the tensors of the last call. A
+            # thread that gets the lock only while the interpreter shuts down would abort the
+            # process.
             time.sleep(0.1)
 
     def _ask(self, vote: bool) -> tuple[Any, Tensor]:
@@ -241,8 +244,11 @@ class TorchBackend:
         return bool(votes.item())
 
     def _any_stops(self, stop: bool) -> bool:
-        """Whether any rank wants to stop. On GPUs this is the answer from one micro-batch ago, so that
-        no GPU waits for the other ranks."""
+        """Whether any rank wants to stop.
+
+        On GPUs this is the answer from one micro-batch ago, so that no GPU waits for the other
+        ranks.
+        """
         if self._talk is None:
             return self.agree(stop)
         before, self._question = self._question, self._ask(stop)

@@ -1,7 +1,7 @@
 """The model of `model.py` in PyTorch, with its own gradients for everything but matrix products.
 
-Parameters are float32 and have the names of `model.py`. Autocast chooses what is computed in bfloat16;
-the residual stream, norms, logits and losses are always float32.
+Parameters are float32 and have the names of `model.py`. Autocast chooses which operations use
+bfloat16; the residual stream, norms, logits and losses are always float32.
 
 Norms, rotations, activations and losses have hand-written gradients because on a CPU each pass over the
 activations costs a tenth of a matrix product. `F.rms_norm` forward and backward takes 1.6 ms for
@@ -49,15 +49,17 @@ class Model(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty(size)))
         cosines, sines = rotation(shape, shape.seq_len)
         self.to(device)
-        # Not buffers: ranks would broadcast those before each step.
+        # Not buffers: ranks would broadcast buffers before each step.
         self.cosines = torch.tensor(cosines, device=device)[:, None]
         self.sines = torch.tensor(sines, device=device)[:, None]
 
     def forward(
         self, ids: Tensor, targets: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of targets (B, T), for the gradient, and each of them, detached;
-        float32. `mask` comes from `document_mask`."""
+        """The sum of the losses, for the gradient, and the loss of each target (B, T), detached.
+
+        Both are float32. `mask` comes from `document_mask`.
+        """
         states = self.states(ids, mask).flatten(0, 1)
         places = targets.flatten()
         if states.is_cpu and not torch.is_autocast_enabled("cpu"):
@@ -168,7 +170,7 @@ class MLP(nn.Module):
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """The attention mask (B, 1, T, T): each position sees itself and those before it in its document.
+    """The attention mask (B, 1, T, T): a position sees itself and earlier ones in its document.
 
     >>> document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -189,8 +191,11 @@ def norm(x: Tensor) -> Tensor:
 
 
 def rotate_and_norm(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the pairs of each head (B, T, heads, head) by the angles of their positions, and norm
-    each head, in float32; cosines and sines are (T, 1, head / 2)."""
+    """Rotate the pairs of each head (B, T, heads, head) by their positions' angles, and norm each
+    head.
+
+    The result is float32. Cosines and sines are (T, 1, head / 2).
+    """
     turned: Tensor = _RotateAndNorm.apply(x.float(), cosines, sines)  # type: ignore[no-untyped-call]
     return turned
 
@@ -208,9 +213,9 @@ def squared_relu(x: Tensor) -> Tensor:
 def capped_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """The losses of targets (N,) after states (N, width): their sum, for the gradient, and each.
+    """The sum of losses, for the gradient, and each loss (N,), from states (N, width).
 
-    Computes the gradients at the same time, so that only one chunk of logits is in memory at a time.
+    Also computes the gradients, so that only one chunk of logits is in memory at a time.
     """
     total, losses = _CappedLosses.apply(states, head, targets, softcap)  # type: ignore[no-untyped-call]
     return total, losses
@@ -219,7 +224,7 @@ def capped_losses(
 def grouped_losses(
     states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
-    """The same with a shortlist; computes only the groups that occur in the targets."""
+    """`capped_losses` with a shortlist; computes only the groups that occur in the targets."""
     total, losses = _GroupedLosses.apply(states, head, groups, targets, shape)  # type: ignore[no-untyped-call]
     return total, losses
 
@@ -354,7 +359,7 @@ class _GroupedLosses(Function):
 def _find_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses (N,), and if `learn` the gradients of their sum by the states and by the head."""
+    """Losses (N,), and with `learn` the gradients of their sum by the states and by the head."""
     losses = states.new_empty(len(states))
     states_gradient = torch.empty_like(states) if learn else None
     head_gradient = torch.zeros_like(head) if learn else None

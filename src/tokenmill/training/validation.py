@@ -1,8 +1,8 @@
 """The validation loss of a model, over the same rows in every run on the same data.
 
-The rows are the beginning of the validation set, in order: `Config.validation_tokens` tokens, or all if
-there are fewer. The ranks share them. Bits per byte compare models with different tokenizers: the loss
-of all targets that are text, in bits, divided by the bytes of that text.
+The rows are the beginning of the validation set, in order: `Config.validation_tokens` tokens, or
+all if there are fewer. The ranks share them. Bits per byte, which compare models with different
+tokenizers, are the loss in bits of all targets that are text, divided by the bytes of that text.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Validator:
         for number, batch in enumerate(self._loader):
             if self.backend.agree(pause(number, self._batches)):
                 return None
-            if not len(batch.inputs):  # the last rows may be too few for every rank
+            if not len(batch.inputs):  # there may be too few last rows for every rank
                 continue
             assert batch.tokens is not None
             check_ids(batch.tokens, self.vocab)
