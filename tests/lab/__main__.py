@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="by default a fresh one for each part")
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("LAB_MINUTES", 60)))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--first", action="store_true", help="stop at the first failure")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fault:
@@ -49,9 +50,8 @@ def main() -> int:
 
         return reproduce.run_one(arguments.what[0], arguments.fault, arguments.seed or 0)
     if arguments.one:
-        return _run_part(arguments.what[0], arguments.seed, arguments.minutes * 60)
-    names = arguments.what or list(find_parts())
-    return Laboratory(names, arguments.minutes * 60, arguments.jobs, arguments.seed).run()
+        return _run_part(arguments)
+    return Laboratory(arguments).run()
 
 
 def find_parts() -> Iterator[str]:
@@ -67,9 +67,10 @@ def _import_part(name: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{name}")
 
 
-def _run_part(name: str, seed: int, seconds: float) -> int:
-    watching = watcher.to_stdout()
-    _import_part(name).run(time.monotonic() + seconds, seed, watching)
+def _run_part(arguments: argparse.Namespace) -> int:
+    watching = watcher.to_stdout(first=arguments.first)
+    deadline = time.monotonic() + arguments.minutes * 60
+    _import_part(arguments.what[0]).run(deadline, arguments.seed, watching)
     watching.flush()
     return 0
 
@@ -77,13 +78,12 @@ def _run_part(name: str, seed: int, seconds: float) -> int:
 class Laboratory:
     """Runs parts side by side until the time is over."""
 
-    def __init__(self, names: list[str], seconds: float, jobs: int, seed: int | None) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        names, seconds = arguments.what or list(find_parts()), arguments.minutes * 60
         self._names = cycle(names)
-        self._started = time.monotonic()
-        self._deadline = self._started + seconds
-        self._slice = min(_SLICE, max(1.0, seconds * jobs / len(names)))
-        self._jobs = jobs
-        self._seed = seed
+        self._deadline = time.monotonic() + seconds
+        self._jobs, self._seed, self._first = arguments.jobs, arguments.seed, arguments.first
+        self._slice = min(_SLICE, max(1.0, seconds * self._jobs / len(names)))
         self._messages: queue.Queue[tuple[str, dict[str, object]]] = queue.Queue()
         self._lock = threading.Lock()
         self._cases: Counter[str] = Counter()
@@ -99,16 +99,17 @@ class Laboratory:
         while any(thread.is_alive() for thread in threads) or not self._messages.empty():
             with suppress(queue.Empty):
                 self._take(*self._messages.get(timeout=1.0))
+                self._messages.task_done()
             if time.monotonic() - shown > _SHOW:
                 self._show()
                 shown = time.monotonic()
         self._show()
         if "LAB_RESULTS" not in os.environ:  # which are not those of the page
-            results.write_table()
+            results.write_between("lab", results.make_table(results.read()))
         return 1 if self._failures else 0
 
     def _work(self) -> None:
-        while (left := self._deadline - time.monotonic()) > 1:
+        while (left := self._deadline - time.monotonic()) > 1 and not self._is_over():
             with self._lock:
                 name = next(self._names)
             seed = secrets.randbelow(1 << 31) if self._seed is None else self._seed
@@ -117,6 +118,7 @@ class Laboratory:
     def _run_slice(self, name: str, seed: int, seconds: float) -> None:
         command = [sys.executable, "-m", "tests.lab", name, "--one"]
         command += ["--seed", str(seed), "--minutes", str(seconds / 60)]
+        command += ["--first"] if self._first else []
         process = subprocess.Popen(command, cwd=results.ROOT, stdout=subprocess.PIPE, text=True)
         timer = threading.Timer(seconds + _GRACE, process.kill)
         timer.start()
@@ -130,6 +132,11 @@ class Laboratory:
         if process.wait():
             reason = f"the part ended with status {process.returncode}"
             self._messages.put((name, {"command": " ".join(command[1:]), "reason": reason}))
+
+    def _is_over(self) -> bool:
+        """Whether the first failure was enough."""
+        self._messages.join()
+        return self._first and self._failures > 0
 
     def _take(self, name: str, message: dict[str, object]) -> None:
         if "say" in message:

@@ -8,6 +8,7 @@ except in every tenth case, in which they are fresh interpreters as always.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
@@ -98,6 +99,16 @@ class Process:
         """Send a signal to all its processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+    def stop(self) -> None:
+        """Stop all its processes with SIGSTOP; returns when the first one has stopped.
+
+        Linux gives a SIGSTOP that arrives during a fork to the child as well, but not a SIGCONT that
+        arrives during the same fork. Without the wait, a new worker could stay stopped forever.
+        """
+        with suppress(ProcessLookupError):  # it has not started its session yet
+            os.killpg(self.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def is_running(self, seconds: float = 0.0) -> bool:
         """Whether it still runs after so many seconds."""
@@ -203,6 +214,7 @@ class Bench:
         scenario: Scenario,
         *,
         armed: bool = False,
+        alone: bool = False,
         limits: Limits | None = None,
         real_workers: bool | None = None,
         modules: Path | None = None,
@@ -210,7 +222,8 @@ class Bench:
     ) -> Process:
         """Start the command of a scenario in its folder. If `armed`, it meets the faults.
 
-        If `fresh`, it runs in a new interpreter.
+        If `alone`, the programs that it starts do not meet them. If `fresh`, it runs in a new
+        interpreter.
         """
         if real_workers is None:
             real_workers = self.real_workers
@@ -224,7 +237,9 @@ class Bench:
             if not real_workers:
                 fork_workers()
             scenario.set_up()
-            control.attach(self.control.path if armed else None)
+            faulthandler.enable()
+            os.environ["PYTHONFAULTHANDLER"] = "1"
+            control.attach(self.control.path if armed else None, alone=alone)
             (limits or Limits()).set()
             if fresh:
                 os.environ["OPENBLAS_NUM_THREADS"] = "1"

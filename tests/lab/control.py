@@ -173,10 +173,10 @@ class Control:
         return dict(zip(OPERATIONS, self._control.counts, strict=False))
 
 
-def attach(path: Path | None) -> None:
-    """Have this process and all that it starts obey a control file."""
+def attach(path: Path | None, *, alone: bool = False) -> None:
+    """Have this process and all that it starts obey a control file; if `alone`, only its forks."""
     library = ctypes.CDLL(None)
-    if path is None:
+    if path is None or alone:
         os.environ.pop("LAB_CONTROL", None)
     else:
         os.environ["LAB_CONTROL"] = str(path)

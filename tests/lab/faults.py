@@ -1,6 +1,7 @@
 """Fail every system call of every scenario once, with every error that it can have.
 
-The N-th call of one operation below the scenario's folder fails; N runs through all of them. Short
+The N-th call of one operation below the scenario's folder fails; N runs through all of them. A first
+sweep fails every call once, with its errors in turn; the sweeps after it take one error each. Short
 counts and EINTR must not be noticed. Other errors must end in a clear message and exit status 1, or
 must not matter; then the same command must end with the bytes of an undisturbed run.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 
 from . import control, results
 from .bench import Bench, Scenario, judge
 from .control import Fault
-from .scenarios import SCENARIOS, chosen
+from .scenarios import chosen
 from .watcher import Watcher
 
 FAULTS = {
@@ -30,6 +32,12 @@ FAULTS = {
     "read": ("EIO", "EINTR", "short"),
 }
 KINDS = [Fault(operation, 0, what) for operation, all in FAULTS.items() for what in all]
+EACH = "each"  # the first sweep
+_ERRORS = {
+    operation: [what for what in all if what in ("EIO", "ENOSPC", "ENOMEM")]
+    for operation, all in FAULTS.items()
+}
+_TRIES = 3  # workers that run side by side make calls in any order, and sometimes fewer
 
 
 def run_case(bench: Bench, scenario: Scenario, fault: Fault) -> tuple[bool, str | None]:
@@ -61,23 +69,40 @@ def run_again(bench: Bench, scenario: Scenario, fault: Fault) -> tuple[bool, str
 def sweep(bench: Bench, scenario: Scenario, kind: Fault, end: float, watcher: Watcher) -> None:
     """Let every call fail once, from where the last sweep ran out of time."""
     count = bench.counts(scenario)[kind.operation]
-    number = results.find_sweep(scenario.name, kind.name)[1]
-    cases = failures = 0
+    number = results.find_sweep(scenario.name, kind.name, results.read())[1]
+    cases: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
     while number < count and time.monotonic() < end:
         number += 1
-        fault = kind.at(number)
-        happened, wrong = run_case(bench, scenario, fault)
-        if not happened:  # workers that run side by side may make fewer calls
+        fault = choose_fault(kind, number)
+        for _ in range(_TRIES):
+            happened, wrong = run_case(bench, scenario, fault)
+            if happened:
+                break
+        else:
             continue
-        cases += 1
+        cases[fault.what] += 1
         watcher.advance(f"{scenario.name} {fault}")
         if wrong:
-            failures += 1
+            failures[fault.what] += 1
             watcher.fail(describe(scenario, fault, bench.seed), f"{scenario.name} {fault}: {wrong}")
-    if cases:
-        how = "kills" if kind.what in ("kill", "tear", "die") else "faults"
-        results.record(how, scenario.name, kind.name, cases, failures, bench.seed)
-    results.record_sweep(scenario.name, kind.name, count, number)
+    for what in cases:
+        how = "kills" if what in ("kill", "tear", "die") else "faults"
+        name = f"{kind.operation} {what}"
+        results.record(how, scenario.name, name, cases[what], failures[what], bench.seed)
+    results.record_sweep(scenario.name, kind.name, count, number, cases.total())
+
+
+def choose_fault(kind: Fault, number: int) -> Fault:
+    """The fault of a sweep at one call; the first sweep takes the errors of the operation in turn.
+
+    >>> [choose_fault(Fault("write", 0, EACH), number).what for number in (1, 2, 3)]
+    ['EIO', 'ENOSPC', 'EIO']
+    """
+    if kind.what != EACH:
+        return kind.at(number)
+    errors = _ERRORS[kind.operation]
+    return Fault(kind.operation, number, errors[number % len(errors)])
 
 
 def describe(scenario: Scenario, fault: object, seed: int) -> str:
@@ -86,29 +111,28 @@ def describe(scenario: Scenario, fault: object, seed: int) -> str:
 
 
 def run(deadline: float, seed: int, watcher: Watcher) -> None:
-    """Sweep the scenarios and faults that were swept least."""
+    """Sweep the scenarios and faults that were swept least; the first sweeps of all come first."""
     if not control.prepare(watcher.say):
         return
     rng = random.Random(seed)
-    swept = {
-        scenario.name: {kind: results.find_sweep(scenario.name, kind.name)[0] for kind in kinds}
-        for scenario in chosen()
-        if (kinds := kinds_for(scenario))
-    }
-    order = sorted(swept, key=lambda name: (min(swept[name].values()), rng.random()))
+    done = results.read()
+    sweeps = [
+        (scenario, kind, (results.find_sweep(scenario.name, kind.name, done)[0], kind.what != EACH))
+        for scenario in rng.sample(chosen(), len(chosen()))
+        for kind in kinds_for(scenario)
+    ]
     with Bench(seed) as bench:
-        for name in order:
-            for kind in sorted(swept[name], key=lambda kind: (swept[name][kind], rng.random())):
-                if time.monotonic() > deadline:
-                    return
-                sweep(bench, SCENARIOS[name], kind, deadline, watcher)
+        for scenario, kind, _ in sorted(sweeps, key=lambda sweep: sweep[2]):
+            if time.monotonic() > deadline:
+                return
+            sweep(bench, scenario, kind, deadline, watcher)
 
 
 def kinds_for(scenario: Scenario) -> list[Fault]:
-    """The faults of a scenario; slow ones open and read files with fewer kinds of errors."""
+    """The sweeps of a scenario; slow ones open and read files with fewer kinds of errors."""
     few = ("open EIO", "open kill", "read EIO")
     often = ("open", "read")
-    return [
+    return [Fault(operation, 0, EACH) for operation in FAULTS] + [
         kind
         for kind in KINDS
         if not scenario.slow or kind.operation not in often or kind.name in few

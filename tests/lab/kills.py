@@ -14,10 +14,9 @@ import signal
 import time
 from pathlib import Path
 
-from . import control, results
+from . import control
 from .bench import Bench, Scenario, shorten
 from .control import Fault
-from .faults import describe
 from .scenarios import chosen
 from .watcher import Watcher
 
@@ -112,10 +111,5 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
                     return
                 how, number = rng.choice(HOWS), rng.randrange(1 << 31)
                 kills, wrong = run_case(bench, scenario, how, number)
-                watcher.advance(f"{scenario.name} killed {how}", kills)
-                failed = int(wrong is not None)
-                results.record("kills", scenario.name, how, kills, failed, number)
-                if wrong:
-                    fault = f"kills:{how.replace(' ', '-')}"
-                    said = f"{scenario.name} {fault}: {wrong}"
-                    watcher.fail(describe(scenario, fault, number), said)
+                fault = f"kills:{how.replace(' ', '-')}"
+                watcher.report("kills", scenario.name, how, fault, number, wrong, cases=kills)

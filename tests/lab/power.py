@@ -11,10 +11,9 @@ import random
 import shutil
 import time
 
-from . import control, results
+from . import control
 from .bench import Bench, Scenario
 from .disk_model import MODES, Call, DiskModel, read_trace
-from .faults import describe
 from .scenarios import chosen
 from .watcher import Watcher
 
@@ -65,21 +64,14 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
             for cut, mode in end + cases[:share]:
                 if time.monotonic() > deadline:
                     return
-                run_and_record(bench, scenario, calls, (cut, mode), watcher)
+                wrong = run_case(bench, scenario, calls, cut, mode, bench.seed)
+                if wrong:
+                    wrong = f"{_describe_moment(calls, cut)}, {wrong}"
+                fault = f"power:{cut}:{mode}"
+                watcher.report("power loss", scenario.name, mode, fault, bench.seed, wrong)
 
 
-def run_and_record(
-    bench: Bench, scenario: Scenario, calls: list[Call], case: tuple[int, str], watcher: Watcher
-) -> None:
-    """Run one case, and add it to the results."""
-    cut, mode = case
-    wrong = run_case(bench, scenario, calls, cut, mode, bench.seed)
-    watcher.advance(f"{scenario.name} {mode}")
-    results.record("power loss", scenario.name, mode, 1, int(wrong is not None), bench.seed)
-    if wrong:
-        last = calls[cut - 1] if cut else None
-        after = f"after {last.kind} {last.path.rpartition('/')[2]}" if last else "at the start"
-        fault = f"power:{cut}:{mode}"
-        watcher.fail(
-            describe(scenario, fault, bench.seed), f"{scenario.name} {fault} {after}: {wrong}"
-        )
+def _describe_moment(calls: list[Call], cut: int) -> str:
+    if not cut:
+        return "at the start"
+    return f"after {calls[cut - 1].kind} {calls[cut - 1].path.rpartition('/')[2]}"

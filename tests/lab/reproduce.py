@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import concurrency, control, faults, kills, memory, power
+from . import concurrency, control, faults, kills, memory, power, ranks
 from .bench import Bench, Scenario
 from .control import Fault
 from .scenarios import SCENARIOS
@@ -34,10 +34,14 @@ def run_fault(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[b
         return True, memory.run_limited(bench, scenario, int(rest))
     if kind == "malloc":
         return memory.run_case(bench, scenario, Fault.parse(text))
+    if kind == "alone":
+        return memory.run_case(bench, scenario, Fault.parse(rest), alone=True)
     if kind == "condition":
         return True, concurrency.run_case(bench, scenario, rest, seed)
     if kind == "kills":
         return True, kills.run_case(bench, scenario, rest.replace("-", " "), seed)[1]
+    if kind == "ranks":
+        return True, ranks.run_case(bench, scenario, rest, seed, ranks.expect(bench, scenario))
     if kind == "again":
         return faults.run_again(bench, scenario, Fault.parse(rest))
     return faults.run_case(bench, scenario, Fault.parse(text))

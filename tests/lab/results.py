@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(os.environ.get("LAB_RESULTS", Path(__file__).with_name("results.json")))
 PAGE = ROOT / "docs" / "reliability.md"
-START, END = "<!-- lab -->", "<!-- /lab -->"
+_SWEEP = ("calls", "done", "failed", "sweeps")
 
 
 def record(kind: str, scenario: str, fault: str, cases: int, failures: int, seed: int) -> None:
@@ -37,20 +37,23 @@ def record(kind: str, scenario: str, fault: str, cases: int, failures: int, seed
             entry["seeds"] = sorted({*entry.get("seeds", []), seed})[-20:]
 
 
-def record_sweep(scenario: str, fault: str, calls: int, done: int) -> None:
-    """Note how many calls of a scenario, counted from the first, have failed with this fault."""
+def record_sweep(scenario: str, fault: str, calls: int, done: int, failed: int) -> None:
+    """Note how many calls of a scenario a sweep has come through, and how many of them failed.
+
+    `done` counts from the first call. `failed` is the number since the last note: a call that was
+    not made again cannot fail.
+    """
     with _changing() as results:
-        entry = results["sweeps"].setdefault(
-            f"{scenario}|{fault}", {"calls": 0, "done": 0, "sweeps": 0}
-        )
+        entry = results["sweeps"].setdefault(f"{scenario}|{fault}", dict.fromkeys(_SWEEP, 0))
         entry["calls"] = calls
         entry["done"] = done % max(1, calls)
+        entry["failed"] = entry.get("failed", 0) + failed
         entry["sweeps"] += done >= calls
 
 
-def find_sweep(scenario: str, fault: str) -> tuple[int, int]:
+def find_sweep(scenario: str, fault: str, results: dict[str, dict[str, Any]]) -> tuple[int, int]:
     """How often all calls have failed with this fault, and how many in the sweep under way."""
-    entry = read()["sweeps"].get(f"{scenario}|{fault}", {"done": 0, "sweeps": 0})
+    entry = results["sweeps"].get(f"{scenario}|{fault}", dict.fromkeys(_SWEEP, 0))
     return int(entry["sweeps"]), int(entry["done"])
 
 
@@ -62,12 +65,12 @@ def read() -> dict[str, dict[str, Any]]:
         return {"cases": {}, "sweeps": {}}
 
 
-def write_table() -> None:
-    """Write the table between the markers of the page."""
-    page = PAGE.read_text()
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{START}\n{make_table(read())}\n{END}{after}")
+def write_between(name: str, text: str) -> None:
+    """Write text between the markers of this name in the page."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = PAGE.read_text().partition(start)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{start}\n{text}\n{end}{after}")
 
 
 def make_table(results: dict[str, dict[str, Any]]) -> str:
@@ -80,11 +83,23 @@ def make_table(results: dict[str, dict[str, Any]]) -> str:
             row[kind] += entry["cases"]
             row["failures"] += entry["failures"]
     columns = [*kinds, "failures"]
-    lines = [f"| scenario | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    heads = ["scenario", "calls failed once", *columns]
+    lines = [f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for scenario in sorted(rows, key=lambda name: (name == "all", "fuzzing" in rows[name], name)):
         cells = [f"{rows[scenario][column]:,}" for column in columns]
-        lines.append(f"| {scenario} | {' | '.join(cells)} |")
+        lines.append(f"| {scenario} | {_first_sweep(results, scenario)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _first_sweep(results: dict[str, dict[str, Any]], scenario: str) -> str:
+    """How many of the calls of a scenario failed in the sweep that fails each one once."""
+    found = [
+        entry
+        for key, entry in results["sweeps"].items()
+        if key.endswith(" each") and scenario in (key.split("|")[0], "all")
+    ]
+    failed, calls = (sum(entry[name] for entry in found) for name in ("failed", "calls"))
+    return f"{min(failed, calls):,} of {calls:,}" if found else ""
 
 
 @contextmanager
@@ -102,4 +117,4 @@ def _changing() -> Iterator[dict[str, dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    write_table()
+    write_between("lab", make_table(read()))

@@ -121,7 +121,9 @@ def use_small_parts() -> None:
     from tokenmill.preparation import plan
 
     # The class must stay the same object, because plans are pickled.
-    plan.Limits.__init__.__kwdefaults__.update(part_bytes=1_000, sorted_keys=64)
+    plan.Limits.__init__.__kwdefaults__.update(
+        part_bytes=1_000, partition_bytes=4_000, run_keys=50, sorted_keys=64
+    )
 
 
 def drop_times(name: str, data: bytes) -> bytes:
@@ -184,6 +186,7 @@ _ALL = [
     _prepare("prepare-lines", "--dedup", "lines"),
     _prepare("prepare-all", "--dedup", "none"),
     _prepare("prepare-parts", "--dedup", "lines", workers=2, small=True),
+    _prepare("prepare-compressed", "--compress", "zstd"),
     Scenario(
         name="prepare-book",
         arguments=(

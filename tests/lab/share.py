@@ -15,6 +15,7 @@ from .bench import Bench, Scenario
 from .control import Fault
 from .disk_model import MODES
 from .scenarios import SCENARIOS
+from .watcher import describe
 
 SEED = 1
 Case = tuple[str, int, str | None]  # what was done with which seed, and what is wrong
@@ -163,7 +164,7 @@ def run_share(part: str) -> int:
             for fault, seed, wrong in PARTS[part](bench, scenario, rng):
                 if wrong:
                     failures += 1
-                    command = faults.describe(scenario, fault, seed)
+                    command = describe(scenario.name, fault, seed)
                     print(f"FAILED {scenario.name} {fault}: {wrong}\n  {command}", flush=True)
     return failures
 

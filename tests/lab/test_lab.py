@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import mmap
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from . import control, results, share
+from . import control, planted, results, share
+from .bench import Process
 from .disk_model import Call, DiskModel
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +72,30 @@ def test_calls_of_a_process_tree_are_counted_and_fail_by_number(tmp_path):
     assert sorted(os.listdir(tmp_path / "root")) == ["a", "b", "d"]
 
 
+def test_no_process_stays_stopped_after_a_pause(tmp_path):
+    forks = mmap.mmap(-1, 8)
+
+    def fork_often() -> int:
+        while True:
+            forks[0] = (forks[0] + 1) % 256
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    process = Process(fork_often, tmp_path, tmp_path / "output")
+    try:
+        for _ in range(60):
+            before, deadline = forks[0], time.monotonic() + 5
+            while forks[0] == before:
+                assert time.monotonic() < deadline, "a process is stopped"
+            process.stop()
+            process.signal(signal.SIGCONT)
+    finally:
+        process.signal(signal.SIGKILL)
+        process.wait()
+
+
 def lose_power(tmp_path: Path, calls: list[tuple[str, str, str, bytes]], mode: str) -> dict:
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir(exist_ok=True)
@@ -102,14 +132,29 @@ def test_results_of_several_runs_add_up(tmp_path, monkeypatch):
     results.record("faults", "prepare", "write EIO", 5, 1, 2)
     results.record("kills", "prepare", "at a call", 3, 0, 2)
     results.record("kills", "import", "at a call", 4, 0, 2)
+    results.record_sweep("prepare", "write each", 20, 10, 10)
+    results.record_sweep("prepare", "write each", 20, 15, 5)
     assert results.make_table(results.read()).splitlines() == [
-        "| scenario | faults | kills | failures |",
-        "|---|---:|---:|---:|",
-        "| import | 0 | 4 | 0 |",
-        "| prepare | 15 | 3 | 1 |",
-        "| all | 15 | 7 | 1 |",
+        "| scenario | calls failed once | faults | kills | failures |",
+        "|---|---:|---:|---:|---:|",
+        "| import |  | 0 | 4 | 0 |",
+        "| prepare | 15 of 20 | 15 | 3 | 1 |",
+        "| all | 15 of 20 | 15 | 7 | 1 |",
     ]
 
 
-def test_the_page_has_the_table_of_the_results():
-    assert results.make_table(results.read()) in results.PAGE.read_text()
+@pytest.mark.parametrize(
+    "table", [results.make_table(results.read()), planted.make_table(planted.read())]
+)
+def test_the_page_has_the_tables_of_the_results(table):
+    assert f"\n{table}\n" in results.PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", planted.DEFECTS)
+def test_a_defect_can_still_be_planted_and_was_found_in_ten_minutes(name, tmp_path):
+    source = Path("src", "tokenmill", planted.DEFECTS[name].file)
+    (tmp_path / source).parent.mkdir(parents=True)
+    shutil.copy(ROOT / source, tmp_path / source)
+    planted.DEFECTS[name].plant(tmp_path)
+    ast.parse((tmp_path / source).read_text())
+    assert planted.read()[name]["seconds"] < 600

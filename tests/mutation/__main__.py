@@ -48,7 +48,13 @@ def main() -> None:
     reached = Reached(cache)
     outcomes = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     chosen = sample(arguments.mutants, arguments.seed, arguments.only)
-    left = [m for m in chosen if arguments.again or m.name not in outcomes]
+    reasons = _read_reasons()
+    known = {
+        name
+        for name, found in outcomes.items()
+        if not arguments.again or name in reasons or found["outcome"] in ("killed", "hung")
+    }
+    left = [m for m in chosen if m.name not in known]
     print(f"{len(chosen)} mutants, {len(left)} to try", flush=True)
     deadline = time.monotonic() + 60 * arguments.minutes
     trial = _Trial(reached, outcomes, len(left), deadline, arguments.budget)
@@ -56,6 +62,7 @@ def main() -> None:
         free = list(trees)
         for future in [pool.submit(trial.run, mutant, free) for mutant in left]:
             future.result()
+    forget_false_alarms(outcomes, {m.name for m in left} & outcomes.keys(), trees[0])
     report(outcomes)
 
 
@@ -82,7 +89,7 @@ class _Trial:
     def __init__(
         self,
         reached: Reached,
-        outcomes: dict[str, dict[str, object]],
+        outcomes: dict[str, dict[str, str]],
         total: int,
         deadline: float,
         budget: float,
@@ -102,32 +109,34 @@ class _Trial:
             tree = free.pop()
         start = time.monotonic()
         try:
-            outcome = self._try(mutant, tree)
+            outcome, by = self._try(mutant, tree)
         finally:
             with self.lock:
                 free.append(tree)
         with self.lock:
             self.done += 1
-            self.outcomes[mutant.name] = {"mutant": str(mutant), "outcome": outcome}
-            text = json.dumps(self.outcomes, indent=1, sort_keys=True, ensure_ascii=False)
-            RESULTS.write_text(text + "\n")
+            self.outcomes[mutant.name] = {"mutant": str(mutant), "outcome": outcome, "by": by}
+            _write(self.outcomes)
             seconds = time.monotonic() - start
             print(
                 f"{self.done}/{self.total} {outcome:9} {seconds:4.0f} s  {mutant.name} {mutant}",
                 flush=True,
             )
 
-    def _try(self, mutant: Mutant, tree: Path) -> str:
+    def _try(self, mutant: Mutant, tree: Path) -> tuple[str, str]:
+        """The outcome, and the test that failed."""
         tests, expected = self._tests(mutant)
         if not tests:
-            return "unreached"
+            return "unreached", ""
         path = tree / mutant.path
         text = path.read_text(encoding="utf-8")
         path.write_text(apply(text, mutant), encoding="utf-8")
         try:
-            return _run_tests(tree, tests, 3 * expected + 30, mutant.name)
+            status, failed = _run_tests(tree, tests, 3 * expected + 30, mutant.name, "-x")
         finally:
             path.write_text(text, encoding="utf-8")
+        outcome = {None: "hung", 0: "survived", 4: "no tests", 5: "no tests"}.get(status, "killed")
+        return outcome, failed[0] if failed else ""
 
     def _tests(self, mutant: Mutant) -> tuple[list[str], float]:
         found = self.reached.tests(mutant.path, mutant.line)
@@ -140,13 +149,15 @@ class _Trial:
                 continue
             chosen.append(test)
             expected += self.reached.seconds[test]
-            if len(chosen) == 200:
+            if len(chosen) == 1000:
                 break
         return chosen, expected
 
 
-def _run_tests(tree: Path, tests: list[str], seconds: float, name: str) -> str:
-    """Whether any of these tests fails: "killed", "hung" or "survived"."""
+def _run_tests(
+    tree: Path, tests: list[str], seconds: float, name: str, *options: str
+) -> tuple[int | None, list[str]]:
+    """Run tests; returns the status of pytest, None if they hang, and the tests that failed."""
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as scratch:
         (Path(scratch) / "tests").write_text("\n".join(tests))
         environment = os.environ | {
@@ -155,24 +166,52 @@ def _run_tests(tree: Path, tests: list[str], seconds: float, name: str) -> str:
             "TMPDIR": scratch,
             MARK: f"{os.getpid()}-{name}",
         }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", f"@{scratch}/tests"]
-        run = subprocess.Popen(
-            command,
-            cwd=tree,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
-        )
-        try:
-            status = run.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return "hung"
-        finally:
-            _end_all(f"{MARK}={os.getpid()}-{name}")
-            run.wait()
-        return {0: "survived", 4: "no tests", 5: "no tests"}.get(status, "killed")
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-rfE"]
+        with (Path(scratch) / "output").open("w+") as output:
+            run = subprocess.Popen(
+                [*command, *options, f"@{scratch}/tests"],
+                cwd=tree,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
+            )
+            try:
+                status: int | None = run.wait(seconds)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                _end_all(f"{MARK}={os.getpid()}-{name}")
+                run.wait()
+            output.seek(0)
+            lines = output.read().splitlines()
+    said = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return status, [line.split(" - ", 1)[0] for line in said]
+
+
+def forget_false_alarms(outcomes: dict[str, dict[str, str]], names: set[str], tree: Path) -> None:
+    """Run the tests that noticed these mutants without any mutant; one that fails is not counted."""
+    tests = sorted({outcomes[name]["by"] for name in names if outcomes[name]["by"]})
+    if not tests:
+        return
+    print(f"Running the {len(tests)} tests that noticed a mutant without one.", flush=True)
+    failed = _run_tests(tree, tests, 3600, "none")[1]
+    for name in sorted(names):
+        if outcomes[name]["by"] in failed:
+            print(f"{outcomes[name]['by']} fails without a mutant: {outcomes[name]['mutant']}")
+            del outcomes[name]
+    _write(outcomes)
+
+
+def _read_reasons() -> dict[str, str]:
+    """Why no test notices a mutant, by its name."""
+    return json.loads(REASONS.read_text()) if REASONS.exists() else {}
+
+
+def _write(outcomes: dict[str, dict[str, str]]) -> None:
+    text = json.dumps(outcomes, indent=1, sort_keys=True, ensure_ascii=False)
+    RESULTS.write_text(text + "\n")
 
 
 def _end_all(mark: str) -> None:
@@ -196,14 +235,14 @@ def _copy_tree(tree: Path) -> Path:
     return tree
 
 
-def report(outcomes: dict[str, dict[str, object]]) -> None:
+def report(outcomes: dict[str, dict[str, str]]) -> None:
     """Print the share of mutants of today's source that tests noticed, and each that they did not."""
-    reasons = json.loads(REASONS.read_text()) if REASONS.exists() else {}
+    reasons = _read_reasons()
     names = {m.name for path in SOURCE.rglob("*.py") for m in find_mutants(ROOT, path)}
     tried = [name for name in outcomes if name in names and outcomes[name]["outcome"] != "no tests"]
     noticed = [name for name in tried if outcomes[name]["outcome"] in ("killed", "hung")]
     survivors = [name for name in tried if name not in noticed]
-    for name in sorted(survivors, key=lambda name: str(outcomes[name]["mutant"])):
+    for name in sorted(survivors, key=lambda name: outcomes[name]["mutant"]):
         print(
             f"{name} {outcomes[name]['outcome']}: {outcomes[name]['mutant']}\n    {reasons.get(name, '?')}"
         )
@@ -223,9 +262,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests for one mutant")
     parser.add_argument("--only", nargs="*", default=[], help="packages, such as load or store")
-    parser.add_argument(
-        "--again", action="store_true", help="also try mutants with a known outcome"
-    )
+    parser.add_argument("--again", action="store_true", help="also try mutants again that survived")
     parser.add_argument(
         "--map",
         nargs="*",

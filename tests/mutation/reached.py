@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 CONTEXT = "TOKENMILL_RUNNING_TEST"
+_BODY = 30  # lines
 CONFIGURATION = """\
 [run]
 source_pkgs = tokenmill
@@ -26,7 +27,7 @@ data_file = {data}
 context = ${{{context}-none}}
 parallel = True
 concurrency = thread,multiprocessing
-patch = subprocess,fork,_exit
+patch = fork,_exit
 sigterm = True
 disable_warnings = no-data-collected,couldnt-parse,module-not-imported,module-not-measured
 """
@@ -52,24 +53,42 @@ class Reached:
 
         data = coverage.CoverageData(basename=str(folder / "lines"))
         data.read()
-        self.lines: dict[str, dict[int, list[str]]] = {}
+        lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for name in data.measured_files():
-            at = name.rfind("/src/tokenmill/")
-            contexts = data.contexts_by_lineno(name)
-            self.lines[name[at + 1 :]] = {
-                line: sorted({test.removeprefix("none|") for test in tests if "::" in test})
-                for line, tests in contexts.items()
-            }
+            # A child process without PYTHONPATH imports another copy of the same file.
+            path = name[name.rfind("/src/tokenmill/") + 1 :]
+            for line, tests in data.contexts_by_lineno(name).items():
+                lines[path][line] |= {test.removeprefix("none|") for test in tests if "::" in test}
+        self.lines = {
+            path: {line: sorted(tests) for line, tests in found.items()}
+            for path, found in lines.items()
+        }
         self.seconds: dict[str, float] = defaultdict(float)
-        for line in (folder / "seconds").read_text().splitlines():
-            seconds, _, test = line.partition(" ")
+        for record in (folder / "seconds").read_text().splitlines():
+            seconds, _, test = record.partition(" ")
             self.seconds[test] += float(seconds)
 
     def tests(self, path: str, line: int) -> list[str]:
-        """The tests that execute this line: those named after the module first, then the fastest."""
-        stem = Path(path).stem
-        found = self.lines.get(path, {}).get(line, [])
-        return sorted(found, key=lambda test: (stem not in test.split("::")[0], self.seconds[test]))
+        """The tests that execute this line, in the order in which to try them.
+
+        Tests in a file named after the module come first, then those in a folder named after its
+        package, then the others. In each of these, every test function runs once before any runs
+        with other parameters, and fast ones run before slow ones.
+        """
+        package, stem = Path(path).parts[-2], Path(path).stem
+        lines = self.lines.get(path, {})
+        # Default values run at import, outside of any test: take the first lines of the body.
+        near = (tests for place in range(line, line + _BODY) if (tests := lines.get(place)))
+        found = sorted(next(near, []), key=lambda test: self.seconds[test])
+        seen: Counter[str] = Counter()
+        keys = {}
+        for test in found:
+            file, function = test.split("::", 1)
+            is_far = stem not in Path(file).stem, package not in Path(file).parts
+            name = f"{file}::{function.partition('[')[0]}"
+            keys[test] = (sum(is_far), seen[name])
+            seen[name] += 1
+        return sorted(found, key=lambda test: keys[test])
 
     def files(self, path: str) -> list[str]:
         """Test files that execute any line of a module, those named after it first.

@@ -95,14 +95,18 @@ def keep(parser: Parser, failure: Failure) -> None:
     """Keep the minimized case of a failure in found/."""
     case = make_case(parser, failure.seed, failure.case)
     case = minimize(parser, case, failure.cause)
-    name = parser.name
+    keep_case(parser.name, failure.what.partition("\n")[0], case)
+
+
+def keep_case(name: str, what: str, case: Case) -> None:
+    """Keep a case in found/."""
     files = {
         key: base64.b85encode(zlib.compress(data, 9)).decode() for key, data in case.files.items()
     }
     text = json.dumps(
         {
             "parser": name,
-            "what": failure.what.partition("\n")[0],
+            "what": what,
             "facts": case.facts,
             "files": files,
         },

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-STORE = "manifest sources tables npy-header loader-state checkpoint metrics configuration"
+STORE = "manifest sources tables frames npy-header loader-state checkpoint metrics configuration"
 FORMATS = "npy llmc megatron datatrove olmo mds litdata nanogpt raw array_record"
 TOKENIZERS = "tokenizer-json split-json piece-json sentencepiece tiktoken tokenizer-state"
 TEXTS = "jsonl text gzip zstd bz2 xz parquet"

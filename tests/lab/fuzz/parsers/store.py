@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from tests.store.dataset_builder import build
+from tests.store.dataset_builder import build, describe_file
 
 import tokenmill
 from tokenmill.dataset.verify import examine
@@ -221,6 +221,51 @@ def change_npy_header(random: Random, data: bytes) -> bytes:
     return data[:6] + version + length.to_bytes(width, "little") + text + rest
 
 
+class FramesParser(_Dataset):
+    """Compressed shards: every frame has a checksum, so no change gives other ids."""
+
+    name = "frames"
+
+    def prepare(self, folder: Path) -> None:
+        self.ids = build(folder, TEXTS, shard_tokens=20, frame_tokens=8)
+        self.sound = read_files(folder)
+        self.body = json.loads(self.sound[MANIFEST_NAME])
+
+    def make(self, random: Random) -> Case:
+        files, body = dict(self.sound), json.loads(self.sound[MANIFEST_NAME])
+        shard = random.choice(body["splits"]["train"]["shards"])
+        path = shard["path"]
+        files[path] = self._change(random, files[path])
+        if random.randrange(4):
+            shard["compressed"] = describe_file(files[path])
+        if not random.randrange(4):
+            shard["compressed"]["bytes"] = random.choice([0, 1, 17, 2**31, 2**32 + 90, 2**56])
+        if not random.randrange(4):
+            body["compression"]["tokens_per_frame"] = random.choice([1, 7, 9, 20, 1 << 18])
+        del body["xxh3_128"]
+        text = json.dumps(body, indent=2).removesuffix("\n}").encode() + b",\n  "
+        files[MANIFEST_NAME] = seal(text)
+        return Case(files, {"sealed": True})
+
+    def _change(self, random: Random, data: bytes) -> bytes:
+        frames = int.from_bytes(data[-9:-5], "little")
+        table = len(data) - 17 - 8 * frames
+        match random.randrange(4):
+            case 0:
+                return change_bytes(random, data[:table]) + data[table:]
+            case 1:
+                return change_bytes(random, data)
+            case 2:
+                return data[:table] + change_bytes(random, data[table:])
+        fields = [(place, "<I") for place in range(table, len(data) - 9, 4)]
+        return change_fields(random, data, [*fields, (len(data) - 9, "<I"), (len(data) - 4, "<I")])
+
+    def check(self, case: Case, folder: Path) -> None:
+        super().check(case, folder)
+        for split, ids in use(folder, tiled=False).items():
+            require(np.array_equal(ids, self.ids[split]), "a changed file gives other ids")
+
+
 class TableHeaderParser(Parser):
     name = "npy-header"
 
@@ -245,4 +290,10 @@ class TableHeaderParser(Parser):
             parse_header("x.npy", case.files["x.npy"])
 
 
-PARSERS = [ManifestParser(), SourcesParser(), TablesParser(), TableHeaderParser()]
+PARSERS = [
+    ManifestParser(),
+    SourcesParser(),
+    TablesParser(),
+    FramesParser(),
+    TableHeaderParser(),
+]
