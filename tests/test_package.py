@@ -73,7 +73,7 @@ def _modules() -> list[str]:
 
 @pytest.mark.parametrize("name", _modules())
 def test_every_module_has_a_docstring(name: str) -> None:
-    frameworks = {"torch", "jax", "grain", "lightning", "tensorflow", "huggingface"}
+    frameworks = {"torch", "jax", "grain", "lightning", "tensorflow", "huggingface", "ray"}
     if frameworks & set(re.split("[._]", name)):
         pytest.skip("needs a framework")
     module = importlib.import_module(name)

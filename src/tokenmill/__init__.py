@@ -1,6 +1,7 @@
 """tokenmill: text to tokens on disk, and tokens on disk to training batches.
 
-Importing it takes a few hundredths of a second: each public name is imported when first used.
+Importing the package takes a few hundredths of a second, because each public name is imported when
+it is first used.
 """
 
 from __future__ import annotations

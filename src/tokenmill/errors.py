@@ -6,12 +6,13 @@ prints the message without a traceback and exits with `exit_status`.
     TokenmillError
     ├── UsageError        an invalid setting or argument (exit 2)
     ├── InputError        an input file that cannot be used
-    ├── FolderError       an output folder that is in use, foreign, or made with other settings
+    ├── FolderError       an output folder that is in use, not tokenmill's, or made with other settings
     ├── DatasetError      a dataset that is damaged or incomplete, or a path that is not a dataset
     ├── TokenizerError    a tokenizer that cannot be loaded, or is not the expected one
     │   └── UnregisteredTokenizerError    a dataset's tokenizer class that is not registered
     ├── TooLongError      a text that cannot be split and does not fit in memory
     ├── StateError        a saved state that belongs to another run
+    ├── StorageError      an object store that refuses access or does not answer
     └── WorkError         work that was interrupted (disk full, worker killed) and can be resumed
 """
 
@@ -24,6 +25,7 @@ __all__ = [
     "FolderError",
     "InputError",
     "StateError",
+    "StorageError",
     "TokenizerError",
     "TokenmillError",
     "TooLongError",
@@ -60,7 +62,7 @@ class DatasetError(TokenmillError):
 
 
 class TokenizerError(TokenmillError):
-    """A tokenizer cannot be loaded, or did not make these tokens."""
+    """A tokenizer cannot be loaded, or is not the one that made the tokens."""
 
 
 class UnregisteredTokenizerError(TokenizerError):
@@ -79,6 +81,10 @@ class StateError(TokenmillError):
     """A saved state is damaged or belongs to another run."""
 
 
+class StorageError(TokenmillError):
+    """An object store refuses access, or does not answer."""
+
+
 class WorkError(TokenmillError):
     """Work was interrupted by an external cause; the same command resumes it."""
 
@@ -91,7 +97,7 @@ def lacks_memory(error: BaseException) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, ImportError):  # the system's loader reports this only in its message
+    if isinstance(error, ImportError):  # only the message of the dynamic loader says why
         said = str(error).lower()
         cause = error.__cause__
         return any(mark in said for mark in _NOT_MAPPED) or (

@@ -1,15 +1,16 @@
 """Rows and batches for Grain, the data loading library of JAX.
 
     make_dataset    a `grain.MapDataset` of whole batches: `dataset[i]` is the batch of step i
-    READ_OPTIONS    how to iterate over it: Grain's default of 16 threads is several times slower
-    TokenBatches    its source, one gather per batch
+    READ_OPTIONS    options to iterate over that dataset; Grain's default of 16 threads is several
+                    times slower
+    TokenBatches    the source of that dataset; reads all rows of a batch at once
     TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
 Guarantees: the batches and rows are the same as from `tokenmill.Loader`, with any number of Grain's
 threads and worker processes. Rows are already in the order of the run, so do not shuffle them. The
-state of Grain's own iterators is enough to resume. Grain compares the `repr` of a source with the
-one in a checkpoint. The `repr` identifies the run: it is equal for equal rows, wherever the files
-are.
+state of Grain's own iterators is enough to resume. Grain also compares the `repr` of a source with
+the `repr` in a checkpoint. So the `repr` of these sources describes the rows of the run, but has no
+paths: the files may be moved.
 
 Costs: Grain takes about 90 µs per element, whether a row or a batch, so batches are much faster.
 """
@@ -52,7 +53,11 @@ class Batch(NamedTuple):
 
 
 class DocumentedBatch(NamedTuple):
-    """A batch, each token's document, numbered within its row, and its position there."""
+    """A batch and its documents.
+
+    `document_ids` says for each token which document of its row it is in, counted from 0.
+    `positions` says how far the token is from that document's first token in the row.
+    """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
@@ -63,8 +68,9 @@ class DocumentedBatch(NamedTuple):
 class TokenBatches:
     """A source of batches: batch i belongs to step i. `settings` are as in `tokenmill.Loader`.
 
-    Without a limit its length is `sys.maxsize`, as for a dataset after Grain's `repeat()`. The rank
-    comes from the environment, or from `rank=jax.process_index(), world_size=jax.process_count()`.
+    Without a limit its length is `sys.maxsize`, as for a dataset after Grain's `repeat()`. If your
+    launcher does not set the rank in the environment, pass `rank=jax.process_index()` and
+    `world_size=jax.process_count()`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batches[0].targets
@@ -120,11 +126,18 @@ class TokenRows:
         seq_len: int,
         seed: int = 0,
         order: Kind = "shuffled",
-        shuffle_block: int | None = None,
+        block_rows: int | None = None,
+        group_blocks: int | None = None,
         limit_rows: int | None = None,
         dtype: npt.DTypeLike = np.int32,
     ) -> None:
-        settings = RowSettings(seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
+        settings = RowSettings(
+            seq_len=seq_len,
+            seed=seed,
+            order=order,
+            block_rows=block_rows,
+            group_blocks=group_blocks,
+        )
         rows = RunRows(data, settings)
         self._length = check_whole("limit_rows", rows.count_epoch(limit_rows), 0)
         self._places = RowPlaces(rows)

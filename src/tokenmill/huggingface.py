@@ -2,10 +2,11 @@
 
 Guarantees: every row of an epoch comes once, in the order of the run, on any number of processes.
 `input_ids` and `labels` of a row are the same tokens, because these models shift the labels
-themselves. With the targets of the other loaders, they would learn the token after the next one.
+themselves. If the labels were already shifted, as the targets of the other loaders are, the models
+would learn to predict the token after the next one.
 
-Costs: `Trainer` and Accelerate divide and skip row numbers, not data, so resuming reads nothing. A
-batch takes one gather, and one copy for the labels.
+Costs: `Trainer` and Accelerate work with row numbers. To resume, they skip numbers, and no skipped
+row is read. A batch takes one gather, and one copy for the labels.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ __all__ = ["TokenRows"]
 
 
 class TokenRows(Dataset[dict[str, torch.Tensor]]):
-    """`tokenmill.torch.TokenRows` as `input_ids` and `labels`; `settings` are its arguments.
+    """The rows of `tokenmill.torch.TokenRows` as `input_ids` and `labels`, with the same arguments.
 
-    The rows are in the order of the run, so they must not be shuffled again: give `Trainer`
-    `train_sampling_strategy="sequential"`, and a `DataLoader` no `shuffle`.
+    The rows are already in the order of the run, so do not shuffle them again: use
+    `TrainingArguments(train_sampling_strategy="sequential")`, or a `DataLoader` without
+    `shuffle=True`.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> rows[0]
@@ -74,7 +76,7 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
 
 
 def _check_division() -> None:
-    """Refuse to read if Accelerate gives all rows to each of several processes.
+    """Refuse to read if Accelerate gives every process all rows.
 
     On a machine without a GPU, Accelerate joins the process group but does not shard the data.
     """
@@ -86,6 +88,6 @@ def _check_division() -> None:
     if found == 1 and processes > 1:
         raise UsageError(
             f"Accelerate does not divide the rows: each of the {processes} processes would train on "
-            "all of them. Without a GPU, set ACCELERATE_USE_CPU=true in the environment, "
+            "all rows. Without a GPU, set ACCELERATE_USE_CPU=true in the environment, "
             "or use TrainingArguments(use_cpu=True) or Accelerator(cpu=True)."
         )

@@ -1,13 +1,14 @@
 """Batches as global JAX arrays on a mesh of devices, in one process or in several.
 
 Guarantees: a step has the same rows as with `tokenmill.Loader` and the same seed, for any mesh,
-number of processes and sharding. A process reads the smallest aligned block that contains all rows
-its devices need. For the usual meshes, the block has exactly those rows. The state is one number of
-rows, the same on all processes, and can be loaded with another mesh.
+number of processes and sharding. A process reads one block of the step's rows, which contains all
+rows that its devices need. For the usual meshes, the block contains no other rows. The state counts
+the rows that the run has consumed. The state is the same on all processes and can be loaded with
+another mesh.
 
-Costs: a thread reads rows ahead, and the next batches are copied to the devices while one is in use.
-On the CPU, JAX may use the memory of a batch without a copy; it then holds a reference to that memory,
-so the loader does not reuse it.
+Costs: a thread reads rows ahead, and the next batches are copied to the devices while the current
+one is in use. On the CPU, JAX may use the memory of a batch without a copy. JAX then holds a
+reference to that memory, so the loader does not reuse the memory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ class Batch(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """Each token's document, numbered from 0 in its row, and the token's position there."""
+    """The documents of a batch, as two arrays of shape (batch_size, seq_len).
+
+    `ids` says for each token which document of its row it is in, counted from 0. `positions` says
+    how far the token is from that document's first token in the row.
+    """
 
     ids: jax.Array
     positions: jax.Array
@@ -91,7 +96,7 @@ else:
 
 
 class Loader(LoaderAdapter[B]):
-    """Batches of `batch_size` rows over all devices and processes, endless or up to a limit.
+    """Batches of `batch_size` rows, divided over all devices and processes.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(loader)
@@ -108,16 +113,19 @@ class Loader(LoaderAdapter[B]):
     seq_len
         Tokens per row, in the inputs and in the targets.
     sharding
-        Where the (batch_size, seq_len) arrays go: any sharding that can hold them.
+        How to place the (batch_size, seq_len) arrays on devices: any JAX sharding that fits them.
     mesh, data_axis
-        Instead of a sharding: the rows are divided over that axis of the mesh, and replicated over
-        the others. With neither, they are divided over all devices.
+        Instead of a sharding: the rows are divided over the axis `data_axis` of the mesh, and
+        replicated over its other axes. With neither a sharding nor a mesh, the rows are divided over
+        all devices.
     dtype
-        Dtype of the arrays; JAX disables 64-bit integers by default.
+        Dtype of the arrays; int32 by default, because JAX disables 64-bit integers by default.
     prefetch
-        How many batches a thread reads ahead; None: a few megabytes; 0: no thread.
+        How many batches a thread reads ahead. None means a few megabytes of batches, and 0 means no
+        thread.
     settings
-        The other arguments of `tokenmill.Loader`. With a limit, an incomplete last step is omitted.
+        The other arguments of `tokenmill.Loader`. Without a limit, batches never end. With a limit,
+        an incomplete last step is omitted.
     """
 
     @overload
@@ -171,7 +179,7 @@ class Loader(LoaderAdapter[B]):
         self.sharding = _choose_sharding(sharding, mesh, data_axis)
         self._shape = (batch_size, seq_len)
         block, blocks = _find_block(self.sharding, self._shape)
-        self._first = block * (batch_size // blocks)  # of a step's rows, in this process
+        self._first = block * (batch_size // blocks)  # the step's first row that this process reads
         self.arrays = ArrayLoader(
             data,
             batch_size=batch_size // blocks,
@@ -228,7 +236,7 @@ class Loader(LoaderAdapter[B]):
         self._placed.append((self._convert(batch), batch.end))
 
     def batch_at(self, step: int) -> B:
-        """The batch of any step; see `tokenmill.Loader.batch_at`. All processes must call it."""
+        """The batch of any step; see `tokenmill.Loader.batch_at`. All processes must call this."""
         if self.arrays.limit is not None and step >= len(self):
             raise IndexError(f"steps go from 0 to {len(self) - 1:,}, got {step:,}")
         return super().batch_at(step)
@@ -253,7 +261,7 @@ class Loader(LoaderAdapter[B]):
         self._row, self._at_end = self.arrays.row, False
 
     def close(self) -> None:
-        """Stop the thread; the next batch starts another."""
+        """Stop the thread that reads ahead; the next batch starts a new thread."""
         self._placed.clear()
         self.arrays.load_state_dict(self.state_dict())  # back to the cursor
 
@@ -266,7 +274,7 @@ class Loader(LoaderAdapter[B]):
         return cast(B, DocumentedBatch(inputs, targets, documents))
 
     def _place(self, rows: npt.NDArray[Any]) -> jax.Array:
-        """The global array of a step, from the step's rows that this process has read."""
+        """Make the global array of a step from `rows`, the part that this process has read."""
 
         def take(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
             assert index is not None
@@ -308,10 +316,10 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """Divide a step's rows into the smallest equal blocks that keep this process's rows in one
-    block.
+    """Divide a step's rows into equal blocks, so that one block has all rows of this process.
 
-    Returns the number of that block, and how many blocks there are.
+    The blocks are as small as possible. Returns the index of this process's block, and how many
+    blocks there are. For example, for a process with rows 4 and 5 of 8 rows, it returns (2, 4).
     """
     rows = shape[0]
     if rows < 1:
@@ -324,7 +332,10 @@ def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
         ) from None
     ranges = [index[0].indices(rows) for index in indices.values() if index is not None]
     if not ranges:
-        raise UsageError(f"no device of {sharding} is in process {jax.process_index()}.")
+        raise UsageError(
+            f"no device of {sharding} is in process {jax.process_index()}. Use a sharding with "
+            "devices of every process."
+        )
     first, last = min(start for start, _, _ in ranges), max(stop for _, stop, _ in ranges) - 1
     size = next(
         size

@@ -1,13 +1,12 @@
 """A Lightning data module whose rows continue across epochs, checkpoints and changes of ranks.
 
 Guarantees: the trainer sees row 0, 1, 2, ... of the run, each once. An epoch of the trainer is just a
-number of steps: the next epoch continues with the following rows, which are in another order. A
-Lightning checkpoint, in the middle of an epoch or at its end, counts the rows of the batches that the
-trainer has finished, so a resumed run neither repeats nor skips rows, even with another batch size or
-number of devices. Validation uses the same rows each time.
+number of steps: the next epoch continues with the following rows. At any step, a Lightning checkpoint
+stores how many rows the trainer has finished. So a resumed run neither repeats nor skips rows, even
+with another batch size or number of devices. Validation uses the same rows each time.
 
-Costs: the same as `tokenmill.torch.Loader`, which makes the batches on the trainer's device, or the
-same as `DataLoader` workers. Rank and world size come from the trainer.
+`tokenmill.torch.Loader` makes the batches, on the trainer's device. With `num_workers`, the workers
+of a `DataLoader` make them instead. Rank and world size come from the trainer.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ class TokenDataModule(pl.LightningDataModule):
     train
         The tokens to train on, such as `tokenmill.open(path)["train"]`, or a Mixture.
     val
-        The tokens to validate on, in their order.
+        The tokens to validate on, read in sequential order.
     batch_size
-        The rows of a batch, on each device.
+        Rows per batch, on each device.
     seq_len, seed
         As for `tokenmill.Loader`.
     epoch_steps
-        Steps per epoch of the trainer. The default is the number of whole batches that the windows
-        fill, for a mixture the windows of all sources together.
+        Steps per epoch of the trainer. The default is one pass over the data, without an incomplete
+        last step. For a mixture, the sizes of all sources are added up.
     val_rows
         How many rows to validate on; by default all. If the last step has fewer rows than there are
-        devices, it is omitted.
+        devices, that step is omitted.
     num_workers
-        `DataLoader` workers; 0 makes batches ahead in a thread, which is faster.
+        How many `DataLoader` workers make the batches. With 0, a thread makes them, which is faster.
     settings
-        Other arguments of `tokenmill.Loader`: order, shuffle_block, dtype, documents, in_memory,
-        prefetch.
+        Other arguments of `tokenmill.Loader`: order, block_rows, group_blocks, dtype, documents,
+        in_memory, prefetch.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class TokenDataModule(pl.LightningDataModule):
         super().__init__()
         if refused := _SET_BY_TRAINER & settings.keys():
             raise UsageError(
-                f"`{min(refused)}` is set by the trainer: use its devices, max_steps and max_epochs."
+                f"`{min(refused)}` is set by the trainer; see its devices, max_steps and max_epochs."
             )
         if unknown := settings.keys() - {field.name for field in fields(LoaderSettings)}:
             raise UsageError(f"`{min(unknown)}` is not an argument of tokenmill.Loader.")
@@ -122,7 +121,8 @@ class TokenDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> _FixedSteps:
         """The validation rows, from the first on."""
         assert self._val is not None
-        settings = {**self._settings, "order": "sequential", "shuffle_block": None}
+        blocks = {"block_rows": None, "group_blocks": None}
+        settings = {**self._settings, "order": "sequential", **blocks}
         return _FixedSteps(self._make_factory(self._val, settings), self._val_rows)
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class TokenDataModule(pl.LightningDataModule):
             self._training_steps().load_state_dict(state_dict)
 
     def _training_steps(self) -> _TrainingSteps:
-        """One object for all epochs; a new one, at the same row, for a new trainer."""
+        """The training steps, one object per trainer. A new trainer continues at the same row."""
         steps = self._steps
         if steps is None or steps.trainer is not self.trainer:
             self._steps = _TrainingSteps(
@@ -167,7 +167,7 @@ class _BatchFactory:
         return Loader(self.data, device=self.device, **self.settings, **limit)
 
     def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
-        """The batches from a row on, made by workers or by the loader, which is at that row."""
+        """Iterate over the batches from `row` on; without workers, `loader` must be at `row`."""
         if not self.workers:
             return loader
         settings = {name: value for name, value in self.settings.items() if name != "prefetch"}
@@ -178,10 +178,10 @@ class _BatchFactory:
 
 
 class _TrainingSteps:
-    """An iteration is the steps of an epoch, from the current row of the run on.
+    """Each iteration yields the batches of one epoch, from the current row of the run on.
 
-    It has a length, because Lightning fetches a batch in advance from iterables without a length.
-    Checkpoints would then be one batch ahead.
+    The object has a length. If it had no length, Lightning would fetch a batch in advance, and
+    checkpoints would be one batch ahead.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class _TrainingSteps:
 
 
 class _FixedSteps:
-    """The same batches each time, and equally many on all ranks."""
+    """Each iteration yields the same batches. All ranks have the same number of batches."""
 
     def __init__(self, factory: _BatchFactory, rows: int | None) -> None:
         loader = factory.make_loader().arrays
@@ -247,8 +247,8 @@ class _FixedSteps:
         if not self._rows:
             raise UsageError(
                 f"validation has {rows} rows of {loader.seq_len:,} tokens, and each of the "
-                f"{loader.world_size} devices needs at least one. Use more tokens or a smaller "
-                "`seq_len`."
+                f"{loader.world_size} devices needs at least one row. Use more tokens or a "
+                "smaller `seq_len`."
             )
         self._factory, self._global_batch = factory, loader.global_batch
 

@@ -1,8 +1,8 @@
 """Progress of long-running work: a protocol for reporting it, and a display.
 
-A `Watcher` receives the stages of the work and the amount done. `Display` shows both in one line:
-on a terminal, the line is redrawn and never wider than the terminal; in a notebook, it is one
-output that is updated; elsewhere, it is printed every few seconds.
+A `Watcher` receives the stages of the work and the amount done. `Display` shows both in one line. On
+a terminal, it redraws the line, which is never wider than the terminal. In a notebook, it updates one
+output. Elsewhere, it prints a line every few seconds.
 """
 
 from __future__ import annotations
@@ -23,22 +23,27 @@ __all__ = ["Display", "Nobody", "Unit", "Watcher", "watching"]
 
 Unit = Literal["bytes", "tokens"]  # the unit in which the work of a stage is counted
 
-_FIRST_LINE, _EVERY = 2.0, 10.0  # seconds, where lines are printed
-_REDRAW = 0.125  # seconds
-_BAR = 24
+# Seconds before the first line and between lines, where there is neither a terminal nor a notebook.
+_FIRST_LINE, _EVERY = 2.0, 10.0
+_REDRAW = 0.125  # seconds between updates in a notebook
+_BAR = 24  # characters
 
 
 class Watcher(Protocol):
     """Receives the progress of some work."""
 
     def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
-        """A stage such as "tokenizing" starts. `done` of its `total` units were done earlier.
+        """A stage such as "tokenizing" starts. An earlier run did `done` of its `total` units.
 
         `total` is 0 if the amount of work is unknown.
         """
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
-        """`amount` more units of the stage are done, with this many tokens and documents."""
+        """`amount` more units of the stage are done.
+
+        These units contained `tokens` tokens and `documents` documents. `dropped` of the documents
+        were not kept.
+        """
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
@@ -56,10 +61,11 @@ class Nobody:
 
 @contextmanager
 def watching(watcher: Watcher | None, progress: bool | None) -> Iterator[Watcher]:
-    """The watcher of a library call: the one given, a `Display`, or `Nobody`.
+    """Yield the watcher for a library call.
 
-    By default (`progress` is None), there is a display in terminals and notebooks only, so that
-    batch jobs and tests stay silent.
+    A given `watcher` is used as it is. Otherwise `progress` decides: True gives a `Display` and
+    False `Nobody`. None, the default, gives a display in terminals and notebooks only, so that batch
+    jobs and tests stay silent.
 
     >>> with watching(None, False) as watcher:
     ...     type(watcher).__name__

@@ -1,8 +1,10 @@
 """Batches as a `tf.data.Dataset`.
 
-Guarantees: the batches are the same as from `tokenmill.Loader`. A batch is a function of its step,
-so a dataset starts at any row without reading the rows before it, and `tf.train.Checkpoint` saves
-its iterators as a number. Costs: one call from TensorFlow into Python per batch, made ahead.
+Guarantees: the batches are the same as from `tokenmill.Loader`. A batch depends only on its step.
+So a dataset starts at any row without reading the rows before it, and all that
+`tf.train.Checkpoint` saves of an iterator is its position.
+
+Costs: one call from TensorFlow into Python per batch. With `prefetch`, the calls are made ahead.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ def make_dataset(
 ) -> tf.data.Dataset:
     """Batches from row `start` on, as (inputs, targets), each (rows, seq_len).
 
-    `start` is a multiple of the global batch: to resume after `steps`, use `start=steps *
-    batch_size * world_size`. With `documents=True` an element has two more tensors: the document of
-    each token in its row, and the token's position in it. The other settings are as in
-    `tokenmill.Loader`.
+    `start` must be a multiple of the rows per step, `batch_size * world_size`. To resume after n
+    steps, pass `start=n * batch_size * world_size`. With `documents=True`, an element has two more
+    tensors. The first says for each token which document of its row it is in, counted from 0. The
+    second says how far the token is from that document's first token in the row. The other settings
+    are as in `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(iter(dataset))
@@ -62,7 +65,7 @@ def make_dataset(
     first, rest = divmod(start, loader.global_batch)
     if start < 0 or rest:
         raise UsageError(
-            f"`start` is {start}; it must be a multiple of the {loader.global_batch} rows of a step."
+            f"`start` is {start}; it must be a multiple of {loader.global_batch} (rows per step)."
         )
     prefetch = check_whole("prefetch", prefetch, 0)
     batches = BatchesByStep(loader)
@@ -77,8 +80,8 @@ def make_dataset(
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def place(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        # Split here: each tensor that comes from Python costs time. Not stateful: the same step gives
-        # the same batch, so TensorFlow can save an iterator.
+        # Split the tokens here, because each tensor that comes from Python costs time. A step always
+        # gives the same batch, so `stateful` is False, which lets TensorFlow save an iterator.
         tokens, *found = tf.numpy_function(read, [step], kinds, stateful=False)
         tensors = [tokens[:, :-1], tokens[:, 1:], *found]
         return tuple(tf.ensure_shape(tensor, shape) for tensor in tensors)

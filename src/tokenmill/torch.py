@@ -1,6 +1,6 @@
 """Batches as PyTorch tensors: three ways to the same rows in the same order.
 
-    Loader          an iterator of tensors on a device; no worker process, exact to the row
+    Loader          an iterator of tensors on a device; no worker processes, resumes at any row
     TokenBatches    an `IterableDataset` of whole batches, for `DataLoader(..., batch_size=None)` with
                     any number of workers, and for torchdata's `StatefulDataLoader`
     TokenRows       a map-style `Dataset` of rows, for your own sampler or collator
@@ -90,10 +90,11 @@ else:
 
 
 class Loader(LoaderAdapter[B]):
-    """`tokenmill.Loader` with tensors on a device; `settings` are its arguments.
+    """Like `tokenmill.Loader`, but batches are tensors on a device.
 
-    With `contiguous=False`, inputs and targets are views of one tensor. This is twice as fast on the
-    CPU, but PyTorch then refuses `targets.view(-1)`, and `targets.reshape(-1)` copies.
+    `settings` are as in `tokenmill.Loader`. With `contiguous=False`, inputs and targets are views of
+    one tensor. This is twice as fast on the CPU, but PyTorch then refuses `targets.view(-1)`, and
+    `targets.reshape(-1)` copies.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(loader)
@@ -140,7 +141,8 @@ class Loader(LoaderAdapter[B]):
         self.device = torch.device(device)
         self._is_on_cpu = self.device.type == "cpu"
         self._contiguous = contiguous
-        # Rows go to a device as one tensor, which halves the copy, and are split there.
+        # Copy rows to a device as one tensor and split them there. Copying inputs and targets
+        # separately would move twice as many bytes.
         split_here = contiguous and self._is_on_cpu
         self.arrays = _make_array_loader(data, {**settings, "contiguous": split_here})
 
@@ -148,7 +150,7 @@ class Loader(LoaderAdapter[B]):
         return f"<tokenmill.torch.{repr(self.arrays)[1:-1]}, on {self.device}>"
 
     def batch_from(self, row: int) -> B:
-        """This rank's batch of the step that starts at a row."""
+        """Return this rank's batch of the step that starts at `row`."""
         return self._convert(self.arrays.batch_from(row))
 
     def _convert(self, batch: ArrayBatch) -> B:
@@ -179,9 +181,11 @@ class TokenBatches(IterableDataset[B]):
 
     Worker i of k makes every k-th batch, and the `DataLoader` asks the workers in turn, so batches
     come in the same order for any k. An iteration begins at row `start`, or resumes from a state.
-    The state counts the batches of this copy of the dataset; `StatefulDataLoader` saves and
-    restores the state of each worker. To resume with another number of workers or ranks, or another
-    batch size, start at the row that was reached: `start=steps * batch_size * world_size`.
+
+    Each worker has its own copy of the dataset, and the state of a copy counts the batches that
+    this copy has made. `StatefulDataLoader` saves and restores the states of all workers. To resume
+    with another number of workers or ranks, or another batch size, start at the row that was
+    reached: `start=steps * batch_size * world_size`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, limit_rows=4)
     >>> [inputs.shape for inputs, targets in torch.utils.data.DataLoader(batches, batch_size=None)]
@@ -223,7 +227,7 @@ class TokenBatches(IterableDataset[B]):
             )
         self._loader = _make_array_loader(data, {"contiguous": True, **settings, "prefetch": 0})
         self.start = check_whole("start", start, 0)
-        # The first row of this iteration, and the batches that this copy has made in it.
+        # The first row of this iteration, and how many batches this copy has made in it.
         self._first, self._given = start, 0
         self._resumes = False  # whether the next iteration continues this one
 
@@ -241,7 +245,10 @@ class TokenBatches(IterableDataset[B]):
             yield cast(B, _make_tensors(batch))
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
-        """Refuse to be divided twice: Accelerate calls this before it divides batches among ranks."""
+        """Refuse a dataset that already divides its rows among ranks.
+
+        Accelerate calls this before it divides the batches among ranks itself.
+        """
         rank, world_size = self._loader.rank, self._loader.world_size
         if world_size > 1:
             raise UsageError(
@@ -262,7 +269,10 @@ class TokenBatches(IterableDataset[B]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume in the next iteration, from a state of this worker with the same number of workers."""
+        """Let the next iteration resume from a state.
+
+        The state must come from this worker, in a run with the same number of workers.
+        """
         own = self.state_dict()
         given = state.get("given")
         if not isinstance(given, int) or given < 0:
@@ -276,10 +286,12 @@ class TokenBatches(IterableDataset[B]):
 class TokenRows(Dataset[Batch]):
     """The rows of a run by number, up to `limit_rows`; by default one epoch.
 
-    A `DataLoader` asks for all rows of a batch at once, and they are read at once. Row n is row n of
-    the order, so do not shuffle them again. `set_epoch`, which Accelerate calls automatically, moves
-    to later rows: index i is then row `epoch * len(rows) + i`. A sequential order gives the same rows
-    in every epoch, as validation needs.
+    A `DataLoader` asks for all rows of a batch at once, so they are read together. The rows are
+    already in the order of the run, so do not shuffle them again.
+
+    `set_epoch` moves to later rows: index i is then row `epoch * len(rows) + i`. Accelerate calls
+    `set_epoch` automatically. With `order="sequential"`, all epochs have the same rows, as
+    validation needs.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
@@ -293,13 +305,21 @@ class TokenRows(Dataset[Batch]):
         seq_len: int,
         seed: int = 0,
         order: Kind = "shuffled",
-        shuffle_block: int | None = None,
+        block_rows: int | None = None,
+        group_blocks: int | None = None,
         limit_rows: int | None = None,
     ) -> None:
-        settings = RowSettings(seq_len=seq_len, seed=seed, order=order, shuffle_block=shuffle_block)
+        settings = RowSettings(
+            seq_len=seq_len,
+            seed=seed,
+            order=order,
+            block_rows=block_rows,
+            group_blocks=group_blocks,
+        )
         self.rows = RunRows(data, settings)
         self._length = check_whole("limit_rows", self.rows.count_epoch(limit_rows), 0)
-        # In shared memory, because persistent workers keep the copy of the dataset they started with.
+        # In shared memory, so that `set_epoch` also reaches persistent workers: they keep the copy of
+        # the dataset that they started with.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -320,7 +340,7 @@ class TokenRows(Dataset[Batch]):
         return [Batch(row[:-1], row[1:]) for row in self.read(rows)]
 
     def read(self, rows: Sequence[int]) -> torch.Tensor:
-        """The tokens of rows, int64, (rows, seq_len + 1).
+        """The tokens of some rows, as an int64 tensor of shape (rows, seq_len + 1).
 
         >>> TokenRows(Tokens.of(range(100)), seq_len=4, order="sequential").read([2, 0])
         tensor([[ 8,  9, 10, 11, 12],
@@ -337,7 +357,7 @@ class TokenRows(Dataset[Batch]):
 
 
 def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> ArrayLoader:
-    """A loader of arrays, with NumPy's name of a PyTorch dtype, and PyTorch's rank."""
+    """Make a NumPy loader; converts a PyTorch dtype, and takes the rank from torch.distributed."""
     settings = dict(settings)
     if isinstance(dtype := settings.get("dtype"), torch.dtype):
         settings["dtype"] = str(dtype).removeprefix("torch.")
@@ -352,7 +372,7 @@ def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> A
 
 
 def compare_ranks(loader: ArrayLoader) -> None:
-    """Refuse a loader whose settings differ from other ranks; does not wait for them."""
+    """Refuse a loader whose settings differ from another rank's; does not wait for other ranks."""
     store = torch.distributed.distributed_c10d._get_default_store()
     # A worker process is a fork of its rank and shares its connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:
@@ -381,7 +401,7 @@ def _make_documents(batch: ArrayBatch) -> Documents:
 def _collate(
     samples: Sequence[Batch | DocumentedBatch], *, collate_fn_map: Any
 ) -> Batch | DocumentedBatch:
-    """A batch of rows; a batch of batches is refused."""
+    """Stack rows into a batch; refuses to stack whole batches."""
     if samples[0].inputs.dim() > 1:
         raise UsageError(
             "TokenBatches gives whole batches, and this DataLoader would stack them into batches of "
@@ -392,11 +412,11 @@ def _collate(
     return Batch(*(collate(column, collate_fn_map=collate_fn_map) for column in columns))
 
 
-# No method that DataLoader calls on a dataset reveals the batch size.
+# The check is in a collate function, because a dataset cannot ask its DataLoader for `batch_size`.
 default_collate_fn_map.update({Batch: _collate, DocumentedBatch: _collate})
 
 
 def _find_worker() -> tuple[int, int]:
-    """The number of this `DataLoader` worker and of all workers; 0 of 1 outside of a worker."""
+    """Find this `DataLoader` worker's index and the number of workers; (0, 1) without workers."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)

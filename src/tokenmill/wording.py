@@ -23,9 +23,9 @@ _HIDDEN = (
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
 )
-# Persian and Indic spelling and emoji need joiners and U+FE0E and U+FE0F. They stay next to visible
-# characters beyond ASCII, because they change their shape. Anywhere else they could only hide
-# something.
+# Joiners and the variation selectors U+FE0E and U+FE0F are invisible, but emoji and Persian and Indic
+# spelling need them: they change how the characters next to them are drawn. So they are kept next to
+# visible characters beyond ASCII. Anywhere else they could only hide something.
 _NOT_VISIBLE = f"[\x00-\xa0\u200c\u200d\ufe0e{_HIDDEN}]"
 _UNSAFE = re.compile(
     f"[{_HIDDEN}]|[\u200c\u200d](?={_NOT_VISIBLE})|(?<={_NOT_VISIBLE})[\u200c\u200d]"
@@ -45,7 +45,9 @@ _REPR.maxstring = _REPR.maxother = 100
 
 
 def harmless(text: str) -> str:
-    r"""Text in which control characters and invisible characters are visible escapes.
+    r"""Return the text with control characters and invisible characters as visible escapes.
+
+    Joiners and variation selectors are kept where emoji and some scripts need them.
 
     >>> harmless("a\x1b[31mb\tc"), harmless("pay\u200bpal"), harmless("👨\u200d👩")
     ('a\\x1b[31mb\tc', 'pay\\u200bpal', '👨\u200d👩')
@@ -56,7 +58,7 @@ def harmless(text: str) -> str:
 
 
 def one_line(name: object) -> str:
-    r"""A name from untrusted data, for use within a line.
+    r"""A name from untrusted data, safe to print within a line.
 
     >>> one_line("a.txt\nDone.")
     'a.txt\\nDone.'
@@ -83,7 +85,7 @@ def count(number: int) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things.
+    """A number and a noun, in the singular or plural.
 
     >>> counted(1, "document"), counted(2000, "document")
     ('1 document', '2,000 documents')

@@ -23,7 +23,7 @@ from tokenmill.errors import TokenmillError
 LIBRARY = Path(tokenmill.__file__).parent
 SCRIPTS = LIBRARY.parents[1] / "scripts"
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND = re.compile(r"\b(tokenmill [a-z]+|pip install|torchrun|zstd) .*?(?=[.;,] |\n|$)")
+COMMAND = re.compile(r"\b(tokenmill [a-z]+|pip install|torchrun|zstd|ray start) .*?(?=[.;,] |\n|$)")
 
 
 def list_messages(path: Path) -> Iterator[tuple[int, str]]:

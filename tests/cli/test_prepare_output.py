@@ -12,6 +12,7 @@ from shell import QUICK, run
 
 import tokenmill
 from tokenmill.cli.console import parse_size
+from tokenmill.cli.prepare import show_report
 from tokenmill.errors import UsageError
 
 
@@ -71,6 +72,7 @@ def test_singular_and_plural(tmp_path: Path, bad: int, repaired: str) -> None:
     listed = tmp_path / "a.repaired.jsonl"
     assert f"  repaired: {repaired} invalid UTF-8: see {listed}" in made.stdout
     assert len(listed.read_text().splitlines()) == bad
+    assert "rejected" not in made.stdout
     planned = run("prepare", text, "--dry-run", "--tokenizer", "bytes", "--workers", bad)
     assert planned.stdout.count(f"with {bad} worker{'s' if bad > 1 else ''}\n") == 1
     assert not re.search(r"\b1 \w+s\b", result.stdout + made.stdout.replace("s.", "."))
@@ -112,6 +114,18 @@ def test_a_file_in_another_encoding_is_named_with_the_cure(tmp_path: Path) -> No
         f"Not UTF-8: {text}: 10.3% of its text was replaced; it looks like WINDOWS-1252: "
         "try iconv -f WINDOWS-1252 -t UTF-8."
     ) in result.stdout
+
+
+def test_a_dataset_without_a_count_of_encodings_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    report = tokenmill.prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer="bytes", workers=1)
+    del report.manifest.ledger["other_encodings"]  # as older versions wrote it
+    show_report(report, 1.0)
+    shown = capsys.readouterr().out
+    assert "Repaired: 1 document had invalid UTF-8" in shown
+    assert "more files" not in shown
 
 
 def test_the_final_rate_counts_the_bytes_that_progress_counts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from shell import python, run
 
 HEAVY = (
     "numpy pyarrow gigatoken torch jax jaxlib grain tensorflow lightning ray datasets pandas "
-    "tokenizers tiktoken sentencepiece huggingface_hub multiprocessing"
+    "tokenizers tiktoken sentencepiece huggingface_hub obstore multiprocessing"
 ).split()
 COMMANDS = [
     "prepare",
@@ -55,8 +55,8 @@ def test_every_command_has_help(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "explained"),
     [
-        ("prepare", "The same command resumes after any interruption."),
-        ("download", "Without REPO it downloads three shards"),
+        ("prepare", "To resume after an interruption, run the same command again."),
+        ("download", "Without REPO, the command downloads three shards"),
         ("train", "torchrun --nproc-per-node 8"),
         ("verify", "The exit status is 0"),
     ],

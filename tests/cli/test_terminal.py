@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from shell import COMMAND
 
+from tokenmill.progress import Display
+
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -142,6 +144,15 @@ print("done")
 """
 
 
+def test_a_stage_is_shown_when_it_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich treat stderr as a terminal
+    with Display() as display:
+        display.begin("looking for files", 0)
+    assert "looking for files …" in capsys.readouterr().err
+
+
 def test_prepare_from_python_shows_progress_only_on_a_terminal(tmp_path: Path) -> None:
     text = make_text(tmp_path)
     script = tmp_path / "script.py"
@@ -164,7 +175,7 @@ def test_ctrl_c_on_a_terminal_leaves_a_clean_screen(tmp_path: Path) -> None:
     status, written = run_on_terminal(*arguments, stop_after="tokenizing")
     assert status == 130, written
     left = [line for line in screen(written) if line.strip()]
-    assert left[-1].startswith("Stopped. What is done is kept in ")
+    assert left[-1].startswith("Stopped. Finished work is kept in ")
     assert not [line for line in left if "tokenizing" in line]
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ def test_epochs_and_seeds_have_different_orders(path: Path, ids: np.ndarray) -> 
             orders.append(windows(DataLoader(dataset, batch_size=50)))
             assert sorted(orders[-1]) == sorted(oracle(ids))
     assert len({tuple(order) for order in orders}) == 6
+    default, named = (
+        LocalTokenizedDataset(path, max_length=LENGTH, **seed) for seed in ({}, {"seed": 42})
+    )
+    assert windows(DataLoader(default, batch_size=50)) == windows(DataLoader(named, batch_size=50))
 
 
 @settings(max_examples=50, deadline=None)
@@ -191,3 +196,10 @@ def test_the_data_module_continues_from_epoch_to_epoch(
     assert sorted(found[:124]) == sorted(found[124:]) == sorted(oracle(ids))
     assert found[:124] != found[124:]
     assert windows(module.val_dataloader()) == oracle(ids)
+
+
+def test_the_data_module_starts_no_processes_unless_asked(path: Path) -> None:
+    batches = iter(LocalDataModule(path, path, batch_size=4, max_length=LENGTH).train_dataloader())
+    before = set(multiprocessing.active_children())
+    next(batches)
+    assert set(multiprocessing.active_children()) <= before

@@ -21,6 +21,7 @@ from foreign import (
     llmc_bytes,
     mds_files,
     megatron_bytes,
+    write_datatrove,
     write_llmc,
     write_megatron,
 )
@@ -168,6 +169,31 @@ def test_documents_survive_any_shard_size(to, documents, tokens_per_shard):
         ] == (documents)
 
 
+class NoTokens(Nobody):
+    def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
+        pytest.fail("tokens were written")
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("mds", r"a file of split 'train' would have 4,294,967,\d+ bytes"),
+        ("megatron", "a document of split 'train' has 2,147,483,648 tokens; a sequence in"),
+    ],
+    ids=["mds", "megatron"],
+)
+def test_a_document_too_long_for_a_format_is_refused_before_its_tokens_are_written(
+    tmp_path, to, says
+):
+    tokens = 2**31
+    write_datatrove(tmp_path / "x.ds", [[1]])
+    os.truncate(tmp_path / "x.ds", 2 * tokens)  # a sparse file
+    (tmp_path / "x.ds.index").write_bytes(struct.pack("<Q", tokens))
+    (tmp_path / "x.ds.metadata").write_text(f"gpt2|2\n{tokens}\n{tokens} T")
+    with pytest.raises(DatasetError, match=says):
+        tokenmill.export(tmp_path / "x.ds", tmp_path / "out", to=to, watcher=NoTokens())
+
+
 def test_without_a_table_documents_are_found_by_the_end_of_text_id(tmp_path):
     np.save(tmp_path / "x.npy", np.array([5, 0, 6, 6, 0, 7]))
     with pytest.raises(DatasetError, match="eot_id"):
@@ -257,11 +283,14 @@ def test_comparing_finds_a_file_that_changed_after_writing(tmp_path):
     write_llmc(tmp_path / "x.bin", range(20))
     tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")
     path = tmp_path / "out" / "train.bin"
-    data = bytearray(path.read_bytes())
-    data[4] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DatasetError, match="at token 2"):
-        tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")
+    for token in (0, 2, 19):
+        data = bytearray(path.read_bytes())
+        data[2 * token] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(DatasetError, match=f"at token {token},"):
+            tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")
+        data[2 * token] ^= 1
+        path.write_bytes(data)
     os.truncate(path, 10)
     with pytest.raises(DatasetError, match="has 5 tokens"):
         tokenmill.export(tmp_path / "x.bin", tmp_path / "out", to="nanogpt")

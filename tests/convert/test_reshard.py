@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from dataset_builder import build
+from dataset_builder import build, edit_manifest
 from test_export import contents, run_killed
 
 import tokenmill
@@ -62,6 +62,10 @@ def test_data_that_cannot_be_resharded_is_refused(tmp_path):
     assert made == tokenmill.open(tmp_path / "out").manifest
     with pytest.raises(FolderError, match="another finished dataset"):
         tokenmill.reshard(tmp_path / "a", tmp_path / "out", tokens_per_shard=6)
+    with pytest.raises(FolderError, match="another finished dataset"):
+        tokenmill.reshard(tmp_path / "b", tmp_path / "out", tokens_per_shard=5)
+    same = json.loads((tmp_path / "a" / "dataset_metadata.json").read_bytes())
+    edit_manifest(tmp_path / "b", lambda body: body.update({**same, "splits": body["splits"]}))
     with pytest.raises(FolderError, match="another finished dataset"):
         tokenmill.reshard(tmp_path / "b", tmp_path / "out", tokens_per_shard=5)
     with pytest.raises(UsageError, match="positive"):

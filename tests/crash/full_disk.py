@@ -59,16 +59,16 @@ def main(text: Path, disk: Path, scratch: Path) -> None:
     attempt("grind", 1 << 20)
     mount(plenty, "remount")
     process = start(*command)
-    assert wait_until((out / ".work" / "fates").exists)
+    assert wait_until((out / "train").exists)
     kill_all(process)
-    for name in ("fates", "repeats"):
-        (out / ".work" / name).unlink()
     shutil.rmtree(out / "train", ignore_errors=True)
     shutil.rmtree(out / "val", ignore_errors=True)
-    ground = used()
-    attempt("sift", ground + 2 * PAGE)
-    attempt("pack", ground + 300_000)
-    attempt("complete", ground + shards + 300_000)
+    sifted = used()
+    for name in ("fates", "marks"):
+        shutil.rmtree(out / ".work" / name)
+    attempt("sift", used() + 2 * PAGE)
+    attempt("pack", sifted + 300_000)
+    attempt("complete", sifted + shards + 300_000)
     attempt("end", plenty)
     shutil.copytree(out, scratch / "result")
 

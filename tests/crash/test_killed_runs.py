@@ -71,7 +71,8 @@ def _some(pattern: str) -> Callable[[Path], bool]:
 MOMENTS = {
     "first segment is half-way": _some(".work/segments/*.tmp"),
     "first segment is there": _some(".work/segments/*.json"),
-    "fates are being written": _some(".work/fates"),
+    "repeats are being marked": _some(".work/marks/*.tmp"),
+    "fates are being written": _some(".work/fates/*"),
     "first shard is half-way": _some("train/*.tmp"),
     "first shard is there": _some(".work/shards/*.json"),
     "manifest is there": _some("dataset_metadata.json"),

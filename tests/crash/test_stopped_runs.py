@@ -62,7 +62,7 @@ def test_stopped_run_says_how_to_resume_and_resumes(
     assert wait_until(lambda: any(out.glob(".work/segments/*.json")))
     _, said = stop(process, number, whole_group)
     assert process.returncode == 130, said
-    assert said.strip() == (f"Stopped. What is done is kept in {out}; the same command resumes.")
+    assert said.strip() == (f"Stopped. Finished work is kept in {out}; the same command resumes.")
     assert not members(process.pid)
     assert not temporaries(out)
     ended = run(*command(corpus, out))

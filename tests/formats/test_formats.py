@@ -210,8 +210,8 @@ def test_many_shards_are_not_all_opened_and_a_bad_one_is_named_when_used(tmp_pat
     write_llmc_folder(tmp_path, [[number] * 3 for number in range(1, 6)])
     bad = tmp_path / "edu_fineweb_train_000003.bin"
     for damage, says in (
-        (lambda data: b"\0" * 8 + data[8:], "header of the other shards"),
-        (lambda data: data[:8] + b"\7" + data[9:], "by its header of 7 tokens"),
+        (lambda data: b"\0" * 8 + data[8:], "unlike the header of the other shards"),
+        (lambda data: data[:8] + b"\7" + data[9:], "according to its header of 7 tokens"),
     ):
         good = bad.read_bytes()
         bad.write_bytes(damage(good))
@@ -322,9 +322,17 @@ def test_headers_are_never_read_as_ids(tmp_path):
     write_llmc(tmp_path / "c" / "x_2.bin", IDS)  # checked when it is first mapped
     tokens = tokenmill.open(tmp_path / "c", dtype="uint16")["train"]
     assert np.array_equal(tokens[:2000], np.tile(IDS, 2))
-    with pytest.raises(DatasetError, match=r"x_2\.bin starts with llm\.c's header"):
+    with pytest.raises(DatasetError, match=r"x_2\.bin starts with what looks like llm\.c's header"):
         _ = tokens[2000]
     assert len(tokenmill.open(tmp_path / "c", format="raw", dtype="uint16")["train"][:]) == 4512
+
+
+@pytest.mark.parametrize("facts", [{"eot_id": -1}, {"eot_id": 9, "vocab_size": 9}])
+def test_an_end_of_text_id_outside_the_vocabulary_is_refused(tmp_path, facts):
+    np.save(tmp_path / "x.npy", np.arange(9))
+    with pytest.raises(UsageError, match=r"`eot_id` is (-1|9), which is not in the vocabulary"):
+        tokenmill.open(tmp_path / "x.npy", **facts)
+    assert tokenmill.open(tmp_path / "x.npy", eot_id=8, vocab_size=9).eot_id == 8
 
 
 def test_folders_of_raw_files_open_with_a_dtype(tmp_path):
@@ -336,7 +344,7 @@ def test_folders_of_raw_files_open_with_a_dtype(tmp_path):
     write_raw(tmp_path / "b" / "train" / "shard_00001.bin", [3], "<u4")
     write_raw(tmp_path / "b" / "val" / "shard_00045.bin", [4], "<u4")
     for name in ("a", "b"):
-        refused(tmp_path / name, "pass `dtype=")
+        refused(tmp_path / name, "such as `dtype=")
         dataset = tokenmill.open(tmp_path / name, dtype="uint32")
         assert dataset["train"][:].tolist() == [1, 2, 3]
         assert dataset["val"][:].tolist() == [4]
@@ -376,7 +384,7 @@ def test_numbered_npy_shards_open_and_unrelated_npy_files_do_not(tmp_path):
     np.save(tmp_path / "web_train_03.npy", np.array([5], np.int32))
     refused(tmp_path, "web_train_03.npy has ids of int32, expected uint16")
     (tmp_path / "web_train_03.npy").rename(tmp_path / "wiki.npy")
-    refused(tmp_path, "not numbered shards; open one of them")
+    refused(tmp_path, "not numbered shards; open one file at a time")
 
 
 def test_links_are_followed_because_download_caches_use_them(tmp_path):

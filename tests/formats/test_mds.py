@@ -35,7 +35,7 @@ def test_mds_samples_of_one_length_are_cuts_through_a_stream(tmp_path, compressi
         assert tokens.find_document_starts(np.array([0]), 9).tolist() == [0, 5]
         assert tokens.gather(np.arange(7), 3).tolist() == [[n, n + 1, n + 2] for n in range(1, 8)]
     check_documents(tokenmill.open(tmp_path / "c", dtype="int64", **options)["train"], DOCUMENTS)
-    refused(tmp_path / "b", "Pass `dtype='int64'`")
+    refused(tmp_path / "b", "such as `dtype='int64'`")
     with pytest.raises(UsageError, match="Omit `dtype`"):
         tokenmill.open(tmp_path / "a", dtype="int64")
 
@@ -55,6 +55,12 @@ def test_mds_documents_of_any_length_are_read(tmp_path):
     tokens = tokenmill.open(tmp_path)["train"]
     assert tokens[:].tolist() == [one for document in documents for one in document]
     assert [one.length for one in tokens.documents] == list(map(len, documents))
+
+
+def test_mds_splits_have_one_dtype(tmp_path):
+    write_files(tmp_path / "train", mds_files([DOCUMENTS]))
+    write_files(tmp_path / "val", mds_files([DOCUMENTS], encoding="ndarray:uint32", dtype="<u4"))
+    refused(tmp_path, "different dtypes: uint16 and uint32")
 
 
 def open_keeping(folder, kept_bytes):
@@ -103,12 +109,12 @@ def raw_data(**changes):
     ("files", "says"),
     [
         (raw_data(basename="../shard.00000.mds"), "leads out of the folder"),
-        (raw_data(bytes=2**40), "samples cannot take"),
-        (raw_data(bytes=9), "samples cannot take"),
+        (raw_data(bytes=2**40), "samples cannot fit in"),
+        (raw_data(bytes=9), "samples cannot fit in"),
         (raw_data(bytes=300), "bytes too"),
         (edit(MDS, format="json"), "only mds"),
-        (edit(MDS, samples=3), "has 4 samples, expected 3 by the index"),
-        (edit(MDS, samples=2**50), "samples cannot take"),
+        (edit(MDS, samples=3), "has 4 samples, expected 3 according to the index"),
+        (edit(MDS, samples=2**50), "samples cannot fit in"),
         (edit(MDS, column_names=["a"]), "differ in 'column_names'"),
         (edit(MDS, shards=[]), "no shards"),
         (edit(MDS, shards=[5]), "only mds|damaged"),
@@ -147,12 +153,13 @@ def test_inconsistent_mds_is_refused_in_little_memory(tmp_path, files, says):
         ({"column_encodings": ["str"]}, "tokens as 'str'"),
         ({"column_encodings": ["ndarray"]}, "tokens as 'ndarray'"),
         ({"column_encodings": ["ndarray:float32"]}, "float32"),
-        ({"column_encodings": ["ndarray:uint16:3"]}, "6 bytes a sample"),
-        ({"column_encodings": ["ndarray:uint16:0"], "column_sizes": [0]}, "0 bytes a sample"),
+        ({"column_encodings": ["ndarray:uint16:3"]}, "6 bytes per sample"),
+        ({"column_encodings": ["ndarray:uint16:0"], "column_sizes": [0]}, "0 bytes per sample"),
         ({"column_encodings": ["ndarray:uint16:x"]}, "an invalid shape"),
         ({"column_sizes": [8]}, "fixed size"),
-        ({"column_sizes": [-1]}, "names, encodings and sizes of its columns do not match"),
-        ({"column_sizes": []}, "names, encodings and sizes of its columns do not match"),
+        ({"column_sizes": [-1]}, "does not have a name, an encoding and a valid size"),
+        ({"column_sizes": [1 << 32]}, "does not have a name, an encoding and a valid size"),
+        ({"column_sizes": []}, "does not have a name, an encoding and a valid size"),
         ({"column_names": ["text"], "column_encodings": ["str"]}, "tokens as 'str'"),
     ],
 )

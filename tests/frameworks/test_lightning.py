@@ -120,6 +120,13 @@ def test_reloaded_dataloaders_continue(tmp_path: Path) -> None:
     assert model.seen == firsts(3 * 3 * 4)
 
 
+def test_another_trainer_continues_with_the_rows_of_the_run(tmp_path: Path) -> None:
+    model, data = Model(), module()
+    for _ in range(2):
+        trainer(tmp_path, max_steps=5).fit(model, data)
+    assert model.seen == firsts(2 * 5 * 4)
+
+
 @pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_steps": 30}], ids=["epochs", "steps"])
 @pytest.mark.parametrize(("step", "workers"), [(5, 0), (12, 0), (17, 0), (24, 0), (17, 2)])
 def test_a_checkpoint_resumes_at_the_next_row(
@@ -220,10 +227,11 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_validation_has_the_same_rows_each_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"order": "blocks", "block_rows": 2}])
+def test_validation_has_the_same_rows_each_time(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = ValidatedModel()
     trainer(tmp_path, max_epochs=2, val_check_interval=4, num_sanity_val_steps=1).fit(
-        model, module(val=VAL)
+        model, module(val=VAL, **settings)
     )
     expected = list(range(1_000, 1_000 + 7 * LENGTH, LENGTH))
     assert model.validated == [expected[:4], *[expected] * 6]

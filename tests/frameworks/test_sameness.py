@@ -10,7 +10,11 @@ import tokenmill.tensorflow
 import tokenmill.torch
 
 SEQ_LEN, BATCH = 16, 4
-SETTINGS = {"batch_size": BATCH, "seq_len": SEQ_LEN, "seed": 11}
+ROWS = {"seq_len": SEQ_LEN, "seed": 11}
+ORDERS = {
+    "shuffled": ROWS,
+    "blocks": {**ROWS, "order": "blocks", "block_rows": 20, "group_blocks": 3},
+}
 # Web ids are even and code ids odd, so a row shows its source.
 WEB = (np.arange(9_001) * 2).astype(np.uint16)
 CODE = (np.arange(4_003) * 2 + 1).astype(np.uint16)
@@ -23,45 +27,54 @@ def mixture():
     return tokenmill.Mixture({"web": (web, 0.7), "code": (code, 0.3)})
 
 
+@pytest.fixture(scope="module", params=ORDERS)
+def rows(request):
+    return ORDERS[request.param]
+
+
 @pytest.fixture(scope="module")
-def expected(mixture):
-    loader = tokenmill.Loader(mixture, **SETTINGS)
+def expected(mixture, rows):
+    loader = tokenmill.Loader(mixture, batch_size=BATCH, **rows)
     return [loader.batch_at(step) for step in STEPS]
 
 
-def by_torch(mixture):
-    loader = tokenmill.torch.Loader(mixture, **SETTINGS)
+def by_torch(mixture, settings):
+    loader = tokenmill.torch.Loader(mixture, batch_size=BATCH, **settings)
     return [[part.numpy() for part in loader.batch_at(step)] for step in STEPS]
 
 
-def by_jax(mixture):
-    loader = tokenmill.jax.Loader(mixture, **SETTINGS)
+def by_jax(mixture, settings):
+    loader = tokenmill.jax.Loader(mixture, batch_size=BATCH, **settings)
     return [loader.batch_at(step) for step in STEPS]
 
 
-def by_grain(mixture):
-    dataset = tokenmill.grain.make_dataset(mixture, **SETTINGS)
+def by_grain(mixture, settings):
+    dataset = tokenmill.grain.make_dataset(mixture, batch_size=BATCH, **settings)
     return [dataset[step] for step in STEPS]
 
 
-def by_grain_rows(mixture):
+def by_grain_rows(mixture, settings):
     limit = (max(STEPS) + 1) * BATCH
-    rows = tokenmill.grain.TokenRows(mixture, seq_len=SEQ_LEN, seed=11, limit_rows=limit)
+    rows = tokenmill.grain.TokenRows(mixture, limit_rows=limit, **settings)
     batches = [[rows[step * BATCH + number] for number in range(BATCH)] for step in STEPS]
     return [[np.stack(part) for part in zip(*batch, strict=True)] for batch in batches]
 
 
-def by_tensorflow(mixture):
+def by_tensorflow(mixture, settings):
     batches = []
     for step in STEPS[:20]:  # making a dataset takes a while
-        dataset = tokenmill.tensorflow.make_dataset(mixture, **SETTINGS, start=step * BATCH)
+        dataset = tokenmill.tensorflow.make_dataset(
+            mixture, batch_size=BATCH, **settings, start=step * BATCH
+        )
         batches.append([part.numpy() for part in next(iter(dataset))])
     return batches
 
 
 @pytest.mark.parametrize("read", [by_torch, by_jax, by_grain, by_grain_rows, by_tensorflow])
-def test_any_step_of_a_shuffled_mixture_is_the_same_in_every_framework(mixture, expected, read):
-    batches = read(mixture)
+def test_any_step_of_a_shuffled_mixture_is_the_same_in_every_framework(
+    mixture, rows, expected, read
+):
+    batches = read(mixture, rows)
     assert len(batches) >= 20
     for (inputs, targets), batch in zip(batches, expected[: len(batches)], strict=True):
         assert np.array_equal(inputs, batch.inputs)

@@ -28,7 +28,7 @@ def test_a_dataset_starts_at_the_first_row_of_any_step(tokens):
     wanted = tokenmill.Loader(tokens, **SETTINGS).batch_at(1_000_000)
     assert_equal([next(iter(dataset))], [wanted])
     for start in (-4, 6):
-        with pytest.raises(UsageError, match=f"`start` is {start}; .* multiple of the 4"):
+        with pytest.raises(UsageError, match=f"`start` is {start}; .* multiple of 4"):
             tt.make_dataset(tokens, **SETTINGS, start=start)
 
 

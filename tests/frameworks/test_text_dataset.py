@@ -19,7 +19,7 @@ from tokenmill.compat import (
     load_text_dataset,
     load_text_dataset_tf_fallback,
 )
-from tokenmill.compat.text_source import _cut
+from tokenmill.compat.text_source import _cut, read_configs
 from tokenmill.errors import DatasetError, FolderError, InputError, TokenizerError, UsageError
 
 TEXTS = [f"Story {number} " + "went on " * (number % 9) for number in range(400)]
@@ -184,6 +184,11 @@ def test_configurations_may_be_objects(stories):
     assert np.array_equal(inputs, next(iter(load_text_dataset(*config(stories))))[0])
     with pytest.raises(UsageError, match="no maxlen"):
         load_text_dataset(settings, {}, {}, "bytes", 0)
+
+
+def test_four_batches_are_prefetched_unless_configured(stories):
+    assert read_configs(*config(stories))[1] == 4
+    assert read_configs(*config(stories, prefetch_buffer_size=9))[1] == 9
 
 
 def test_missing_paths_are_named(tmp_path):

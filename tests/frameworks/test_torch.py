@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -54,7 +55,11 @@ def test_a_with_block_closes_the_loader(tokens):
     with tt.Loader(tokens, **SETTINGS) as loader:
         assert loader.seq_len == 16
         assert_equal(loader.batch_from(8), numpy_batches(tokens, 3)[2])
+        before = threading.enumerate()
         next(loader)
+        started = set(threading.enumerate()) - set(before)
+        assert len(started) == 1
+    assert not started.pop().is_alive()
     assert loader.row == 4
 
 

@@ -117,6 +117,19 @@ def test_without_a_network_the_cache_is_used(
     assert count() == ALL
 
 
+def test_without_a_network_a_damaged_reference_is_not_followed(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count()
+    folder = tmp_path / "cache/datasets--lab--web"
+    (listing,) = (folder / "tokenmill").iterdir()
+    (folder / "refs/main").write_text("../elsewhere")
+    listing.rename(folder / "elsewhere.json")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(WorkError, match=r"^Cannot reach the Hub at http://127\.0\.0\.1:9"):
+        count()
+
+
 def test_offline_mode_sends_no_request(hub: LocalHub) -> None:
     count()
     hub.fail()

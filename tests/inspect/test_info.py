@@ -48,6 +48,19 @@ def test_the_command_prints_aligned_text_and_what_to_type_next(folder, capsys):
     assert out.endswith(f"tokenmill verify {folder}\n")
 
 
+def test_the_command_counts_removed_lines(folder, capsys):
+    for lines, shown in (
+        (0, ""),
+        (1, "1 repeated line removed.\n"),
+        (2, "2 repeated lines removed.\n"),
+    ):
+        edit_manifest(folder, lambda body, n=lines: body["ledger"].update(duplicate_lines=n))
+        assert main(["info", str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert ("repeated" in out) == (lines > 0)
+        assert shown in out
+
+
 def test_json_is_for_programs(folder, capsys):
     assert main(["info", str(folder), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)

@@ -26,10 +26,9 @@ def path(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def expected():
+def digest_rows(**kind):
     """The digest of every row, from the order and slices of NumPy."""
-    starts = RowOrder(tokens=len(IDS), seq_len=SEQ_LEN, seed=7).starts(np.arange(ROWS))
+    starts = RowOrder(tokens=len(IDS), seq_len=SEQ_LEN, seed=7, **kind).starts(np.arange(ROWS))
     ids = IDS.astype(np.int64)
     return [xxhash.xxh3_64_hexdigest(ids[s : s + SEQ_LEN].tobytes()) for s in starts.tolist()]
 
@@ -53,7 +52,7 @@ def ranks(path, count):
         yield processes
 
 
-def run(processes, *, world_size, batch_size, steps, workers=None, state=None):
+def run(processes, *, world_size, batch_size, steps, workers=None, state=None, **order):
     """The rows of all ranks, in the order of steps and ranks, and the state."""
     for rank in range(world_size):
         settings = {
@@ -62,6 +61,7 @@ def run(processes, *, world_size, batch_size, steps, workers=None, state=None):
             "seed": 7,
             "rank": rank,
             "world_size": world_size,
+            **order,
         }
         job = {"settings": settings, "steps": steps, "workers": workers, "state": state}
         processes[rank].stdin.write(json.dumps(job) + "\n")
@@ -75,7 +75,8 @@ def run(processes, *, world_size, batch_size, steps, workers=None, state=None):
     return rows, states[0]
 
 
-def test_any_number_of_ranks_and_data_loader_workers_gives_every_row_once(path, expected):
+def test_any_number_of_ranks_and_data_loader_workers_gives_every_row_once(path):
+    expected = digest_rows()
     grid = itertools.product((1, 2, 3), (0, 1, 2), (1, 4), (1, 5))
     with ranks(path, 3) as processes:
         for world_size, workers, batch_size, stop in grid:
@@ -94,8 +95,13 @@ def test_any_number_of_ranks_and_data_loader_workers_gives_every_row_once(path, 
             assert first + then == expected[: state["row"]]
 
 
-@pytest.mark.parametrize("chain", [(8, 3, 16, 1), (1, 16, 2, 5)])
-def test_any_chain_of_world_sizes_gives_every_row_once(path, expected, chain):
+@pytest.mark.parametrize(
+    ("chain", "blocks"),
+    [((8, 3, 16, 1), {}), ((1, 16, 2, 5), {"block_rows": 30, "group_blocks": 7})],
+)
+def test_any_chain_of_world_sizes_gives_every_row_once(path, chain, blocks):
+    kind = "blocks" if blocks else "shuffled"
+    expected = digest_rows(kind=kind, **blocks)
     with ranks(path, max(chain)) as processes:
         rows, state = [], None
         for number, world_size in enumerate(chain):
@@ -105,6 +111,8 @@ def test_any_chain_of_world_sizes_gives_every_row_once(path, expected, chain):
                 batch_size=3 + number,
                 steps=7 + 13 * number,
                 state=state,
+                order=kind,
+                **blocks,
             )
             rows += more
         assert rows == expected[: state["row"]]

@@ -53,8 +53,12 @@ def run(folder: Path, most: int) -> str:
     return done.stdout
 
 
-def test_20_open_files_are_enough_for_any_number_of_shards(tmp_path: Path) -> None:
-    build(tmp_path, {"train": [f"text number {n}" for n in range(100)]}, shard_tokens=15)
+@pytest.mark.parametrize("frame_tokens", [None, 6])
+def test_20_open_files_are_enough_for_any_number_of_shards(
+    tmp_path: Path, frame_tokens: int | None
+) -> None:
+    texts = {"train": [f"text number {n}" for n in range(100)]}
+    build(tmp_path, texts, shard_tokens=15, frame_tokens=frame_tokens)
     tokens = tokenmill.open(tmp_path)["train"]
     assert tokens.shard_count > 90
     expected = run(tmp_path, 1024)

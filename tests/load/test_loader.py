@@ -196,7 +196,7 @@ def test_an_interrupt_loses_no_batch():
     assert next(loader).row == 16
 
 
-@pytest.mark.parametrize("order", [{}, {"order": "sequential"}, {"shuffle_block": 8}])
+@pytest.mark.parametrize("order", [{}, {"order": "sequential"}, {"order": "blocks"}])
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_all_ranks_have_equally_many_batches(mixture, order, is_mixed):
     data = mixture if is_mixed else Tokens.of(IDS)

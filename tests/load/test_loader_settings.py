@@ -27,7 +27,7 @@ def test_arguments_and_settings_have_the_same_names() -> None:
 
 
 def test_a_state_has_the_settings_of_rows_and_no_others() -> None:
-    loader = Loader(Tokens.of(range(100)), batch_size=2, seq_len=4, seed=7, shuffle_block=3)
+    loader = Loader(Tokens.of(range(100)), batch_size=2, seq_len=4, seed=7, order="blocks")
     state = json.loads(json.dumps(loader.state_dict()))
     assert state.items() >= loader.settings.identity.items()
     found = {field.name for field in fields(LoaderSettings)} & state.keys()

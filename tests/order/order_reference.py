@@ -66,32 +66,46 @@ def amount(c, round_key, side):
     return (h >> 32) * side >> 32
 
 
-def row_start(n, *, tokens, seq_len, seed=0, name="", kind="shuffled", shuffle_block=None):
+def row_start(
+    n, *, tokens, seq_len, seed=0, name="", kind="shuffled", block_rows=None, group_blocks=None
+):
     key = make_key("rows", kind, seed, name)
     if kind == "random":
         return derive(key, n) % (tokens - seq_len)
     windows = (tokens - 1) // seq_len
     epoch, place = divmod(n, windows)
     if kind == "shuffled":
-        epoch_key = derive(key, epoch)
-        if shuffle_block is None:
-            place = permute(place, windows, epoch_key)
-        else:
-            place = window_by_blocks(place, windows, shuffle_block, epoch_key)
+        place = permute(place, windows, derive(key, epoch))
+    if kind == "blocks":
+        block_rows = block_rows or max(1, 2**19 // seq_len)
+        place = window_by_blocks(
+            place, windows, block_rows, group_blocks or 256, derive(key, epoch)
+        )
     return place * seq_len
 
 
-def window_by_blocks(place, windows, size, epoch_key):
-    full, rest = divmod(windows, size)
-    if rest:
-        first = derive(epoch_key, 1) % (full + 1) * size
-        if first <= place < first + rest:
-            return full * size + permute(place - first, rest, derive(epoch_key, full + 2))
-        if place >= first + rest:
-            place -= rest
-    position, offset = divmod(place, size)
-    block = permute(position, full, derive(epoch_key, 0))
-    return block * size + permute(offset, size, derive(epoch_key, block + 2))
+def window_by_blocks(place, windows, block_rows, group_blocks, epoch_key):
+    blocks = math.ceil(Fraction(windows, block_rows))
+    last_size = windows - (blocks - 1) * block_rows
+    last_position = derive(epoch_key, 1) % blocks
+    with_last = last_position // group_blocks
+    short = block_rows - last_size
+
+    def first_place(group):
+        return min(group * group_blocks * block_rows - (group > with_last) * short, windows)
+
+    low, high = 0, blocks  # groups before `low` start at or before the place
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if first_place(middle) <= place else (low, middle)
+    size = first_place(low + 1) - first_place(low)
+    row = permute(place - first_place(low), size, derive(epoch_key, low + 2))
+    others = size - last_size if low == with_last else size
+    if row >= others:
+        return (blocks - 1) * block_rows + row - others
+    position, offset = divmod(row, block_rows)
+    position += low * group_blocks - (low > with_last)
+    return permute(position, blocks - 1, derive(epoch_key, 0)) * block_rows + offset
 
 
 def share_slots(weights, slots):
@@ -142,8 +156,16 @@ def golden():
     orders = [
         {"tokens": 1_000, "seq_len": 64, "seed": 1, "name": "web"},
         {"tokens": 10**12, "seq_len": 2048, "seed": 2, "name": "code"},
-        {"tokens": 10**12, "seq_len": 2048, "seed": 2, "name": "code", "shuffle_block": 1024},
-        {"tokens": 1_000, "seq_len": 9, "seed": -3, "shuffle_block": 7},
+        {"tokens": 10**12, "seq_len": 2048, "seed": 2, "name": "code", "kind": "blocks"},
+        {
+            "tokens": 1_000,
+            "seq_len": 9,
+            "seed": -3,
+            "kind": "blocks",
+            "block_rows": 7,
+            "group_blocks": 5,
+        },
+        {"tokens": 1_000, "seq_len": 9, "kind": "blocks", "block_rows": 4, "group_blocks": 1},
         {"tokens": 1_000, "seq_len": 9, "kind": "sequential"},
         {"tokens": 1_000, "seq_len": 9, "seed": 4, "kind": "random"},
     ]

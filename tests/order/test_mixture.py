@@ -143,7 +143,7 @@ def test_shares_are_within_a_slot_of_the_exact_ones(weights, slots):
     ("change", "message"),
     [
         ({"phases": ((0, (1, 1e-5)),)}, "source 'b' has weight 1e-05 of 1.00001 in the phase from"),
-        ({"phases": ((0, (1, 1e-5)),)}, "larger block, a larger weight, or 0"),
+        ({"phases": ((0, (1, 1e-5)),)}, "larger block, a larger weight, or weight 0"),
         ({"phases": ((0, (1, 1)), (10, (1, -1)))}, "weight -1 in the phase from row 10"),
         ({"phases": ((0, (1, float("nan"))),)}, "weight nan"),
         ({"phases": ((0, (1, float("inf"))),)}, "weight inf"),
@@ -152,7 +152,7 @@ def test_shares_are_within_a_slot_of_the_exact_ones(weights, slots):
         ({"phases": ()}, "the first must be row 0"),
         ({"phases": ((5, (1, 1)),)}, "rows [5]"),
         ({"phases": ((0, (1, 1)), (9, (1, 1)), (9, (1, 2)))}, "the numbers must increase"),
-        ({"names": ("a", "a")}, "all different"),
+        ({"names": ("a", "a")}, "none twice"),
         ({"names": ()}, "at least one"),
         ({"block": 0}, "`block` is 0"),
         ({"block": 2**20 + 1}, "from 1 to 1,048,576"),

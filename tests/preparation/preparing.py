@@ -33,14 +33,13 @@ class InProcessEngine:
             progress(0)
             yield number, result
 
-    def run_everywhere(self, task: Task) -> None:
-        self._worker.run(task)
-
 
 def small(*, part: int = 16 << 20, block: int = 4 << 20, keys: int | None = None) -> Limits:
     """Limits for many parts, blocks and sorts in small inputs."""
-    rest = {"rows": 3, "records": 7, "copied_tokens": 11} if block < 1000 else {}
-    return Limits(part_bytes=part, block_bytes=block, sorted_keys=keys, **rest)
+    rest = {"rows": 3, "records": 7, "copied_tokens": 11, "run_keys": 5} if block < 1000 else {}
+    return Limits(
+        part_bytes=part, block_bytes=block, partition_bytes=2 * part, sorted_keys=keys, **rest
+    )
 
 
 def make(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokenmill.errors import InputError, WorkError
+from tokenmill.errors import InputError, UsageError, WorkError
 from tokenmill.preparation.engine import LocalEngine, Worker
+from tokenmill.preparation.prepare import prepare
 
 
 @dataclass(frozen=True)
@@ -20,14 +26,6 @@ class Multiply:
     def run(self, worker: Worker) -> tuple[int, int]:
         worker.report(1, self.number)
         return self.number * worker.workspace["factor"], os.getpid()
-
-
-@dataclass(frozen=True)
-class SetFactor:
-    factor: int
-
-    def run(self, worker: Worker) -> None:
-        worker.workspace["factor"] = self.factor
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,8 @@ class Fail:
             os.kill(os.getpid(), signal.SIGABRT)
         if self.how == "memory":
             raise MemoryError
+        if self.how == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device", "tokens.bin")
         raise InputError("bad.txt") if self.how == "input" else ValueError("surprise")
 
 
@@ -56,13 +56,6 @@ def test_tasks_run_in_other_processes_and_progress_adds_up() -> None:
     assert [sum(column) for column in zip(*amounts, strict=True)] == [20, sum(range(20))]
 
 
-def test_a_task_for_every_worker_reaches_all_of_them() -> None:
-    with LocalEngine(2, {"factor": 3}) as engine:
-        engine.run_everywhere(SetFactor(5))
-        results = list(engine.run([Multiply(1)] * 8, lambda *_: None))
-    assert {result for _, (result, _) in results} == {5}
-
-
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -71,6 +64,7 @@ def test_a_task_for_every_worker_reaches_all_of_them() -> None:
         ("kill", WorkError, "(?s)signal 9.*memory ran out.*Use half.*resumes"),
         ("abort", WorkError, "(?s)signal 6.*memory runs out.*Use half.*resumes"),
         ("memory", WorkError, "(?s)ran out of memory.*Use half.*resumes"),
+        ("disk", WorkError, r"The disk is full \(tokens.bin\)"),
     ],
 )
 def test_a_failed_task_ends_the_run_with_its_cause(
@@ -78,3 +72,28 @@ def test_a_failed_task_ends_the_run_with_its_cause(
 ) -> None:
     with LocalEngine(1, None, "Use half.") as engine, pytest.raises(error, match=message):
         list(engine.run([Fail(how)], lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "spark"}, "`engine` is 'spark'; it must be one of local, ray"),
+        ({"ray_address": "127.0.0.1:6379"}, "`ray_address` is for `engine='ray'` only"),
+    ],
+)
+def test_an_unknown_engine_is_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer="bytes", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ray_is_imported_only_for_its_engine(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    code = (
+        "import sys, tokenmill; tokenmill.prepare('a.txt', 'out', tokenizer='bytes', workers=1); "
+        "sys.exit('ray' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from naive import remove_lines
 
 from tokenmill.preparation.clean import clean_block
+from tokenmill.preparation.key_files import Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
 from tokenmill.sources.records import Cutter, split_records
 
@@ -71,7 +72,7 @@ def remove_everywhere(
         for i in range(0, len(keys), 16):
             flags.append(keys[i : i + 16] in seen)
             seen.add(keys[i : i + 16])
-        remover = LineRemover(np.array(flags, np.uint8), min_line, tidy=tidy)
+        remover = LineRemover(Marks([np.array(flags, np.uint8)]), min_line, tidy=tidy)
         for text, continues, unfinished, mid_line in part:
             (result,) = remover.remove(
                 [text], continues=continues, unfinished=unfinished, mid_line=mid_line
@@ -152,7 +153,7 @@ def test_a_line_counts_if_it_is_long_enough_and_not_blank(line, min_line, counts
 def test_the_first_of_equal_lines_stays():
     texts = ["one line here\nshort\nanother one", "short\none line here\nthe third\none line here"]
     flags = mark(texts, 6)
-    remover = LineRemover(np.array(flags, np.uint8), 6, tidy=True)
+    remover = LineRemover(Marks([np.array(flags, np.uint8)]), 6, tidy=True)
     left = remover.remove(
         [text.encode() for text in texts], continues=False, unfinished=False, mid_line=False
     )
@@ -169,7 +170,7 @@ def test_half_a_line_never_counts():
 
 
 def test_the_line_end_at_the_border_of_a_part_is_kept():
-    remover = LineRemover(np.zeros(1, np.uint8), 3, tidy=True)
+    remover = LineRemover(Marks([np.zeros(1, np.uint8)]), 3, tidy=True)
     text = b"\nnext line"
     assert remover.remove([text], continues=True, unfinished=False, mid_line=False) == [text]
 
@@ -189,7 +190,7 @@ def test_a_block_of_documents_loses_the_lines_that_they_lose_one_by_one(document
         flags.append(keys[i : i + 16] in seen)
         seen.add(keys[i : i + 16])
     at_once, one_by_one = (
-        LineRemover(np.array(flags, np.uint8), min_line, tidy=tidy) for _ in range(2)
+        LineRemover(Marks([np.array(flags, np.uint8)]), min_line, tidy=tidy) for _ in range(2)
     )
     expected = one_by_one.remove(texts, continues=False, unfinished=False, mid_line=False)
     assert at_once.remove_from_block(block).split(b"\0") == expected

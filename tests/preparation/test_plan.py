@@ -61,9 +61,16 @@ def test_parts_cover_every_file_once_and_in_order(tmp_path: Path) -> None:
         elif source.kind != "parquet" and source.size > 100:
             assert all(start % 100 == 0 for start, _ in ranges)
             assert len(ranges) == -(-source.size // 100)
-    assert len(covered[paths.index(tmp_path / "60.parquet")]) > 10
+    assert len(covered[paths.index(tmp_path / "60.parquet")]) == 40
     assert len({part.name for part in plan.parts}) == len(plan.parts)
     assert plan.size == sum(path.stat().st_size for path in paths)
+
+
+def test_the_workers_share_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x")
+    plan = plan_of(tmp_path, workers=3, memory=10 << 30)
+    assert (plan.workers, plan.memory) == (3, 10 << 30)
+    assert plan.share == (10 << 30) // 3
 
 
 def test_small_files_share_a_part_up_to_its_size(tmp_path: Path) -> None:

@@ -191,3 +191,29 @@ def test_an_output_folder_inside_the_input_folder_is_not_read(tmp_path: Path, te
     first = make(tmp_path, tmp_path / "out")
     assert len(first.manifest.sources) == 1
     assert make(tmp_path, tmp_path / "out").was_finished
+
+
+LONG_LINE = " ".join(f"number {n}" for n in range(60))
+WITHIN_A_PART = {
+    "NUL bytes": (b"some words, one NUL\0and more" + END + b"words", {"normalize": False}),
+    "a long document after many short ones": (
+        END.join([*(b"document %d" % n for n in range(12)), LONG_LINE.encode(), b"the end"]),
+        {},
+    ),
+    "a line longer than a block": (
+        f"{LONG_LINE}\nthis line comes twice in it\nother\nthis line comes twice in it".encode(),
+        {"dedup": "lines"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHIN_A_PART)
+def test_one_file_matches_the_naive_implementation(tmp_path: Path, case: str) -> None:
+    data, settings = WITHIN_A_PART[case]
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    settings = {"val_fraction": 0, **settings}
+    limits = small(part=16_000 if "dedup" in settings else 400, block=100)
+    make(path, tmp_path / "out", limits=limits, tokens_per_shard=10_000, **settings)
+    expected = make_expected([path], encode=encode_bytes, eot_id=256, **settings)
+    check_dataset(tmp_path / "out", expected, [path], 10_000)

@@ -16,10 +16,13 @@ from preparing import InProcessEngine, assert_same_files, small, write_documents
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import FolderError, InputError, WorkError
 from tokenmill.preparation.engine import Progress, Task
+from tokenmill.preparation.key_files import KeyLayout
 from tokenmill.preparation.pack import CheckShard, PackShard
+from tokenmill.preparation.partitions import MarkRepeats
 from tokenmill.preparation.plan import Plan, make_plan
 from tokenmill.preparation.prepare import Report, run_plan
 from tokenmill.preparation.segment import Bundle, CheckBundle, SegmentReceipt, find_bundle
+from tokenmill.preparation.sift import SiftSegment
 from tokenmill.progress import Nobody
 
 OPTIONS: dict[str, Any] = {
@@ -273,6 +276,78 @@ def test_a_changed_segment_is_made_again(
     assert report.parts_done_before == report.parts - 1
 
 
+MADE = {"marks": MarkRepeats, "fates": SiftSegment}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["marks", "fates"])
+def test_changed_marks_and_fates_are_made_again(
+    made: Path, out: Path, damage: Callable[[Path], None], kind: str
+) -> None:
+    files = [path for path in (out / ".work" / kind).glob(f"*.{kind}") if path.stat().st_size > 9]
+    damage(max(files))
+    assert len(files) > 2
+    _, engine, _ = run(made / "text.txt", out)
+    assert_same_files(made / "clean", out)
+    assert {name: engine.count(task) for name, task in MADE.items()} == {
+        name: int(name == kind) for name in MADE
+    }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *DAMAGE,
+        make_deep,
+        edit(lambda _: 7),
+        put("name", value="../x"),
+        put("files", value={}),
+        put("files", value={"../../x": [0, ""]}),
+        put("facts", value={}),
+        put("facts", "keys", value=1 << 50),
+        put("facts", "runs", value=-5),
+        put("facts", "records", value=1 << 50),
+        put("facts", "tokens", value=[5]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["marks", "fates"])
+def test_a_damaged_receipt_of_marks_or_fates_is_not_trusted(
+    made: Path, out: Path, damage: Callable[[Path], None], kind: str
+) -> None:
+    receipts = (out / ".work" / kind).glob("*.json")
+    damage(min(path for path in receipts if not path.name.endswith(".keys.json")))
+    run(made / "text.txt", out)
+    assert_same_files(made / "clean", out)
+
+
+def take_a_token(receipt: Any) -> Any:
+    tokens = receipt["facts"]["tokens"]
+    tokens[tokens.index(max(tokens))] -= 1
+    return receipt
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        put("facts", "tokens", value=[1 << 40, 0]),
+        put("facts", "sources", value=[[99, 0, 1, 1]]),
+        put("facts", "kept", value=77),
+        edit(take_a_token),
+    ],
+)
+def test_forged_fates_that_do_not_fit_are_refused(
+    made: Path, out: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(min((out / ".work" / "fates").glob("*.json")))
+    with pytest.raises(FolderError, match=r"The unfinished run is damaged: .*restart=True"):
+        run(made / "text.txt", out)
+
+
+def test_finished_marks_and_fates_are_not_made_again(made: Path, out: Path) -> None:
+    _, engine, _ = run(made / "text.txt", out)
+    assert [engine.count(task) for task in MADE.values()] == [0, 0]
+
+
 def test_a_bundle_with_text_that_was_cut_back_is_intact(tmp_path: Path) -> None:
     with Bundle(tmp_path, "x") as bundle:
         for file in ("tokens", "docs"):
@@ -280,11 +355,12 @@ def test_a_bundle_with_text_that_was_cut_back_is_intact(tmp_path: Path) -> None:
         bundle.write("text", b"kept, and cut")
         bundle.cut_back("text", 9)
         bundle.write("text", b"more")
-        names = ("tokens", "records", "documents_in", "bytes_in", "repeated_lines")
+        names = ("tokens", "records", "keys", "documents_in", "bytes_in", "repeated_lines")
         facts = dict.fromkeys(names, 0) | {"dropped": {}, "lines": [], "skipped": []}
+        facts["fragments"] = []
         bundle.finish(facts)
     assert (tmp_path / "x.text").read_bytes() == b"keptmore"
-    receipt = find_bundle(tmp_path, "x", SegmentReceipt)
+    receipt = find_bundle(tmp_path, "x", SegmentReceipt, KeyLayout(partitions=1, run_keys=1))
     assert receipt is not None
     assert CheckBundle(tmp_path, receipt).run(None) is True  # type: ignore[arg-type]
     (tmp_path / "x.text").write_bytes(b"keptless")

@@ -58,6 +58,13 @@ def test_a_long_word_is_read_in_fragments(tmp_path: Path, suffix: str) -> None:
     assert max(sizes) < 9_000_000
 
 
+def test_a_word_that_cannot_be_cut_is_refused_with_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"1" * 100_000)
+    with pytest.raises(TooLongError, match=r"the [89]\d,\d{3} bytes from byte 0 on cannot be cut"):
+        read(path, hold_limit=20_000, block=4_096, cutter=Cutter())
+
+
 def suffix_name(suffix: str) -> str:
     return {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}[suffix]
 

@@ -89,8 +89,16 @@ def test_parquet_without_the_column_lists_the_existing_columns(tmp_path: Path) -
     with pytest.raises(BadFileError, match="column 'number' holds int64, not text"):
         read(path, text_field="number")
     pq.write_table(pa.table({"id": [1], "n": [2]}), path)
-    with pytest.raises(BadFileError, match=r"no column 'text'; it has id, n, none with text$"):
+    with pytest.raises(
+        BadFileError, match=r"no column 'text'; it has id, n; none of them holds text$"
+    ):
         read(path)
+
+
+def test_a_small_footer_is_read_even_if_little_may_be_held(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one"]}), path)
+    assert texts_of(read(path, hold_limit=64)) == [b"one"]
 
 
 def test_parquet_without_rows_has_no_documents(tmp_path: Path) -> None:

@@ -311,6 +311,13 @@ def test_zstd_with_a_long_window_is_read_where_memory_allows(
     assert str(path) in str(refused.value)
 
 
+def test_bytes_after_a_zstd_frame_are_damage_and_no_header_of_a_window(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstd(TEXT) + b"junk\0" + bytes([20 << 3]) + b"junk" * 5)
+    with pytest.raises(BadFileError):
+        read(path)
+
+
 def test_a_single_segment_zstd_frame_needs_a_window_as_large_as_its_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.zst"
     for size in (100, 300, 70_000):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.errors import TooLongError
 from tokenmill.sources.records import Chunk, Cutter, find_border, overlaps_itself, split_records
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preparation"))
@@ -181,6 +182,13 @@ def test_newlines_are_preferred_to_spaces_for_a_cut():
     assert Cutter().first(data, 8, len(data)) == 13
     assert Cutter().last(b"one two\r\n 1", 0, 11) == 7
     assert Cutter().last(b"1 2\n.\n", 0, 6) == -1
+    assert Cutter().first(b" one two", 0, 8) == 4
+
+
+def test_a_line_end_is_preferred_to_any_other_place_without_a_letter():
+    data = b"1.\n2, 3.\r\n4, 5"
+    assert Cutter(anywhere=True).last(data, 0, len(data)) == 8
+    assert Cutter(anywhere=True).last(data.replace(b"\n", b""), 0, 13) == 9
 
 
 def test_no_cut_next_to_a_letter_that_cleaning_turns_into_a_letter_and_a_mark():
@@ -227,3 +235,14 @@ def test_the_naive_split_of_the_oracle_agrees_with_a_regular_expression():
     assert split_text(b"a\n\n", b"") == [(0, b"a")]
     places = [place for place, _ in split_text(b"a\n\nb\n\nc", b"")]
     assert [b - a for a, b in pairwise(places)] == [3, 3]
+
+
+def test_a_border_after_a_separator_at_the_start_of_a_file_is_found():
+    file = io.BytesIO(b"#|one#|two")
+    assert find_border(file, 1, 10, 4, b"#|", None) == (2, True)
+
+
+def test_a_document_too_long_to_hold_is_refused_with_its_size():
+    blocks = iter([b"9" * 16] * 10 + [b"9999 words #|999"])
+    with pytest.raises(TooLongError, match=r"the 1[67]\d bytes from byte 0 on cannot be cut"):
+        list(split_records(blocks, 0, b"#|", Cutter(), hold_limit=50, block_bytes=16))

@@ -154,7 +154,7 @@ def test_prepare_refuses_linked_folders(
 
 
 @pytest.mark.parametrize("kind", [link, hard_link, pipe])
-@pytest.mark.parametrize("name", ["lock", "fates", "segments", "segments/x.json", "spill/000"])
+@pytest.mark.parametrize("name", ["lock", "fates", "segments", "segments/x.json", "marks/x.marks"])
 def test_prepare_refuses_what_is_not_a_file_in_its_work_folder(
     tmp_path: Path, outside: Path, text: Path, name: str, kind: Callable[[Path, Path], None]
 ) -> None:
@@ -213,6 +213,12 @@ def test_a_work_folder_beside_the_text_may_not_be_a_link(
             tokenmill.pretokenize(text, tokenizer="bytes")
     else:
         (tmp_path / "texts.txt.tokens").symlink_to(outside)
+        with pytest.raises(FolderError, match=LINK):
+            open_texts(text, "bytes")
+        (tmp_path / "texts.txt.tokens").unlink()
+        tokens = open_texts(text, "bytes").path
+        tokens.rename(tmp_path / "real")
+        tokens.symlink_to(tmp_path / "real")
         with pytest.raises(FolderError, match=LINK):
             open_texts(text, "bytes")
 

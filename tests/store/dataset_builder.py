@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
+import zstandard
 
 from tokenmill.tokenizers import load_tokenizer
 
@@ -76,9 +78,29 @@ def reseal(folder: Path) -> None:
                     ("documents_path", "documents_xxh3_128"),
                 ):
                     data = (folder / shard[path]).read_bytes()
-                    shard[checksum] = xxhash.xxh3_128_hexdigest(data)
+                    if path == "path" and "compressed" in shard:
+                        shard["compressed"] = describe_file(data)
+                    else:
+                        shard[checksum] = xxhash.xxh3_128_hexdigest(data)
 
     edit_manifest(folder, edit)
+
+
+def describe_file(data: bytes) -> dict[str, Any]:
+    """The entry of a compressed file in the manifest."""
+    return {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
+
+
+def compress(data: bytes, frame_bytes: int) -> bytes:
+    """A file in zstd's seekable format, by its specification: frames, then a table of their sizes."""
+    packer = zstandard.ZstdCompressor(level=3, write_checksum=True)
+    parts = [data[at : at + frame_bytes] for at in range(0, len(data), frame_bytes)]
+    frames = [packer.compress(part) for part in parts]
+    entries = b"".join(
+        struct.pack("<II", len(frame), len(part)) for frame, part in zip(frames, parts, strict=True)
+    )
+    head = struct.pack("<II", 0x184D2A5E, len(entries) + 9)
+    return b"".join(frames) + head + entries + struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
 
 
 def build(
@@ -88,8 +110,12 @@ def build(
     shard_tokens: int = 10,
     eot: str = "after",
     dtype: str = "uint16",
+    frame_tokens: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write a dataset of byte tokens; returns each split's tokens as the oracle."""
+    """Write a dataset of byte tokens; returns each split's tokens as the oracle.
+
+    With `frame_tokens`, shards are compressed in frames of so many tokens.
+    """
     tokenizer = load_tokenizer("bytes")
     folder.mkdir(parents=True, exist_ok=True)
     oracle, splits, offset = {}, {}, 0
@@ -107,10 +133,14 @@ def build(
         (folder / name).mkdir(exist_ok=True)
         shards = []
         for number, first in enumerate(range(0, len(ids), shard_tokens)):
-            path = f"{name}/shard_{number:05d}.bin"
+            path = f"{name}/shard_{number:05d}.bin" + (".zst" if frame_tokens else "")
             table_path = f"{name}/shard_{number:05d}.docs.npy"
             part = ids[first : first + shard_tokens]
-            (folder / path).write_bytes(np.array(part, np.dtype(dtype).newbyteorder("<")).tobytes())
+            plain = np.array(part, np.dtype(dtype).newbyteorder("<")).tobytes()
+            data = (
+                compress(plain, frame_tokens * np.dtype(dtype).itemsize) if frame_tokens else plain
+            )
+            (folder / path).write_bytes(data)
             table = [
                 (key, start - first, *rest)
                 for key, start, *rest in records
@@ -122,18 +152,19 @@ def build(
                     "path": path,
                     "tokens": len(part),
                     "documents": len(table),
-                    "xxh3_128": xxhash.xxh3_128_hexdigest((folder / path).read_bytes()),
+                    "xxh3_128": xxhash.xxh3_128_hexdigest(plain),
                     "documents_path": table_path,
                     "documents_xxh3_128": xxhash.xxh3_128_hexdigest(
                         (folder / table_path).read_bytes()
                     ),
+                    **({"compressed": describe_file(data)} if frame_tokens else {}),
                 }
             )
         splits[name] = {"tokens": len(ids), "documents": len(records), "shards": shards}
     kept = sum(split["documents"] for split in splits.values())
     body = {
         "format": "tokenmill",
-        "version": 3,
+        "version": 4 if frame_tokens else 3,
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
@@ -157,6 +188,9 @@ def build(
             "tokens": sum(split["tokens"] for split in splits.values()),
         },
     }
+    if frame_tokens:
+        kind = {"name": "zstd", "level": 3, "tokens_per_frame": frame_tokens, "library": "1.5.7"}
+        body["compression"] = kind
     sources = [{"path": "texts/a.txt", "bytes": offset + 30, "unit": "byte"}]
     body["sources"] = write_sources(folder, sources)
     (folder / "tokenizer_state.json").write_text(json.dumps(tokenizer.state(), indent=1))

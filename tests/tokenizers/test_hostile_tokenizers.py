@@ -126,6 +126,11 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         normalize(*[replace("a", "a" * 8)] * 9),
         "makes a text more than 256 times as long",
     ),
+    "chained Prepend": (
+        "sentencepiece",
+        normalize(*[{"type": "Prepend", "prepend": "a" * 129}] * 2),
+        "makes a text more than 256 times as long",
+    ),
     "Replace of nothing": ("sentencepiece", normalize(replace("", "aa")), "has the step"),
     "many steps": ("sentencepiece", normalize(*[replace("a", "b")] * 33), "more than 32 steps"),
     "nested normalizer": ("bpe", normalize(nest(200)), "nested more than 8 deep"),

@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                 "pretokenizers": [*split(CL100K)["pretokenizers"][:1], byte_level()],
             }
         },
-        "after Split",
+        "ByteLevel must have use_regex=false",
     ),
     "digits": (
         {

@@ -89,3 +89,15 @@ def test_the_terminal_curve_falls_with_the_loss() -> None:
     first = [next(i for i, mark in enumerate(row) if "\u2800" < mark <= "\u28ff") for row in rows]
     assert first == sorted(first)
     assert first[0] < first[-1]
+
+
+def test_the_terminal_curve_begins_and_ends_at_its_steps() -> None:
+    drawn = draw_text([Curve("train", [80, 90, 100], [4.0, 3.5, 3.0])], width=20, height=5)
+    columns = {
+        2 * place + side
+        for row in drawn.splitlines()[:5]
+        for place, mark in enumerate(re.split("[┤│]", row)[1])
+        for side, dots in enumerate((0x47, 0xB8))  # those on the left and on the right
+        if mark > "\u2800" and ord(mark) - 0x2800 & dots
+    }
+    assert columns == set(range(31, 40))  # of 40: the steps from 80 of 100 on

@@ -27,6 +27,11 @@ def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
     return path
 
 
+def test_the_default_settings_stay_the_same() -> None:
+    golden = Path(__file__).parents[1] / "golden" / "config.json"
+    assert asdict(Config()) == json.loads(golden.read_text())
+
+
 @pytest.mark.parametrize("name", ["124M", "150M", "250M"])
 def test_a_preset_has_the_parameters_of_its_name(name: str) -> None:
     config = read_config(name)

@@ -67,6 +67,13 @@ def test_a_prepared_dataset_needs_no_other_arguments(folder: Path) -> None:
     json.dumps(found.fingerprints)
 
 
+def test_a_damaged_tokenizer_of_a_dataset_is_refused(tmp_path: Path) -> None:
+    data = prepare(tmp_path, "web")
+    (data / "tokenizer_state.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer_state\.json"):
+        open_data([str(data)], config=SMALL)
+
+
 def test_a_mixture_is_validated_on_the_beginnings_of_its_sources_by_weight(folder: Path) -> None:
     given = [f"web={folder}/web:0.75", f"code={folder}/code:0.25"]
     found = open_data(given, config=SMALL)
@@ -173,6 +180,16 @@ def test_an_unusable_text_file_is_named(tmp_path: Path) -> None:
         open_data([], input_file=empty, config=SMALL)
     with pytest.raises(UsageError, match="give the data once"):
         open_data(["data"], input_file=empty, config=SMALL)
+
+
+def test_the_validation_fraction_of_a_text_is_checked(tmp_path: Path) -> None:
+    text = tmp_path / "input.txt"
+    text.write_text("one two three " * 200)
+    for wrong in (-0.1, 1.0, float("nan")):
+        with pytest.raises(UsageError, match=r"`val_fraction` is .* below 1"):
+            open_data([], input_file=text, config=SMALL, val_fraction=wrong)
+    whole = open_data([], input_file=text, config=SMALL, val_fraction=0.0)
+    assert whole.val is None
 
 
 @settings(deadline=None)

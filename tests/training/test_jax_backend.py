@@ -213,7 +213,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(backend):
     with pytest.raises(StateError, match=r"parameter head is \(1, 32\)"):
         backend.load({**parameters, "head": parameters["head"][:1]}, state)
     adamw = open_backend("jax", replace(CONFIG, optimizer="adamw"), SHAPE, parameters)
-    with pytest.raises(StateError, match="the optimizer that wrote it"):
+    with pytest.raises(StateError, match="the optimizer that wrote the checkpoint"):
         adamw.load(parameters, state)
 
 

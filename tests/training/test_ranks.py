@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,6 +102,30 @@ def test_a_rank_waits_a_bounded_time_for_one_that_is_stopped(tmp_path: Path) -> 
     assert "raise --rank-timeout" in shown
     assert 'File "' not in shown.partition("elastic")[0]  # torchrun prints a traceback of its own
     assert Checkpoints(tmp_path / "a" / "checkpoints").newest() is not None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_waits_a_bounded_time_for_one_that_does_not_start(tmp_path: Path, rank: int) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "text.txt").write_text("".join(f"line {n}: {n * n}\n" for n in range(2_000)))
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    ranks = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    data = ["--input-file", "text.txt", "--tokenizer", "bytes", "--runs", ".", "--backend", "torch"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tokenmill.cli", "train", *data, *ENDLESS, "--rank-timeout", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in ranks.items()}},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 1
+    said = ended.stderr.rpartition("tokenmill: ")[2]
+    assert said.startswith(f"Rank {rank} waited 1 s for the other ranks and got no answer: one of ")
+    assert "them has not started" in said
+    assert "Traceback" not in ended.stderr
 
 
 WATCHED = """

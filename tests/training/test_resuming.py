@@ -67,6 +67,22 @@ def test_a_stop_between_micro_batches_drops_the_step_and_nothing_else(
     assert results(tmp_path / "at 0") == results(tmp_path / "whole")
 
 
+def test_a_stop_interrupts_a_sample(
+    data: RunData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Any] = []
+
+    def next_logits(_: object, ids: Any) -> Any:
+        computed.append(ids)
+        return np.zeros(257, np.float32)
+
+    backend = "tokenmill.training.torch_backend.TorchBackend"
+    monkeypatch.setattr(f"{backend}.next_logits", next_logits)
+    config = replace(CONFIG, log_every=1, sample_every=1, sample_tokens=100, val_every=0)
+    assert train(data, name="a", config=config, runs=tmp_path, watcher=Watch(1)).was_stopped
+    assert len(computed) == 1
+
+
 def test_a_damaged_checkpoint_costs_only_a_few_steps(
     data: RunData, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -87,8 +103,13 @@ def test_a_finished_run_is_not_changed(data: RunData, tmp_path: Path) -> None:
     again = train(data, name="a", config=short, runs=tmp_path)
     assert again == replace(first, was_finished=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == there
-    longer = train(data, name="a", config=replace(short, max_steps=3), runs=tmp_path)
-    assert longer.step == 3
+    quiet, told = Watch(), Watch()
+    changed = replace(short, log_every=1)
+    assert train(data, name="a", config=changed, runs=tmp_path, watcher=quiet).was_finished
+    longer = replace(short, max_steps=3)
+    assert train(data, name="a", config=longer, runs=tmp_path, watcher=told).step == 3
+    assert not any(note.startswith("From step") for note in quiet.notes)
+    assert "From step 2 on: max_steps 2 → 3." in told.notes
     fresh = train(data, name="a", config=short, runs=tmp_path, restart=True)
     assert (fresh.step, fresh.was_finished) == (2, False)
     assert sorted(os.listdir(tmp_path / "a" / "checkpoints")) == ["step_0000002"]

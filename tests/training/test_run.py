@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,18 @@ def test_the_first_loss_is_shown_after_the_first_step_and_the_time_is_estimated(
     assert [line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line] == [20]
 
 
-def test_the_time_left_at_the_first_step_agrees_with_the_estimate(
+def test_the_time_left_agrees_with_the_estimate_and_later_with_the_last_steps(
     data: RunData, tmp_path: Path
 ) -> None:
     """The first step also warms up, so the time left must not be computed from it."""
     quiet = replace(CONFIG, log_every=1000, val_every=0, sample_tokens=0)
     watch = Lines()
-    train(data, name="a", config=quiet, runs=tmp_path, watcher=watch)  # no estimate in step 1
+    often = replace(quiet, log_every=3)
+    train(data, name="a", config=often, runs=tmp_path, watcher=watch)  # no estimate in step 1
     assert math.isnan(watch.left[0])
     assert "left" not in format_line(watch.lines[0], 20, watch.left[0])
+    place = [line["step"] for line in watch.lines].index(6)
+    assert watch.left[place] == pytest.approx(watch.lines[place]["seconds"] / 3 * (20 - 6))
     watch = Lines()  # the second of four micro-batches is the estimate
     train(data, name="b", config=replace(quiet, micro_batch=1), runs=tmp_path, watcher=watch)
     assert watch.left[0] == pytest.approx(watch.expected * (19 * 4) / (20 * 4 - 2))
@@ -99,6 +103,36 @@ def test_a_line_is_shown_after_a_time_of_silence(data: RunData, tmp_path: Path) 
     train(data, name="b", config=slow, runs=tmp_path, watcher=watch)
     assert 2 not in [line["step"] for line in watch.lines]
     assert not any(note.startswith("step 2: ") for note in watch.notes)
+
+
+@pytest.mark.parametrize("micro_batch", [1, None])
+def test_lines_are_no_closer_than_the_time_of_silence(
+    data: RunData, tmp_path: Path, micro_batch: int | None
+) -> None:
+    """The first line takes long, so another is due at once; after that, none is due for a while."""
+
+    class Slow(Lines):
+        def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
+            if not self.lines:
+                self.began = time.monotonic()
+                time.sleep(self.silence)
+            super().line(line, steps, seconds_left)
+
+    watch = Slow(silence=0.2)
+    config = replace(
+        CONFIG,
+        max_steps=2 if micro_batch else 60,
+        batch_tokens=960 if micro_batch else 16,
+        micro_batch=micro_batch,
+        log_every=1000,
+        val_every=0,
+        sample_tokens=0,
+        checkpoint_every=1000,
+    )
+    train(replace(data, val=None), name="a", config=config, runs=tmp_path, watcher=watch)
+    seconds = time.monotonic() - watch.began
+    shown = [note for note in watch.notes if "micro-batches done" in note] + watch.lines[1:-1]
+    assert 1 <= len(shown) <= seconds / watch.silence
 
 
 def test_validation_uses_the_configured_number_of_tokens(data: RunData, tmp_path: Path) -> None:
@@ -122,8 +156,13 @@ def test_default_validation_is_proportional_to_the_run() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"within_documents": True}, {"mask_fraction": 0.2, "noise_fraction": 0.1}],
-    ids=["plain", "within documents", "augmented"],
+    [
+        {},
+        {"within_documents": True},
+        {"mask_fraction": 0.2, "noise_fraction": 0.1},
+        {"order": "blocks"},
+    ],
+    ids=["plain", "within documents", "augmented", "blocks"],
 )
 def test_row_losses_belong_to_their_rows(
     data: RunData, tmp_path: Path, changes: dict[str, Any]
@@ -143,7 +182,12 @@ def test_row_losses_belong_to_their_rows(
     found = np.fromfile(tmp_path / "a" / "row_losses.f32", "<f4")
     backend = open_backend("torch", config, make_shape(257, config), values)
     loader = tokenmill.Loader(
-        data.train, batch_size=4, seq_len=16, seed=42, documents=config.within_documents
+        data.train,
+        batch_size=4,
+        seq_len=16,
+        seed=42,
+        order=config.order,
+        documents=config.within_documents,
     )
     for step in range(1, 5):
         batch = loader.batch_at(step)

@@ -112,6 +112,16 @@ def test_gradients_of_every_parameter_are_the_slopes_of_the_loss(shape):
             assert (found[backend][name] * along).sum() == pytest.approx(slope, rel=1e-4), name
 
 
+def test_the_first_values_have_their_spread_and_the_outputs_are_zero():
+    values = first_values(SHAPE, 42)
+    zero = [name for name in values if name == "head" or name.endswith((".out", ".down"))]
+    assert len(zero) == 1 + 2 * SHAPE.layers
+    for name, value in values.items():
+        spread = 0 if name in zero else 1 if name == "embedding" else value.shape[1] ** -0.5
+        assert value.std() == pytest.approx(spread, rel=0.1), name
+        assert abs(value.mean()) <= spread / 10, name
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_fifty_steps_from_the_first_values_stay_within_1e_5(optimizer):
     config = replace(CONFIG, optimizer=optimizer)

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from two_ranks import CONFIG, SHAPE, global_batch, load, save, take_steps  # noqa: E402
 
-from tokenmill.errors import StateError  # noqa: E402
+from tokenmill.errors import StateError, UsageError  # noqa: E402
 from tokenmill.training.backend import StepRows  # noqa: E402
 from tokenmill.training.backends import open_backend  # noqa: E402
 from tokenmill.training.config import Config  # noqa: E402
@@ -312,6 +312,12 @@ def test_train_uses_the_ranks_of_an_existing_process_group(
     found = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
     assert len(np.fromfile(tmp_path / "run" / "row_losses.f32", "<f4")) == 2 * 4
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta"])
+def test_a_device_that_pytorch_cannot_use_is_refused(device: str) -> None:
+    with pytest.raises(UsageError, match=f"`device` is '{device}', which PyTorch cannot use here"):
+        open_backend("torch", CONFIG, SHAPE, first_values(SHAPE, 1), device=device)
 
 
 def test_values_of_another_shape_are_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from tokenmill.training.model import EPSILON  # noqa: E402
 from tokenmill.training.torch_model import (  # noqa: E402
@@ -93,9 +94,10 @@ def test_large_logits_do_not_overflow() -> None:
     assert capped_losses(states, head, torch.tensor([0]), 0.0)[1].tolist() == [0.0]
 
 
-def test_evaluation_keeps_no_gradients() -> None:
+def test_evaluation_computes_no_gradients() -> None:
     states, head = random(4, 3).requires_grad_(), random(9, 3).requires_grad_()
-    with torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         total, losses = capped_losses(states, head, torch.arange(4), 15.0)
+    assert counter.get_total_flops() == 2 * 4 * 3 * 9  # one product, of the states and the head
     assert not total.requires_grad
     assert float(total) == pytest.approx(float(losses.sum()))

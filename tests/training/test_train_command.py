@@ -82,7 +82,7 @@ def test_a_run_resumes_with_another_number_of_processes(data: Path, tmp_path: Pa
             both.send_signal(signal.SIGTERM)
             break
     _, shown = both.communicate(timeout=300)
-    assert shown.count("Stopped. What is done is kept") == 1
+    assert shown.count("Stopped. Finished work is kept") == 1
     found = Checkpoints(tmp_path / "taken" / "checkpoints").newest()
     assert found is not None
     stopped = found.state.step
@@ -205,7 +205,7 @@ def test_a_signal_ends_a_step_of_minutes_within_seconds(
     began = time.monotonic()
     _, shown = process.communicate(timeout=60)
     assert time.monotonic() - began < 20  # the grace of Slurm and Kubernetes is 30
-    assert "Stopped" in shown
+    assert "Stopped before the first step was complete; the same command starts over." in shown
 
 
 def test_one_rank_that_is_preempted_stops_all(data: Path, tmp_path: Path) -> None:

@@ -9,29 +9,30 @@ from cyclopts import App, CycloptsError, MissingArgumentError
 from tokenmill.cli.flags import set_flags
 from tokenmill.errors import UsageError
 
-HELP = """Turn text into tokens on disk, and train a model on them. To begin:
+HELP = """Turn text into tokens on disk, and train a model on the tokens. To begin:
 
 * tokenmill prepare my_texts/ --out data/corpus
 * tokenmill info data/corpus
 * tokenmill train data/corpus --name my_model
 * tokenmill sample my_model
 
-After any interruption, the same command resumes. Add --help to a command for its options.
+To resume after an interruption, run the same command again. To see the options of a command, add
+--help.
 """
 
 _COMMANDS = {
     "prepare": ("prepare:prepare", "Make a dataset from text files."),
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
-    "info": ("info:info", "Show what is in a dataset."),
-    "peek": ("peek:peek", "Show one document and its origin."),
+    "info": ("info:info", "Show what a dataset contains."),
+    "peek": ("peek:peek", "Show the text and the origin of one document."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
-    "train": ("train:train", "Train a model, or resume its training."),
+    "train": ("train:train", "Train a model, or resume training."),
     "sample": ("sample:sample", "Generate text from a trained model."),
     "tokenizer": ("tokenizer:app", "Train a tokenizer."),
-    "pretokenize": ("pretokenize:pretokenize", "Make an X.npy next to each X.txt."),
-    "import": ("import_:import_", "Make a dataset from another program's tokens."),
-    "export": ("export:export", "Write tokens as another program's files."),
-    "reshard": ("reshard:reshard", "Write a dataset in shards of another size."),
+    "pretokenize": ("pretokenize:pretokenize", "Write the token ids of text files to .npy files."),
+    "import": ("import_:import_", "Turn another program's tokens into a dataset."),
+    "export": ("export:export", "Convert tokens to another program's format."),
+    "reshard": ("reshard:reshard", "Copy a dataset into shards of another size."),
 }
 # cyclopts calls an optional argument [ARGS].
 _USAGES = {
@@ -43,7 +44,7 @@ app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard
 for _number, (_name, (_place, _help)) in enumerate(_COMMANDS.items()):
     _usage = {"usage": _USAGES[_name]} if _name in _USAGES else {}
     app.command(f"tokenmill.cli.{_place}", name=_name, help=_help, sort_key=_number, **_usage)
-app.register_install_completion_command(help="Complete commands in this shell: bash, zsh or fish.")
+app.register_install_completion_command(help="Install tab completion for bash, zsh or fish.")
 
 
 def run(arguments: Sequence[str], flags: Mapping[str, str]) -> int:
@@ -64,7 +65,7 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
     """Map each argument of a command to its flag or positional name.
 
     >>> find_flags(["reshard"])
-    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard'}
+    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard', 'compress': '--compress'}
     """
     _, apps, _ = app.parse_commands(command)
     arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()
@@ -72,7 +73,7 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
 
 
 def _name_missing(error: CycloptsError) -> str | None:
-    """The message about a missing argument, named as in the usage line; None for other errors."""
+    """Name a missing argument as the usage line does. Return None for other errors."""
     if not isinstance(error, MissingArgumentError) or error.argument is None:
         return None
     name = error.argument.names[0]
@@ -82,7 +83,7 @@ def _name_missing(error: CycloptsError) -> str | None:
 
 
 def _use_docstring(arguments: Sequence[str]) -> None:
-    """Make `COMMAND --help` show the docstring instead of the short text in the list."""
+    """Make `COMMAND --help` show the docstring instead of the short text in the list of commands."""
     _, apps, _ = app.parse_commands(arguments)
     for command in apps[1:]:
         if command.default_command is not None and not command.name[0].startswith("-"):

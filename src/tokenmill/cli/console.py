@@ -73,7 +73,7 @@ class Display(PlainDisplay):
 
 def report_stopped(where: str) -> int:
     """Print the state after Ctrl-C and how to resume; returns the exit status."""
-    warn(f"Stopped. What is done is kept {where}; the same command resumes.")
+    warn(f"Stopped. Finished work is kept {where}; the same command resumes.")
     return 130
 
 

@@ -26,23 +26,25 @@ def download(
     max_files: int | None = None,
     to: Path | None = None,
 ) -> int:
-    """Download tokens or text from the Hugging Face Hub: only the files you name, checked to the byte.
+    """Download tokens or text from the Hugging Face Hub, and check the checksum of each file.
 
-    The same command resumes after any interruption, even in the middle of a file. Without REPO it
-    downloads three shards of karpathy/fineweb-edu-100B-gpt2-token-shards, 200 MB each.
+    To resume after an interruption, even in the middle of a file, run the same command again.
+    Without REPO, the command downloads three shards of 200 MB each from
+    karpathy/fineweb-edu-100B-gpt2-token-shards.
 
     Parameters
     ----------
     repository
-        OWNER/NAME of a dataset; may be followed by @REVISION, and by /FOLDER, /FILE or a glob.
+        Dataset on the Hub, as OWNER/NAME. Append @REVISION to choose a version. Append /FOLDER,
+        /FILE or /GLOB to choose files.
     shards
-        Numbers of token files, such as 1-3 or 1,4,7-9; by default all.
+        Numbers of the token files to download, such as 1-3 or 1,4,7-9. By default, all token files.
     split
-        Only files with this word in their names, such as train.
+        Download only files whose names contain this word, such as train.
     max_files
-        Only the first N files.
+        Maximum number of files to download, in the order of their names. By default, no limit.
     to
-        Folder to write to; by default data/NAME.
+        Folder for the downloaded files. By default, data/NAME for the dataset OWNER/NAME.
     """
     # A failure is reported once at the end; the library's messages about retries are noise.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
-from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.convert.export import TOKENS_PER_SHARD
 from tokenmill.convert.export import export as export_tokens
 from tokenmill.formats import WRITABLE
@@ -16,35 +16,36 @@ from tokenmill.wording import counted
 
 
 def export(
-    path: Annotated[Path, Parameter(name="PATH")],
+    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
     /,
     *,
-    to: Annotated[str, Parameter(help=f"The format to write: {', '.join(WRITABLE)}.")],
-    out: Path,
+    to: Annotated[str, Parameter(help=f"Format of the output: {', '.join(WRITABLE)}.")],
+    out: Annotated[Path, Parameter(converter=parse_path)],
     tokens_per_shard: int = TOKENS_PER_SHARD,
     tokenizer: str | None = None,
     eot_id: int | None = None,
     vocab_size: int | None = None,
     opening: Opening = RECOGNISED,
 ) -> int:
-    """Write tokens as another program's files, and compare them with the source.
+    """Convert tokens to another program's format, and compare the output with the input.
 
-    The same command resumes after an interruption.
+    To resume after an interruption, run the same command again.
 
     Parameters
     ----------
     path
-        A dataset's folder, or a file, folder or 'glob' of tokens in another format.
+        Folder of a dataset, or tokens in another format: a file, a folder or a glob in quotes.
     out
-        A new or empty folder.
+        Folder for the output. Must be new or empty, unless the command resumes.
     tokens_per_shard
-        Tokens per file, for formats with several files.
+        Tokens per output file, for formats with several files.
     tokenizer
-        The tokenizer that made the tokens, if the data does not say.
+        Tokenizer that made the tokens. By default, the tokenizer comes from the data.
     eot_id
-        The id between documents, if the data does not say.
+        Id that separates documents. By default, the id comes from the tokenizer or the data.
     vocab_size
-        The size of the vocabulary, if the data does not say.
+        Number of ids in the vocabulary. By default, the number comes from the tokenizer or the
+        data.
     """
     try:
         with Display() as display:

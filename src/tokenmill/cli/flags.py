@@ -1,4 +1,4 @@
-"""Translate Python arguments in the library's messages into flags of the running command.
+"""Translate the names of Python arguments in messages into flags of the running command.
 
 The library names its arguments in backticks: `out`, `restart=True`, `text_field=NAME`. On the
 command line they are flags: --out, --restart, --text-field NAME. Only arguments of the running
@@ -23,7 +23,7 @@ def set_flags(find: Callable[[], Mapping[str, str]]) -> None:
 
 
 def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
-    """Replace Python arguments in a message with flags. Default: the running command's flags.
+    """Replace Python arguments in a message with flags, by default those of the running command.
 
     >>> flags = {"out": "--out", "restart": "--restart", "eot": "--eot", "normalize": "--normalize"}
     >>> name_flags("Choose another `out`, or add `restart=True`; see `jq`.", flags)

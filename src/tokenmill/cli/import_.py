@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
-from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.convert.import_dataset import TOKENS_PER_SHARD, import_dataset
 from tokenmill.wording import counted
 
 
 def import_(
-    path: Annotated[Path, Parameter(name="PATH")],
+    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
     /,
     *,
-    out: Path,
+    out: Annotated[Path, Parameter(converter=parse_path)],
     tokenizer: str | None = None,
     tokens_per_shard: int = TOKENS_PER_SHARD,
+    compress: Literal["none", "zstd"] = "none",
     val_fraction: float | None = None,
     eot_id: int | None = None,
     vocab_size: int | None = None,
     opening: Opening = RECOGNISED,
 ) -> int:
-    """Make a dataset from another program's tokens, with a manifest, checksums and documents.
+    """Turn another program's tokens into a dataset: add a manifest, checksums and document boundaries.
 
-    The same command resumes after an interruption.
+    To resume after an interruption, run the same command again.
 
     Parameters
     ----------
     path
-        A file, folder or 'glob' of tokens.
+        Tokens to import: a file, a folder or a glob in quotes.
     out
-        A new or empty folder.
+        Folder for the dataset. Must be new or empty, unless the command resumes.
     tokenizer
-        The tokenizer that made the tokens, if the data does not say.
+        Tokenizer that made the tokens. By default, the tokenizer comes from the data.
     tokens_per_shard
-        Tokens per file; the last file has fewer.
+        Tokens per shard. The last shard of a split may have fewer.
+    compress
+        Compress shards with zstd: a third of the size, for slower loading.
     val_fraction
-        Share of the tokens, at the end, to hold out if there is no validation split.
+        Share of the tokens, at the end of the data, to hold out for validation. Only for data
+        without a validation split.
     eot_id
-        The id between documents, if it is not the tokenizer's.
+        Id that separates documents. By default, the id comes from the tokenizer or the data.
     vocab_size
-        The number of ids, to import them without a tokenizer.
+        Number of ids in the vocabulary. Needed only if the tokenizer is unknown.
     """
     try:
         with Display() as display:
@@ -52,6 +56,7 @@ def import_(
                 path,
                 out,
                 tokens_per_shard=tokens_per_shard,
+                compress=compress,
                 watcher=display,
                 tokenizer=tokenizer,
                 val_fraction=val_fraction,

@@ -9,12 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from cyclopts import Parameter
 
 from tokenmill.cli.commands import find_flags
 from tokenmill.cli.console import show, show_next, show_table, typed, typed_options
 from tokenmill.cli.flags import name_flags
-from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.inspect.info import Info, describe
 from tokenmill.wording import count, counted, size
 
@@ -22,25 +23,29 @@ SOURCES_SHOWN = 10
 
 
 def info(
-    path: Annotated[Path, Parameter(name="PATH")],
+    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
     /,
     *,
     opening: Opening = RECOGNISED,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
-    """Show what is in a dataset: its tokens, their origin and what was dropped.
+    """Show what a dataset contains: its splits, settings, sources and dropped documents.
 
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens in another format.
+        Folder of a dataset, or tokens in another format: a file or a folder.
     json
-        Print everything as JSON, for programs.
+        Print all information as JSON.
     """
     found = describe(path, **opening.options)
     if json:
         # ASCII: every terminal can show it, and it contains no control characters.
-        values = {**asdict(found), "sources": [asdict(one) for one in found.sources]}
+        values = {
+            **asdict(found),
+            "compression": msgspec.to_builtins(found.compression),
+            "sources": [asdict(one) for one in found.sources],
+        }
         print(json_format.dumps(values, indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
@@ -49,6 +54,13 @@ def info(
     unknown = " --tokenizer NAME" if found.tokenizer is None else ""
     show_next(f"tokenmill peek {here}{unknown}", f"tokenmill verify {here}")
     return 0
+
+
+def _describe_storage(found: Info) -> str:
+    if found.compression is None:
+        return found.dtype
+    frame = counted(found.compression.tokens_per_frame, "token")
+    return f"{found.dtype}, {found.compression.name} in frames of {frame}"
 
 
 def _show(found: Info) -> None:
@@ -81,7 +93,7 @@ def _show(found: Info) -> None:
                 if found.tokenizer_fingerprint
                 else []
             ),
-            ("stored as", found.dtype),
+            ("stored as", _describe_storage(found)),
             ("end of text", eot),
             *per_token,
         ],
@@ -123,7 +135,7 @@ def _show_origin(found: Info) -> None:
         if found.repaired_documents:
             show(f"{counted(found.repaired_documents, 'document')} had invalid UTF-8 repaired.")
         if found.duplicate_lines:
-            show(f"{count(found.duplicate_lines)} repeated lines were removed.")
+            show(f"{counted(found.duplicate_lines, 'repeated line')} removed.")
     if found.set_aside:
         flags = find_flags(["prepare"])
         shown = [

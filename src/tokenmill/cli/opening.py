@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
+
+from tokenmill.storage.object_path import as_path
 
 
 @Parameter(name="*")
@@ -16,11 +20,12 @@ class Opening:
     Parameters
     ----------
     dtype
-        How ids are stored, for files of ids without a header: uint16, uint32, ...
+        Type of the ids in input files without a header: uint16, uint32, ...
     format
-        The format, if it is not recognised: npy, llmc, nanogpt, raw, ...
+        Format of the input, such as npy, llmc, nanogpt or raw. By default, tokenmill recognises the
+        format.
     column
-        The column of the tokens, in formats with several columns.
+        Name of the column that contains the tokens, for input formats with several columns.
     """
 
     dtype: str | None = None
@@ -35,6 +40,11 @@ class Opening:
         {'dtype': 'uint16'}
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def parse_path(_: Any, tokens: Sequence[Token]) -> Path:
+    """Convert an argument to the path of a local file or of an object."""
+    return as_path(tokens[0].value)
 
 
 RECOGNISED = Opening()

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmill.cli.console import show, typed, typed_options
-from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
@@ -17,7 +17,7 @@ from tokenmill.wording import count, one_line
 
 
 def peek(
-    path: Annotated[Path, Parameter(name="PATH")],
+    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
     /,
     *,
     tokenizer: str | None = None,
@@ -28,24 +28,26 @@ def peek(
     length: int = 400,
     ids: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
-    """Show one document of a dataset and where it came from.
+    """Show the text and the origin of one document.
 
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens in another format.
+        Folder of a dataset, or tokens in another format: a file or a folder.
     tokenizer
-        The tokenizer that made the tokens, if the data does not say: gpt2, bytes or a file.
+        Tokenizer that made the tokens, such as gpt2, bytes or a file. By default, the tokenizer
+        comes from the data.
     split
-        The split to read.
+        Split that contains the document.
     document
-        Number of the document; negative numbers count from the end. By default the first.
+        Number of the document to show, counted from 0. Negative numbers count from the end. By
+        default, the first document.
     token
-        Number of a token in the split; shows the part of its document around it.
+        Position of a token in the split, counted from 0. Only the text around this token is shown.
     length
         Maximum number of tokens to show.
     ids
-        Show the number and id of each token next to its text.
+        Print one token per line: position, id and text.
     """
     dataset = open_dataset(path, tokenizer=tokenizer, **opening.options)
     found = look(dataset, split=split, document=document, token=token, length=length)

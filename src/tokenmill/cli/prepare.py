@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -19,6 +19,7 @@ from tokenmill.cli.console import (
     typed,
 )
 from tokenmill.cli.flags import name_flags
+from tokenmill.cli.opening import parse_path
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.preparation.plan import Plan, make_plan
@@ -26,6 +27,7 @@ from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.find import describe_passed_over
+from tokenmill.storage.folder import storage_for
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
 from tokenmill.wording import count, counted, duration, one_line, size
@@ -37,39 +39,52 @@ _FAULTS = 20  # listed at most
 
 def prepare(
     *inputs: Annotated[str, Parameter(name="INPUT", required=True, json_list=False)],
-    out: Annotated[Path | None, Parameter(group=_WORK)] = None,
+    out: Annotated[Path | None, Parameter(group=_WORK, converter=parse_path)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
     settings: Annotated[PrepareSettings | None, Parameter(name="*", group=_CONTENT)] = None,
     workers: Annotated[int | None, Parameter(group=_WORK)] = None,
     memory: Annotated[str | None, Parameter(group=_WORK)] = None,
+    work: Annotated[Path | None, Parameter(group=_WORK)] = None,
+    engine: Annotated[Literal["local", "ray"], Parameter(group=_WORK)] = "local",
+    ray_address: Annotated[str | None, Parameter(group=_WORK)] = None,
     restart: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
     dry_run: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
 ) -> int:
-    """Make a dataset from text: clean, deduplicate, tokenize, split, and write shards.
+    """Make a dataset from text files: clean the text, remove duplicates, tokenize, and write shards.
 
-    The same command resumes after any interruption. The result depends neither on the number of
-    workers nor on interruptions.
+    To resume after an interruption, run the same command again. Interruptions and the number of
+    workers do not change the dataset.
 
     Parameters
     ----------
     inputs
-        Files, folders and globs: text, source code, JSON lines, Parquet; .gz .zst .bz2 .xz too.
+        Files, folders or globs to read: plain text, source code, JSON lines or Parquet. Files may
+        be compressed (.gz, .zst, .bz2, .xz).
     out
-        Required, except with --dry-run: the folder to make. It must be new, empty, or left by this
-        same command.
+        Folder for the dataset. Must be new or empty, unless the command resumes. Required, except
+        with --dry-run.
     tokenizer
-        gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
+        Tokenizer: gpt2, bytes, a tokenizer.json, .tiktoken or .model file, or organisation/name on
+        the Hugging Face Hub.
     scheme
-        How text is split before merging, for a .tiktoken file whose name does not say.
+        Rule for splitting text into words before tokenization, such as cl100k. Needed only for a
+        .tiktoken file, unless the file has a published name such as cl100k_base.tiktoken.
     workers
-        Number of worker processes; by default one per core.
+        Number of worker processes. By default, one per core.
     memory
-        Memory limit for all workers together, such as 2GB; by default 288MiB per worker.
+        Memory limit for all workers together, such as 2GB. By default, 288MiB per worker.
+    work
+        Local folder for unfinished work, if --out is in an object store. By default, a folder in
+        ~/.cache.
+    engine
+        Where the workers run: on this machine (local) or on a Ray cluster (ray).
+    ray_address
+        Address of the Ray cluster. By default, the cluster that runs on this machine.
     restart
-        Discard what an earlier run made in the folder, and start over.
+        Discard the results of earlier runs in the --out folder, and start over.
     dry_run
-        Print the plan and an estimate measured on a sample, and stop.
+        Only estimate tokens, time and disk space from a sample of the input. Write nothing.
     """
     if out is None and not dry_run:
         raise UsageError("Name the folder for the dataset: --out DIR.")
@@ -87,6 +102,9 @@ def prepare(
         tokenizer=loaded,
         workers=workers,
         memory=limit,
+        work=work,
+        engine=engine,
+        ray_address=ray_address,
         restart=restart,
         **chosen,
     )
@@ -120,7 +138,10 @@ def show_report(report: Report, seconds: float) -> None:
                 count(split.tokens),
                 count(split.documents),
                 count(len(split.shards)),
-                size(split.tokens * width + split.documents * DOCUMENT_DTYPE.itemsize),
+                size(
+                    int(split.shards.measure_files(width).sum())
+                    + split.documents * DOCUMENT_DTYPE.itemsize
+                ),
             )
             for name, split in manifest.splits.items()
         ],
@@ -177,7 +198,7 @@ def _show_repairs(report: Report) -> None:
 
 
 def _disk(report: Report) -> int:
-    return sum(path.stat().st_size for path in report.path.rglob("*") if path.is_file())
+    return sum(entry.size for entry in storage_for(report.path).list())
 
 
 def _show_estimate(plan: Plan) -> None:

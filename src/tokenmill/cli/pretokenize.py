@@ -25,24 +25,27 @@ def pretokenize(
     memory: str | None = None,
     restart: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Make an X.npy next to each X.txt: its token ids, ready to be memory-mapped.
+    """Write the token ids of each file X.txt to X.npy in the same folder.
 
-    The text is neither cleaned nor deduplicated. The same command resumes after an interruption.
+    NumPy can memory-map X.npy. The text is neither cleaned nor deduplicated. To resume after an
+    interruption, run the same command again.
 
     Parameters
     ----------
     files
-        The text files; .jsonl and compressed ones too.
+        Text files to tokenize, such as .txt or .jsonl. Files may be compressed (.gz, .zst, .bz2,
+        .xz).
     tokenizer
-        gpt2, bytes, a tokenizer.json, a .tiktoken or .model file, or organisation/name.
+        Tokenizer: gpt2, bytes, a tokenizer.json, .tiktoken or .model file, or organisation/name on
+        the Hugging Face Hub.
     dtype
-        How to store ids; auto takes uint16 if the vocabulary allows, else uint32.
+        Type of the stored ids. auto means uint16 if the vocabulary allows it, otherwise uint32.
     workers
-        Number of worker processes; by default one per core.
+        Number of worker processes. By default, one per core.
     memory
-        Memory limit for all workers together, such as 2GB; by default 288MiB per worker.
+        Memory limit for all workers together, such as 2GB. By default, 288MiB per worker.
     restart
-        Start over, even if the file exists or is half done.
+        Discard an existing or unfinished X.npy, and start over.
     """
     limit = parse_size(memory) if memory else None
     targets = [npy_path(text) for text in files]

@@ -1,40 +1,46 @@
-"""`tokenmill reshard`: write a dataset in shards of another size."""
+"""`tokenmill reshard`: write a dataset in shards of another size, or compress it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
+from tokenmill.cli.opening import parse_path
 from tokenmill.convert.reshard import reshard as reshard_dataset
 from tokenmill.wording import counted
 
 
 def reshard(
-    path: Annotated[Path, Parameter(name="PATH")],
+    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
     /,
     *,
-    out: Path,
-    tokens_per_shard: int,
+    out: Annotated[Path, Parameter(converter=parse_path)],
+    tokens_per_shard: int | None = None,
+    compress: Literal["none", "zstd"] | None = None,
 ) -> int:
-    """Write the same dataset in shards of another size; batches stay the same.
+    """Copy a dataset into other shards. Training batches stay the same.
 
-    The same command resumes after an interruption.
+    To resume after an interruption, run the same command again.
 
     Parameters
     ----------
     path
-        A prepared dataset.
+        Folder of the dataset to copy.
     out
-        A new or empty folder.
+        Folder for the copy. Must be new or empty, unless the command resumes.
     tokens_per_shard
-        Tokens in each shard; the last one has fewer.
+        Tokens per shard. The last shard of a split may have fewer. By default, as in PATH.
+    compress
+        Compress shards with zstd, or undo that with none. By default, as in PATH.
     """
     try:
         with Display() as display:
-            made = reshard_dataset(path, out, tokens_per_shard=tokens_per_shard, watcher=display)
+            made = reshard_dataset(
+                path, out, tokens_per_shard=tokens_per_shard, compress=compress, watcher=display
+            )
     except KeyboardInterrupt:
         return report_stopped(f"in {out}")
     for name, split in made.splits.items():

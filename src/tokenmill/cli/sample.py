@@ -28,30 +28,31 @@ def sample(
 ) -> int:
     """Generate text from a trained model.
 
-    It reads the newest checkpoint and changes nothing, so the run may still be training.
+    The command only reads a checkpoint, so it also works while the run is training.
 
     Parameters
     ----------
     name
-        Name of the run, as in training, or the path of its folder.
+        Name of the run, as given to tokenmill train, or path of the run's folder.
     prompt
-        Beginning of the text; by default, the model starts a new document.
+        Text to continue. By default, the model starts a new document.
     tokens
-        Maximum number of tokens; fewer if the model ends the text.
+        Maximum number of tokens to generate. The model may end the text earlier.
     temperature
-        0 always takes the most likely token; higher values give more variety.
+        Randomness of the text. 0 always takes the most likely token; higher values give more
+        variety.
     top_k
-        Sample among this many most likely tokens; 0 samples among all.
+        Number of most likely tokens to choose the next token from. 0 means all tokens.
     seed
-        Seed of the sampling; another seed gives another text.
+        Seed of the random choices. Another seed gives another text.
     best
-        Use the checkpoint with the lowest validation loss instead of the newest.
+        Use the checkpoint with the lowest validation loss instead of the newest checkpoint.
     runs
-        Folder of all runs.
+        Folder that contains all runs.
     backend
-        Framework; by default the one that trained the model.
+        Framework to run the model with. By default, the framework that trained the model.
     device
-        Device, such as cpu, cuda, cuda:1 or mps; by default the fastest.
+        Device to run on, such as cpu, cuda, cuda:1 or mps. By default, the fastest device.
     """
     Path.cwd()  # raises if the folder is gone; PyTorch would end the process without a message
     from tokenmill.training.sample import sample as generate_text

@@ -24,19 +24,21 @@ def train(
 ) -> int:
     """Train a byte-level BPE tokenizer on text.
 
-    Memory grows with the number of different words. A sample of a few GB is enough: more text
-    hardly improves the result. The same files give the same tokenizer.
+    Memory use grows with the number of different words in the text. A few GB of text are enough:
+    more text hardly improves the tokenizer. The same files always give the same tokenizer.
 
     Parameters
     ----------
     inputs
-        Files, folders and globs: text, source code, JSON lines, Parquet; .gz .zst .bz2 .xz too.
+        Files, folders or globs to read: plain text, source code, JSON lines or Parquet. Files may
+        be compressed (.gz, .zst, .bz2, .xz).
     vocab_size
-        Number of ids, including the 256 bytes and <|endoftext|>, such as 32000.
+        Number of ids in the vocabulary, such as 32000. Includes 256 ids for bytes and one id for
+        <|endoftext|>.
     out
-        The tokenizer.json to write.
+        File to write the tokenizer to.
     text_field
-        The JSON field, or Parquet column, with the text.
+        Name of the JSON field or Parquet column that contains the text.
     """
     tokenizer = train_tokenizer(inputs, vocab_size=vocab_size, out=out, text_field=text_field)
     show(f"{out}: {count(tokenizer.vocab_size)} ids; {tokenizer.eot_id} is the end of text.")

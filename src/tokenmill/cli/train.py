@@ -18,7 +18,7 @@ from tokenmill.training.config import Config
 
 _DATA = Group("Data", sort_key=1)
 _RUN = Group("Run", sort_key=2)
-_SETTINGS = Group("Settings, which take precedence over those of --config", sort_key=3)
+_SETTINGS = Group("Settings that override those of --config", sort_key=3)
 
 
 def _make_overrides() -> type[Any]:
@@ -49,21 +49,25 @@ class DataOptions:
     Parameters
     ----------
     input_file
-        A text file to tokenize in memory, instead of --data.
+        Text file to tokenize in memory and train on, instead of --data.
     val
-        Tokens to validate on, instead of the split val.
+        Tokens to validate on, instead of the validation split of --data.
     val_fraction
-        Share of the tokens, at the end, to validate on if there is no split val.
+        Share of the tokens, at the end of the data, to hold out for validation. Only for data
+        without a validation split. By default, 0.1 for --input-file and 0 for other data.
     tokenizer
-        Tokenizer for --input-file (gpt2 by default), or of data that does not name its own.
+        Tokenizer that made the tokens, or the tokenizer for --input-file. By default, the tokenizer
+        comes from the data; for --input-file, gpt2.
     vocab_size
-        Number of ids, if the data does not say.
+        Number of ids in the vocabulary. By default, the number comes from the tokenizer or the
+        data.
     eot_id
-        Id between documents, if the data does not say.
+        Id that separates documents. By default, the id comes from the tokenizer or the data.
     data_dtype
-        Dtype of files of ids without a header: uint16, uint32, ...
+        Type of the ids in data files without a header: uint16, uint32, ...
     format
-        Format of the data, if it is not recognised: npy, llmc, nanogpt, raw, ...
+        Format of the data, such as npy, llmc, nanogpt or raw. By default, tokenmill recognises the
+        format.
     """
 
     input_file: Path | None = None
@@ -87,22 +91,22 @@ class RunOptions:
     Parameters
     ----------
     name
-        Name of the run, whose folder is runs/NAME; by default the name of the data.
+        Name of the run and of its folder in --runs. By default, the name of the data.
     runs
-        Folder of all runs.
+        Folder that contains all runs.
     config
-        A preset (tiny, laptop, 124M, 150M, 250M), or a file of settings, JSON or YAML. The default
-        settings are for a GPU; without a GPU, the default is laptop.
+        Preset (tiny, laptop, 124M, 150M, 250M), or JSON or YAML file of settings. By default, the
+        settings below; without a GPU, the preset laptop.
     backend
-        Framework: torch or jax.
+        Framework to train with: torch or jax.
     device
-        Device, such as cpu, cuda, cuda:1 or mps; by default the fastest.
+        Device to train on, such as cpu, cuda, cuda:1 or mps. By default, the fastest device.
     restart
-        Discard the run of this name and start over.
+        Discard the existing run with this name, and start over.
     tensorboard
         Write event files for TensorBoard.
     wandb
-        Log to Weights & Biases.
+        Log metrics to Weights & Biases.
     """
 
     name: str | None = None
@@ -136,16 +140,17 @@ def train(
     run: RunOptions = _NO_RUN_OPTIONS,
     settings: Annotated[Overrides | None, Parameter(name="*", group=_SETTINGS)] = None,
 ) -> int:
-    """Train a small GPT on tokens, or resume its training.
+    """Train a small GPT on tokens, or resume training.
 
-    After any interruption, the same command resumes and ends with the same weights as an
-    uninterrupted run. For several processes: torchrun --nproc-per-node 8 -m tokenmill.cli train …
+    To resume after an interruption, run the same command again. Interruptions do not change the
+    final weights. To train with several processes:
+    torchrun --nproc-per-node 8 -m tokenmill.cli train …
 
     Parameters
     ----------
     data
-        A dataset, or any tokens that tokenmill opens. For a mixture, give several:
-        --data web=DIR:0.7 --data code=DIR:0.3.
+        Folder of a dataset, or tokens in any format that tokenmill opens. For a mixture, give each
+        dataset a name and a weight: --data web=DIR:0.7 --data code=DIR:0.3.
     """
     Path.cwd()  # raises if the folder is gone; PyTorch would end the process without a message
     from tokenmill.load.distributed import find_rank

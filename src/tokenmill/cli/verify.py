@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, show, show_next, typed, typed_options
 from tokenmill.cli.flags import name_flags
-from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.dataset.verify import examine
 from tokenmill.wording import count, one_line, size
 
@@ -17,7 +17,7 @@ PROBLEMS_SHOWN = 100
 
 
 def verify(
-    path: Annotated[Path, Parameter(name="PATH")],
+    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
     /,
     *,
     vocab_size: int | None = None,
@@ -25,14 +25,15 @@ def verify(
 ) -> int:
     """Check every byte of a dataset: checksums, ids, documents, splits and counts.
 
-    The exit status is 0 if everything is correct, and 1 if anything is wrong.
+    The exit status is 0 if the dataset is correct, and 1 if anything is wrong.
 
     Parameters
     ----------
     path
-        A dataset's folder, or a file or folder of tokens in another format.
+        Folder of a dataset, or tokens in another format: a file or a folder.
     vocab_size
-        All ids must be below this, if the data does not say its vocabulary.
+        Number of ids in the vocabulary: every id must be smaller. By default, the number comes from
+        the data.
     """
     here = typed(path) + typed_options(opening.options)
     with Display() as display:

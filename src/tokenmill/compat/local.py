@@ -2,8 +2,8 @@
 
 Guarantees: a file's header is parsed, never read as tokens. With sequence length L, the inputs of
 item w are the tokens w * L to (w + 1) * L, and the targets are one token later. Each epoch yields
-each item once, with any number of workers. Shuffled epochs differ, and `create_dataloaders` gives
-the same batches with any number of workers.
+each item once, with any number of workers. With shuffling, each epoch has another order. Batches from
+`create_dataloaders` do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class LocalTokenizedDataset(IterableDataset[Any]):
 
     With `batch_size`, it yields whole batches, for `DataLoader(..., batch_size=None)`.
 
-    Workers and ranks (from the launcher's environment) share the sequences. With `batch_size`, all
-    ranks get the same number of batches: if fewer sequences than ranks remain at the end, they are
-    dropped.
+    Workers and ranks share the sequences; the launcher's environment says how many ranks there are.
+    With `batch_size`, all ranks get the same number of batches: if fewer sequences than ranks remain
+    at the end, they are dropped.
 
-    A `DataLoader` copies the dataset to its workers for each epoch, so call
-    `dataset.set_epoch(epoch)` before each epoch. Loaders from `create_dataloaders` do that
-    themselves.
+    Call `dataset.set_epoch(epoch)` before each epoch. The dataset cannot count epochs itself, because
+    a `DataLoader` sends new copies of it to its workers for each epoch. Loaders from
+    `create_dataloaders` make this call themselves.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -134,7 +134,9 @@ class LocalTokenizedDataset(IterableDataset[Any]):
 
 
 class LocalTokenizedDatasetFixed(TokenRows):
-    """Sequence w of a file at index w, as (inputs, targets); shuffle with the `DataLoader`.
+    """A map-style dataset: item w is sequence w of a file, as (inputs, targets).
+
+    To shuffle, use the `DataLoader`.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -193,7 +195,7 @@ def create_dataloaders(
 
 
 class _Epochs(DataLoader[Batch]):
-    """A loader that starts the next epoch with each iteration."""
+    """A loader that starts the next epoch whenever it is iterated."""
 
     _epoch = 0
 
@@ -302,8 +304,8 @@ def _print(line: str) -> None:
 def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
     """The ids of a text, as `tokenmill pretokenize` writes them.
 
-    `tokenizer` is a name or path, a `tokenmill.Tokenizer`, or an object with `encode(text)`, whose
-    ids are used unchanged.
+    `tokenizer` is a name or path, a `tokenmill.Tokenizer`, or another object with `encode(text)`.
+    The ids from an object of the last kind are used unchanged.
 
     >>> encode_text("gpt2", b"Hello world").tolist()
     [15496, 995, 50256]

@@ -25,8 +25,9 @@ def load_text_dataset(
 
     Each configuration is an object or a mapping. `d_config` has dataset_name, split and batch_size,
     and optionally shuffle_seed, cache_size, cache_dir and prefetch_buffer_size. `m_config` has
-    maxlen, and `t_config` has num_epochs. With a mesh set by `jax.set_mesh`, rows are divided over
-    its axis `data`, or its first axis. Iterators have Grain's `get_state` and `set_state`.
+    maxlen, and `t_config` has num_epochs. If `jax.set_mesh` has set a mesh, rows are divided over its
+    axis `data`, or over its first axis if it has no `data`. Iterators have Grain's `get_state` and
+    `set_state`.
 
     >>> import pathlib, tempfile
     >>> text = pathlib.Path(tempfile.mkdtemp()) / "stories.txt"
@@ -55,7 +56,7 @@ def load_text_dataset(
             jax.make_array_from_callback(part.shape, sharding, part.__getitem__) for part in batch
         )
 
-    # The thread only reads. The caller's thread moves arrays to devices, because no other thread
+    # Grain's thread only reads. The caller's thread moves arrays to devices, because no other thread
     # may be inside JAX when the program ends.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     return grain.MapDataset.source(batches).to_iter_dataset(options).map(place)

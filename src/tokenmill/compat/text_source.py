@@ -1,12 +1,13 @@
 """`TextDataSource`: texts as padded examples, with the name used in the guide about Grain.
 
 `tokenmill.prepare` tokenizes a text once, into a folder next to it. Every process and every later
-run opens that folder. If several processes start together, one prepares and the others wait. An
-example is a document, padded to the requested length; a longer document continues in further
-examples. So no token is lost: each token except a document's first is a target exactly once.
+run opens that folder. If several processes start together, one prepares and the others wait.
 
-Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples. A batch is
-one gather.
+An example is a document, padded to the requested length. A longer document becomes several examples.
+No token is lost: each token except the first of a document is a target exactly once.
+
+Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples. All rows of a
+batch are read at once.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _REQUIRED = object()
 
 
 class TextDataSource:
-    """Examples by number: {"input_ids", "targets"}, each (max_length,) of int32.
+    """A source of examples: `source[n]` is {"input_ids", "targets"}, each (max_length,) of int32.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "stories.jsonl"
@@ -68,7 +69,7 @@ class TextDataSource:
     cache_dir
         Where to write the tokens; by default next to the text.
     cache_size
-        Number of examples whose ids are kept in memory; by default `_cache_size`, as in the guide.
+        Number of examples whose ids are kept in memory; by default 100,000, as in the guide.
     """
 
     _cache_size = 100_000
@@ -115,7 +116,7 @@ class TextDataSource:
         return f"TextDataSource({self.tokens.identity}, {settings})"
 
     def read(self, numbers: Integers) -> npt.NDArray[np.int32]:
-        """Examples, (examples, max_length + 1): inputs are [:, :-1] and targets are [:, 1:]."""
+        """Read examples (examples, max_length + 1): inputs are [:, :-1] and targets are [:, 1:]."""
         starts, lengths = self._starts[numbers], self._lengths[numbers]
         width = self.max_length + 1
         rows = np.full((len(numbers), width), self.pad_token_id, np.int32)
@@ -239,7 +240,7 @@ def open_texts(
 
 
 def _cut(tokens: Tokens, length: int) -> tuple[Integers, Integers]:
-    """The start and the number of tokens of each example: at most `length` + 1 tokens."""
+    """Cut documents into examples of at most `length` + 1 tokens; returns their starts and lengths."""
     found = [np.empty(0, np.int64)]
     for first in range(0, len(tokens), _BLOCK):
         size = min(_BLOCK, len(tokens) - first)

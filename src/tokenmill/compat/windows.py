@@ -3,9 +3,10 @@
 `TokenizedDataset` and `download_tokenized_data` are for llm.c shards; `GPTDataLoader` is for
 prepared datasets and for text in memory.
 
-Guarantees: all starts with enough tokens after them are equally likely, so small shards are not
-overrepresented. A window may cross shard boundaries. Batches depend only on the seed and the rank
-(from the launcher's environment). The header of a shard is parsed, never read as tokens.
+Guarantees: a window is equally likely to start at any token with enough tokens after it, so small
+shards are not overrepresented. A window may cross shard boundaries. Batches depend only on the seed
+and the rank, which comes from the launcher's environment. The header of a shard is parsed, never read
+as tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tokenmill.torch import Batch
 
 
 class RandomWindows:
-    """Draws batches from tokens.
+    """Draws batches of random windows from tokens.
 
     >>> windows = RandomWindows(Tokens.of(range(100)), block_size=3, seed=1)
     >>> windows.take(2, "cpu").targets
@@ -63,9 +64,9 @@ class RandomWindows:
 
 
 class TokenizedDataset:
-    """Random windows from all shards of a split; the highest-numbered shard is for validation.
+    """Random windows from llm.c shards. The shard with the highest number is the validation split.
 
-    The numbers of the shards may have gaps.
+    Shard numbers may have gaps.
 
     >>> import tempfile, struct, numpy as np
     >>> folder = Path(tempfile.mkdtemp())
@@ -166,7 +167,7 @@ class GPTDataLoader:
         if split not in self._windows:
             raise DatasetError(
                 f"split {split!r} is missing or shorter than a window of {self.block_size:,} + 1 tokens. "
-                f"Splits with a window: {', '.join(self._windows)}."
+                f"Splits that are long enough: {', '.join(self._windows)}."
             )
         return self._windows[split].take(self.batch_size, self.device)
 
@@ -180,7 +181,7 @@ class GPTDataLoader:
 
 
 def _open(folder: Path, tokenizer: Any) -> Dataset:
-    if not any((folder / "train").glob("*.bin")):
+    if not any((folder / "train").glob("*.bin*")):
         raise DatasetError(
             f"No training shards found: {folder} has no train/*.bin. Make them with: "
             f"tokenmill prepare TEXTS --out {folder}"
@@ -199,8 +200,8 @@ def download_tokenized_data(
 ) -> str:
     """Download some shards of FineWeb-Edu, unless the folder has them; returns the folder.
 
-    Existing shards whose headers match their sizes need no network. `tokenmill.download` fetches
-    the others: it resumes after an interruption and checks each file.
+    If a shard exists and has the size that its header says, it is not downloaded again.
+    `tokenmill.download` fetches the others: it resumes after an interruption and checks each file.
 
     >>> import struct, tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -1,14 +1,14 @@
 """`tokenmill.export`: write tokens as another program's files.
 
-Guarantees: the files hold the same ids and documents as the source, in the same order. They are
-read back and compared with the source. In a format without a document table, only the end-of-text
-id separates documents. The export moves that id to the side of documents where the format's readers
-expect it. `Exported.notes` lists documents that were changed or lost. A prepared source with a
-wrong checksum is refused.
+Guarantees: the files hold the same ids and documents as the source, in the same order, except for
+changes that `Exported.notes` lists. The files are read back and compared with the source. In a
+format without a document table, only the end-of-text id separates documents. The export moves that
+id to the side of documents where the format's readers expect it. A prepared source with a wrong
+checksum is refused.
 
-After a kill at any moment, the same call resumes with the file it was writing. If existing files
-differ from a prepared source, all files are written again. If they differ from a source in another
-format, they are refused, because the source itself may have changed.
+After a kill at any moment, the same call resumes with the file that was being written. If files of
+an earlier run differ from a prepared source, all files are written again. If such files differ from
+a source in another format, the export is refused, because the source itself may have changed.
 
 Costs: the source is read in blocks, at most four times (checksums, copy, comparison of ids and of
 documents).
@@ -42,6 +42,7 @@ from tokenmill.formats.writing import BLOCK, WriteRequest
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder, sync_folder
+from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.tokens import Tokens
 
@@ -51,7 +52,7 @@ TOKENS_PER_SHARD = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of `export`: the tokens of each split, and all files, including earlier ones.
+    """The result of `export`: the tokens of each split, and all files, also those of earlier runs.
 
     `documents` has the number of documents that readers find in each split. The number is None if
     readers find no documents, or different ones than in the source. `notes` lists all differences.
@@ -87,7 +88,7 @@ def export(
     >>> np.save(folder / "x.npy", np.array([5, 6, 0, 7, 0]))
     >>> made = export(folder / "x.npy", folder / "out", to="megatron", eot_id=0, vocab_size=8)
     >>> made.files, made.documents
-    (('train.bin', 'train.idx'), {'train': 2})
+    (('train.idx', 'train.bin'), {'train': 2})
     >>> [one.length for one in open(folder / "out" / "train")["train"].documents]
     [3, 2]
     """
@@ -99,7 +100,8 @@ def export(
     dataset = source if isinstance(source, Dataset) else open(source, **options)
     if not dataset:
         raise DatasetError(f"{dataset.path} has no tokens to export.")
-    if Path(out).resolve() == dataset.path.resolve():
+    target = as_path(out)
+    if target.resolve() == dataset.path.resolve():
         raise UsageError(f"{out} is the source of the export. Choose another folder for `out`.")
     job = _Export(dataset, format, tokens_per_shard)
     settings: dict[str, Any] = {
@@ -111,7 +113,7 @@ def export(
         settings["eot"] = format.eot
     with (
         explain_disk_errors(),
-        OutputFolder(Path(out), marks=[RECORD]) as folder,
+        OutputFolder(target, marks=[RECORD]) as folder,
         watching(watcher, progress) as shown,
     ):
         folder.remember(RECORD, settings)
@@ -121,7 +123,7 @@ def export(
 
 
 class _Export:
-    """One export. `splits` are the source's, with the end-of-text id where readers expect it."""
+    """One export. In `splits`, the end-of-text id is already where readers expect it."""
 
     def __init__(self, source: Dataset, format: Format, tokens_per_shard: int) -> None:
         self.source, self.format = source, format
@@ -165,10 +167,11 @@ class _Export:
     def write_files(
         self, folder: Path, watcher: Watcher, *, keep: bool = True
     ) -> tuple[list[str], int]:
-        """Write the missing files, or all; returns all names, and how many files existed before.
+        """Write the missing files or, if not `keep`, all files.
 
-        Indexes and metadata are always written again: they are small, and comparing ids and
-        documents does not cover all of their bytes.
+        Returns the names of all files, and how many of them existed before. Indexes and metadata
+        are always written again: they are small, and comparing ids and documents would not find
+        every wrong byte in them.
         """
         # Writing is one half of the work, comparing the other.
         watcher.begin("exporting", 2 * sum(map(len, self.splits.values())), unit="tokens")
@@ -222,7 +225,7 @@ class _Export:
         }
 
     def count_documents(self, split: str, written: Tokens) -> int | None:
-        """How many documents readers find, if they match the source."""
+        """Count the documents that readers find; None if these are not the source's documents."""
         if not self.format.keeps_documents and not self.has_eot:
             return None
         starts = find_document_starts(written, 0, len(written))
@@ -240,14 +243,15 @@ class _Export:
             starts = skip_empty(starts, len(tokens))
         if self.format.keeps_documents or is_moved:
             return starts
-        # A split that ends within a document has no id at that end, so no id was moved. If the ids
-        # are on the wrong side for readers, each id counts as part of the neighbouring document.
+        # No id was moved, because the split begins or ends within a document and has no id there. If
+        # the ids are on the other side than readers expect, readers count each id as part of the
+        # neighbouring document, so all starts but the first shift by one token.
         sides = {"before": 0, "after": 1}
         shift = sides[self.format.eot] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
     def describe_changes(self, documents: Mapping[str, int | None]) -> Iterator[str]:
-        """Notes on how documents differ from the source."""
+        """Describe how the written documents differ from the source's."""
         eot_id, side, to = self.source.eot_id, self.source.contents.eot, self.format.name
         if self.moved:
             yield (
@@ -292,7 +296,7 @@ def _find_tokenizer_name(source: Dataset) -> str | None:
 def compare(
     tokens: Tokens, written: Tokens, advance: Callable[[int], None], *, block: int = BLOCK
 ) -> None:
-    """Raise an error with the position if the tokens of a written split differ from the source."""
+    """Raise an error that gives the position if the tokens of a written split are wrong."""
     if len(tokens) != len(written):
         what = f"has {len(written):,} tokens, expected {len(tokens):,}"
         raise _differ(written.split, what)

@@ -1,13 +1,14 @@
 """`tokenmill.import_dataset`: make a prepared dataset from tokens in any format.
 
-The result has a manifest, checksums and tables of documents, like a dataset of `prepare`: it opens
-without naming a dtype or tokenizer, and can be verified, resharded and exported. Ids are checked
-against the tokenizer's vocabulary. Empty documents are dropped and counted. There is no text, so a
-document's key is the xxh3-128 hash of its ids as little-endian int64. Its source is the file in
-which it starts, and its offset is the number of its first token in that file.
+The result has a manifest, checksums and tables of documents, like a dataset that `prepare` made. It
+opens without naming a dtype or tokenizer, and can be verified, resharded and exported. Ids are
+checked against the tokenizer's vocabulary. Empty documents are dropped and counted. There is no
+text, so a document's key is the xxh3-128 hash of its ids as little-endian int64. Its source is the
+file in which it starts, and its offset is the position of its first token in that file.
 
 The manifest says that the end-of-text id is after (or before) documents only if that holds for
-every document. Costs: the tokens are read twice, in blocks; keys take one call per document.
+every document. Costs: the tokens are read twice, in blocks, and hashing takes one call per
+document.
 """
 
 from __future__ import annotations
@@ -45,8 +46,15 @@ from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.files import name_source
 from tokenmill.storage.disk import explain_disk_errors
+from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import OutputFolder
 from tokenmill.store.documents import sums
+from tokenmill.store.frames import (
+    Compress,
+    Compression,
+    choose_compression,
+    describe_compression,
+)
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.shards import Shards
 from tokenmill.store.tables import Source, SourceTable
@@ -62,15 +70,16 @@ def import_dataset(
     out: str | os.PathLike[str],
     *,
     tokens_per_shard: int = TOKENS_PER_SHARD,
+    compress: Compress = "none",
     progress: bool | None = None,
     watcher: Watcher | None = None,
     **options: Any,
 ) -> Manifest:
     """Make a prepared dataset from tokens that `tokenmill.open` opens, or resume making it.
 
-    `options` are passed to `tokenmill.open`. If the format does not say which tokenizer made the
-    ids, give `tokenizer`, or only `vocab_size` to import them without one. If nothing separates
-    documents, each file is one document.
+    `compress` is "zstd" or "none". `options` are passed to `tokenmill.open`. If the format does not say which tokenizer made the
+    ids, give `tokenizer`. To import the ids without a tokenizer, give only `vocab_size`. If nothing
+    separates documents, each file is one document.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -83,6 +92,7 @@ def import_dataset(
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
         )
+    compression = choose_compression(compress)
     dataset = open(source, **options)
     if dataset.manifest is not None:
         raise UsageError(
@@ -96,8 +106,9 @@ def import_dataset(
         "content": {
             split: f"{len(dataset[split])} {dataset[split].fingerprint}" for split in dataset.splits
         },
+        **describe_compression(compression),
     }
-    target = Path(out)
+    target = as_path(out)
     if there := read_finished(target):
         if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
             refuse_other_dataset(target)
@@ -108,7 +119,7 @@ def import_dataset(
         watching(watcher, progress) as shown,
     ):
         folder.remember(RECORD, {**settings, "tokenizer": tokenizer.fingerprint})
-        return _import(dataset, tokenizer, folder.path, settings, tokens_per_shard, shown)
+        return _import(dataset, tokenizer, folder.path, settings, compression, shown)
 
 
 def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:
@@ -134,7 +145,7 @@ def _import(
     tokenizer: Tokenizer,
     folder: Path,
     settings: dict[str, Any],
-    tokens_per_shard: int,
+    compression: Compression | None,
     watcher: Watcher,
 ) -> Manifest:
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
@@ -152,7 +163,8 @@ def _import(
         splits,
         dtype=dtype,
         vocab_size=tokenizer.vocab_size,
-        tokens_per_shard=tokens_per_shard,
+        tokens_per_shard=settings["tokens_per_shard"],
+        compression=compression,
         watcher=watcher,
     )
     places = [place for place in ("after", "before") if all(one.get(place) for one in facts)]
@@ -171,6 +183,7 @@ def _import(
             sum(source.bytes for source in sources),
             sum(count_empty(tokens) for tokens, _ in splits.values()),
         ),
+        compression=compression,
     )
     state = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     write_manifest(folder, manifest, state + b"\n")
@@ -178,7 +191,10 @@ def _import(
 
 
 def _list_sources(dataset: Dataset, split: str) -> list[Source]:
-    """The files of a split, with the size of their ids in bytes. Offsets count tokens."""
+    """List the files of a split as the sources of its documents; sizes count only the ids.
+
+    The unit of these sources is "row", because the offsets of documents count tokens, not bytes.
+    """
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
     return [
@@ -188,15 +204,18 @@ def _list_sources(dataset: Dataset, split: str) -> list[Source]:
 
 
 def _name_file(dataset: Dataset, name: str) -> str:
-    """The name of a file in its folder; a `file:` URI if it is not UTF-8 or has a newline."""
+    """Return the file's name or, if the name has a newline or is not UTF-8, a `file:` URI."""
     if name_source(name) == name:
         return name
-    path = Path(dataset.path)
+    path = dataset.path
     return name_source(str((path if path.is_dir() else path.parent) / name))
 
 
 def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
-    """The ledger: only empty documents are dropped, and the text is unknown."""
+    """The ledger of the manifest. Only empty documents are dropped.
+
+    Counts of text are 0, because the text is unknown.
+    """
     documents = sum(split.documents for split in splits.values())
     return {
         "documents_in": documents + empty,
@@ -269,7 +288,7 @@ class HashedDocuments:
         return table
 
     def _hash(self, starts: npt.NDArray[np.int64]) -> Iterator[bytes]:
-        """The key of each document. At most a block is read at once, even of a long document."""
+        """Yield the key of each document. Long documents are read block by block."""
         ids, low, stop = np.empty(0, np.int64), 0, int(starts[-1])
         for start, end in pairwise(starts.tolist()):
             if end > low + len(ids):

@@ -1,6 +1,6 @@
-"""`tokenmill.reshard`: write a prepared dataset with shards of another size.
+"""`tokenmill.reshard`: write a prepared dataset with shards of another size, or compressed.
 
-The result is byte for byte the output of `prepare` with that shard size: the same tokens,
+The result is byte for byte the output of `prepare` with those settings: the same tokens,
 documents, keys and origins. Batches do not change. The checksums of the source are verified first.
 """
 
@@ -29,9 +29,11 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import OutputFolder
-from tokenmill.storage.reading import open_inside, read_inside
+from tokenmill.storage.reading import DamagedFileError, open_inside, read_inside
 from tokenmill.store.documents import read_table_header, sums
+from tokenmill.store.frames import Compress, choose_compression, describe_compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.limits import MOST_BYTES
@@ -43,11 +45,14 @@ def reshard(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    tokens_per_shard: int,
+    tokens_per_shard: int | None = None,
+    compress: Compress | None = None,
     progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Manifest:
-    """Write a prepared dataset with shards of another size, or resume writing it.
+    """Write a prepared dataset with other shards, or resume writing it.
+
+    `tokens_per_shard` and `compress` (zstd or none) are those of the source if they are omitted.
 
     >>> import tempfile, tokenmill
     >>> folder = Path(tempfile.mkdtemp())
@@ -57,7 +62,9 @@ def reshard(
     >>> [shard.tokens for shard in made.splits["train"].shards]
     [10, 10, 1]
     """
-    if not 1 <= tokens_per_shard < 1 << 62:
+    if tokens_per_shard is None and compress is None:
+        raise UsageError("give `tokens_per_shard`, `compress`, or both.")
+    if tokens_per_shard is not None and not 1 <= tokens_per_shard < 1 << 62:
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
         )
@@ -66,18 +73,20 @@ def reshard(
     if manifest is None:
         raise UsageError(
             f"{source} is in the format {dataset.format}, not a prepared dataset. Import it: "
-            f"tokenmill import {source} --out FOLDER --tokens-per-shard {tokens_per_shard}"
+            f"tokenmill import {source} --out FOLDER"
         )
-    wanted = replace(manifest, settings={**manifest.settings, "tokens_per_shard": tokens_per_shard})
-    target = Path(out)
+    wanted = _change_settings(manifest, tokens_per_shard, compress)
+    tokens_per_shard = wanted.settings["tokens_per_shard"]
+    target = as_path(out)
     if there := read_finished(target):
-        same = replace(there, splits={}) == replace(wanted, splits={})
+        same = _without_shards(there) == _without_shards(wanted)
         if not same or _count_contents(there) != _count_contents(wanted):
             refuse_other_dataset(target)
         return there
     settings = {
         "reshard": [split.shards.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
+        **describe_compression(wanted.compression),
     }
     with (
         explain_disk_errors(),
@@ -96,15 +105,46 @@ def reshard(
             dtype=dataset.dtype,
             vocab_size=manifest.vocab_size,
             tokens_per_shard=tokens_per_shard,
+            compression=wanted.compression,
             watcher=shown,
         )
         made = replace(wanted, splits=splits)
+        _compare_ids(manifest, made)
         for name in REPORT_NAMES:
             if (dataset.path / name).is_file():
                 _copy(dataset.path, folder.path, name)
         state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
         write_manifest(folder.path, made, state)
         return made
+
+
+def _change_settings(
+    manifest: Manifest, tokens_per_shard: int | None, compress: Compress | None
+) -> Manifest:
+    """The manifest with other settings; None keeps a setting."""
+    if tokens_per_shard is None:
+        lengths = [shard for split in manifest.splits.values() for shard in split.shards.tokens]
+        given = manifest.settings.get("tokens_per_shard")
+        is_known = isinstance(given, int) and 1 <= given < 1 << 62
+        tokens_per_shard = given if is_known else int(max(lengths, default=1)) or 1
+    if compress is None:
+        compress = "none" if manifest.compression is None else "zstd"
+    compression = choose_compression(compress)
+    settings = {key: value for key, value in manifest.settings.items() if key != "compress"}
+    settings |= {"tokens_per_shard": tokens_per_shard, **describe_compression(compression)}
+    return replace(manifest, settings=settings, compression=compression)
+
+
+def _compare_ids(source: Manifest, made: Manifest) -> None:
+    """Compare the checksums of the ids of splits whose shards have the same lengths."""
+    for name, split in made.splits.items():
+        before = source.splits[name].shards
+        if np.array_equal(before.tokens, split.shards.tokens):
+            for path, old, new in zip(
+                split.shards.path, before.xxh3_128, split.shards.xxh3_128, strict=True
+            ):
+                if old != new:
+                    raise DamagedFileError(path, "does not have the ids of its source")
 
 
 def _copy(source: Path, target: Path, name: str) -> None:
@@ -114,12 +154,17 @@ def _copy(source: Path, target: Path, name: str) -> None:
         copy.finish()
 
 
+def _without_shards(manifest: Manifest) -> Manifest:
+    """What datasets with the same content share; `settings` says whether they are compressed."""
+    return replace(manifest, splits={}, compression=None)
+
+
 def _count_contents(manifest: Manifest) -> list[tuple[str, int, int]]:
     return [(name, split.tokens, split.documents) for name, split in manifest.splits.items()]
 
 
 class _TableRecords:
-    """The records of a prepared split, by ranges of its tokens."""
+    """Reads document records of a prepared split, for any range of its tokens."""
 
     def __init__(self, folder: Path, split: Split) -> None:
         self.folder, self.split = folder, split

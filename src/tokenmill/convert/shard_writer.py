@@ -1,10 +1,10 @@
 """Write the shards of a prepared dataset from tokens that are already on disk.
 
 Each shard is written on its own, from a range of a split's tokens. A finished shard has a receipt
-in `.work`, with its entry for the manifest. A resumed run reads finished shards once, and writes a
-shard again if its checksums differ from the receipt. The manifest is written last, as in `prepare`.
-Converted files get new checksums, which would hide damage in the source. So `check_checksums`
-verifies a prepared source first.
+in `.work`, which holds the shard's entry for the manifest. A resumed run reads finished shards
+once, and writes a shard again if its checksums differ from the receipt. The manifest is written
+last, as in `prepare`. Converted files get new checksums, which would hide damage in the source. So
+`check_checksums` verifies a prepared source first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import (
-    AtomicFile,
     NpyFile,
     hash_file,
     make_subfolder,
@@ -30,10 +29,12 @@ from tokenmill.storage.files import (
     sync_folder,
     write_file,
 )
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.folder import storage_for
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
+from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split, check_shard_count
+from tokenmill.store.shard_file import ShardFile
 from tokenmill.store.shard_receipts import (
     ShardReceipt,
     describe_change,
@@ -47,13 +48,16 @@ RECORD = f"{WORK_NAME}/conversion.json"
 
 
 class DocumentRecords(Protocol):
-    """The source of the document records of a split."""
+    """Supplies the document records of a split."""
 
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
-        """The records of the documents that start in a range; `first` is counted from `start`."""
+        """The records of the documents that start in [start, stop), in blocks.
+
+        The field `first` of each record counts tokens from `start`.
+        """
 
     def facts(self) -> dict[str, bool]:
-        """Facts about the documents that were read last; kept in the receipt."""
+        """Facts about the documents read since the last call; they are kept in the shard's receipt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +73,15 @@ def write_splits(
     dtype: np.dtype[Any],
     vocab_size: int,
     tokens_per_shard: int,
+    compression: Compression | None,
     watcher: Watcher,
 ) -> tuple[dict[str, Split], list[dict[str, bool]]]:
     """Write missing or changed shards; returns the splits, and the facts about each shard.
 
     Raises an error for an id of `vocab_size` or above.
     """
-    check_shard_count((len(tokens) for tokens, _ in splits.values()), tokens_per_shard)
+    lengths = (len(tokens) for tokens, _ in splits.values())
+    check_shard_count(lengths, tokens_per_shard, compression)
     total = sum(len(tokens) for tokens, _ in splits.values())
     watcher.begin("writing shards", total, unit="tokens")
     made, facts = {}, []
@@ -84,7 +90,9 @@ def write_splits(
         shards = []
         for number, start in enumerate(range(0, len(tokens), tokens_per_shard)):
             stop = min(start + tokens_per_shard, len(tokens))
-            job = _Range(split=split, number=number, start=start, stop=stop)
+            job = _Range(
+                split=split, number=number, compression=compression, start=start, stop=stop
+            )
             place = folder / WORK_NAME / f"{split}-{number:05}.json"
             receipt = read_shard_receipt(place, job, stop - start)
             if receipt is not None and not is_intact(folder, receipt.shard, dtype):
@@ -92,7 +100,7 @@ def write_splits(
                 receipt = None
             if receipt is None:
                 shard = _write_shard(folder, job, tokens, records, dtype, vocab_size)
-                receipt = ShardReceipt(shard=shard, facts=records.facts())
+                receipt = ShardReceipt(shard=shard, facts=records.facts(), library=job.library)
                 receipt.write(place)
             shards.append(receipt.shard)
             facts.append(receipt.facts)
@@ -111,7 +119,7 @@ def _write_shard(
 ) -> Shard:
     documents = 0
     with (
-        AtomicFile(folder / job.path) as ids_file,
+        ShardFile(folder / job.path, dtype, job.compression) as ids_file,
         NpyFile(folder / job.documents_path, DOCUMENT_DTYPE) as documents_file,
     ):
         for low in range(job.start, job.stop, BLOCK):
@@ -123,13 +131,15 @@ def _write_shard(
         for table in records.read(job.start, job.stop):
             documents_file.write(table.tobytes())
             documents += len(table)
+        checksum, compressed = ids_file.finish()
         return Shard(
             path=job.path,
             tokens=job.stop - job.start,
             documents=documents,
-            xxh3_128=ids_file.finish(),
+            xxh3_128=checksum,
             documents_path=job.documents_path,
             documents_xxh3_128=documents_file.finish(),
+            compressed=compressed,
         )
 
 
@@ -141,15 +151,15 @@ def _check_ids(ids: npt.NDArray[Any], start: int, tokens: Tokens, vocab_size: in
         place = int(wrong.argmax())
         raise DatasetError(
             f"split {tokens.split!r} has the id {ids[place]} at token {start + place:,}; ids of the "
-            f"tokenizer are below {vocab_size:,}. Pass the tokenizer that made these tokens; if this "
-            "is the right one, the file is damaged or in another format."
+            f"tokenizer are below {vocab_size:,}. Pass the tokenizer that made these tokens. If "
+            "you did, the file is damaged or in another format."
         )
 
 
 def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> None:
     """Finish: write the tokenizer and the manifest, and remove the work folder."""
     write_file(folder / TOKENIZER_NAME, tokenizer_state)
-    manifest.write(Folder(folder))
+    manifest.write(storage_for(folder))
     remove(folder / WORK_NAME)
 
 
@@ -185,7 +195,7 @@ def check_checksums(folder: Path, manifest: Manifest) -> None:
     for split in manifest.splits.values():
         for shard in split.shards:
             for path, expected in (
-                (shard.path, shard.xxh3_128),
+                (shard.path, shard.file_xxh3_128),
                 (shard.documents_path, shard.documents_xxh3_128),
             ):
                 with open_inside(folder, path) as file:

@@ -1,8 +1,8 @@
 """`tokenmill.download`: fetch files of a dataset on the Hugging Face Hub into a folder.
 
-Fetches exactly the requested files. Each matches the Hub's checksum, and the header of an llm.c
-shard also matches its size. The same call resumes after any interruption, even in the middle of a
-file.
+Fetches exactly the requested files. Each file matches the Hub's checksum. For an llm.c shard, the
+header also matches the size of the file. The same call resumes after any interruption, even in the
+middle of a file.
 """
 
 from __future__ import annotations
@@ -48,17 +48,28 @@ def download(
 ) -> Downloaded:
     """Fetch files of a dataset on the Hub; the same call resumes after any interruption.
 
-    `repository` is OWNER/NAME, optionally followed by @REVISION and by /FOLDER, /FILE or a glob; by
-    default three of the GPT-2 token shards of FineWeb-Edu. `shards` are the numbers of token files,
-    such as "1-3"; `split` takes the files with that word in their names; `max_files` limits their
-    number. The files are written to the folder `to`, by default data/NAME, under their names in the
-    repository.
-
     >>> download("fineweb")
     Traceback (most recent call last):
     ...
     tokenmill.errors.UsageError: 'fineweb' is not a dataset on the Hub. Write OWNER/NAME or \
 hf://datasets/OWNER/NAME; append /FOLDER or /FILE for a part of it.
+
+    Parameters
+    ----------
+    repository
+        OWNER/NAME, optionally followed by @REVISION and by /FOLDER, /FILE or a glob. The default
+        fetches three shards of a repository with GPT-2 tokens of FineWeb-Edu.
+    shards
+        Which token files to fetch, by the numbers in their names, such as "1-3".
+    split
+        Fetch only files with this word in their names.
+    max_files
+        Fetch at most this many files.
+    to
+        The folder for the files, by default data/NAME. Files have the same names there as in the
+        repository.
+    watcher
+        As in `tokenmill.prepare`.
     """
     if repository is None:
         shards = DEFAULT_SHARDS if shards is None else shards

@@ -1,13 +1,14 @@
 """Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
-Guarantees: data opens only in its own format; if no format matches, an error lists those that were
-tried. A prepared dataset opens only if it is complete, and only with a tokenizer whose fingerprint
-matches the manifest. Costs: opening reads a manifest, a header or a list of files. Shards and the
-tokenizer are read on first use.
+Guarantees: data opens only in its own format; if no format matches, an error lists the formats that
+were tried. A prepared dataset opens only if it is complete, and only with a tokenizer whose
+fingerprint matches the manifest. Costs: opening reads a manifest, a header or a list of files.
+Shards and the tokenizer are read on first use.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from tokenmill.errors import (
 )
 from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
 from tokenmill.formats.file_documents import PartOfDocuments
+from tokenmill.storage.cache import PieceCache, open_cache
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import CURE, read_inside
 from tokenmill.store.manifest import Manifest
@@ -59,7 +61,12 @@ class Dataset(Mapping[str, Tokens]):
     __hash__ = object.__hash__
 
     def __init__(
-        self, path: Path, format: str, contents: Contents, tokenizer: Tokenizer | None = None
+        self,
+        path: Path,
+        format: str,
+        contents: Contents,
+        tokenizer: Tokenizer | None = None,
+        cache: PieceCache | None = None,
     ) -> None:
         self.path = path
         self.format = format
@@ -68,10 +75,11 @@ class Dataset(Mapping[str, Tokens]):
         self.vocab_size = contents.vocab_size
         self.eot_id = contents.eot_id
         self._given = tokenizer
+        self._cache = cache
         self._tokens: dict[str, Tokens] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self.path, self.format, self.contents, self._given)
+        return Dataset, (self.path, self.format, self.contents, self._given, self._cache)
 
     def __repr__(self) -> str:
         sizes = ", ".join(
@@ -96,7 +104,7 @@ class Dataset(Mapping[str, Tokens]):
 
     def with_contents(self, contents: Contents) -> Dataset:
         """The same dataset with other contents."""
-        return Dataset(self.path, self.format, contents, self._given)
+        return Dataset(self.path, self.format, contents, self._given, self._cache)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -123,18 +131,19 @@ class Dataset(Mapping[str, Tokens]):
             )
             raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}.{hint}")
         if split not in self._tokens:
-            self._tokens[split] = Tokens(
+            tokens = Tokens(
                 self.contents.splits[split],
                 split,
                 documents=self.contents.documents.get(split),
                 eot_id=self.eot_id,
                 eot=self.contents.eot,
             )
+            self._tokens[split] = tokens if self._cache is None else tokens.cached(self._cache)
         return self._tokens[split]
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the data names its tokenizer; if so, a missing tokenizer is an error."""
+        """Whether the tokenizer is stored with the data. If so, failing to load it is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
         return self.contents.shard_of is not None
@@ -168,23 +177,40 @@ def open(
     eot_id: int | None = None,
     vocab_size: int | None = None,
     column: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> Dataset:
     """Open tokens on disk, in place: docs/formats.md lists the formats and how they are recognised.
-
-    `path` is a file, a folder, a glob such as "shards/*.bin", or a list of these; tokens are in the
-    order of the list. Files are assigned to splits by their names; `~` is the home folder.
-    `tokenizer` is the one that made the tokens; a prepared dataset refuses any other. `dtype` is
-    for files of ids without a header, and `format` is for files whose format is not recognised, or
-    is recognised wrongly. `val_fraction` holds out the end of tokens that have no validation split.
-    `eot_id` is the id between documents, and `vocab_size` one more than the largest id; by default,
-    both come from the tokenizer or the data. `column` is the column of the tokens, in formats with
-    several columns.
 
     >>> open("no/such/folder")
     Traceback (most recent call last):
     ...
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
+
+    Parameters
+    ----------
+    path
+        A file, a folder, a glob such as "shards/*.bin", or a list of these. Lists keep their order.
+        Files are assigned to splits by their names. `~` is the home folder.
+    tokenizer
+        The tokenizer that made the tokens; a prepared dataset refuses any other.
+    dtype
+        The dtype of ids in files without a header.
+    format
+        The format, if it is not recognised, or is recognised wrongly.
+    val_fraction
+        If there is no validation split, hold out this fraction of the tokens, from the end, as
+        `val`.
+    eot_id
+        The id between documents. By default, it comes from the tokenizer or the data.
+    vocab_size
+        One more than the largest possible id. By default, it comes from the tokenizer or the data.
+    column
+        The column with the tokens, in formats with several columns.
+    cache_dir, cache_bytes
+        With either, tokens are read through a cache in this folder, of at most this size. By
+        default, the folder is ~/.cache/tokenmill and the size 17 GB.
     """
     paths = find_all(path)
     _check_numbers(val_fraction, eot_id, vocab_size)
@@ -216,16 +242,17 @@ tokenmill prepare TEXTS --out no/such/folder
             vocab_size=_first(vocab_size, size, contents.vocab_size),
             eot_id=_first(eot_id, end, contents.eot_id),
         )
-    return Dataset(found.absolute(), name, contents, tokenizer)
+    cache = open_cache(cache_dir, cache_bytes)
+    return Dataset(found.absolute(), name, contents, tokenizer, cache)
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a dataset folder; its fingerprint is not compared."""
+    """Load the tokenizer in a dataset folder; do not compare its fingerprint with the manifest."""
     return read_saved_tokenizer(folder)[0]
 
 
 def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer in a dataset folder, and its state as it was saved."""
+    """Load the tokenizer in a dataset folder; also return its state as it was saved."""
     from tokenmill.tokenizers import from_state
     from tokenmill.tokenizers.limits import MOST_BYTES, parse_object
 

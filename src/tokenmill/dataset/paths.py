@@ -19,6 +19,8 @@ from tokenmill.formats import recognize
 from tokenmill.formats.base import Contents, OpenRequest
 from tokenmill.formats.shard_names import sort_names
 from tokenmill.hub.paths import is_hub_path
+from tokenmill.storage.addresses import is_address
+from tokenmill.storage.object_path import as_path, find_objects
 from tokenmill.storage.reading import find_cure, find_near
 from tokenmill.store.documents import JoinedDocuments
 from tokenmill.store.shards import JoinedShards
@@ -48,17 +50,26 @@ def find_all(paths: AnyPaths) -> list[Path]:
         return [found for path in paths for found in find_all(path)]
     if is_hub_path(paths):
         return [find(paths)]
+    if is_address(paths):
+        path = as_path(paths)
+        found = find_objects(path)
+        return [find(path)] if found is None else _check_matches(path, [name for name, _ in found])
     text = os.path.expanduser(os.fspath(paths))  # noqa: PTH111  (the text may not be a path)
     if not glob.has_magic(text) or _exists(text):
         return [find(text)]
-    matches = sort_names(glob.glob(text, recursive=True))
+    return _check_matches(text, glob.glob(text, recursive=True))
+
+
+def _check_matches(pattern: AnyPath, found: list[str]) -> list[Path]:
+    """The paths that a glob matches, in order; refuses a glob without matches."""
+    matches = sort_names(found)
     if not matches:
-        raise DatasetError(f"{text} matches no file or folder.")
-    return [Path(match) for match in matches] if len(matches) > 1 else [find(matches[0])]
+        raise DatasetError(f"{pattern} matches no file or folder.")
+    return [as_path(match) for match in matches] if len(matches) > 1 else [find(matches[0])]
 
 
 def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ...] | None]]:
-    """Group consecutive files in one folder: yields each folder and the names of the files.
+    """Group consecutive files of the same folder; yield each folder with the names of its files.
 
     >>> list(group_by_folder([Path("a/1.bin"), Path("a/2.bin"), Path("b/1.bin")]))
     [(PosixPath('a'), ('1.bin', '2.bin')), (PosixPath('b'), ('1.bin',))]
@@ -78,7 +89,7 @@ def find(path: AnyPath) -> Path:
         from tokenmill.hub.cache import find_cached_dataset
 
         path = find_cached_dataset(path)
-    found = Path(path)
+    found = as_path(path)
     try:
         if not found.exists():
             index = found.with_name(found.name + ".idx")  # Megatron files are named by their prefix
@@ -107,10 +118,13 @@ def find(path: AnyPath) -> Path:
 
 
 def read_paths(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, Path]:
-    """The format and contents of some files and folders, and the folder that they are in."""
+    """Read some files and folders; return their format, their contents and their common folder.
+
+    If there is only one path, the last value is that path instead of a folder.
+    """
     if len(paths) == 1:
         return *recognize(request), paths[0]
-    common = Path(os.path.commonpath([path.absolute() for path in paths]))
+    common = _find_common([path.absolute() for path in paths])
     parts = {}
     for folder, names in group_by_folder(paths):
         label = os.path.relpath(folder.absolute(), common)
@@ -123,8 +137,16 @@ def read_paths(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, 
     return *_join(parts), common
 
 
+def _find_common(paths: Sequence[Path]) -> Path:
+    """The folder that all paths are in."""
+    try:
+        return as_path(os.path.commonpath(paths))
+    except ValueError:
+        raise UsageError("Files on this machine and objects cannot be opened together.") from None
+
+
 def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
-    """Refuse named files that are not in the same format as the others."""
+    """Refuse a file that the user named if it is not in the format of the other files."""
     used = {
         shards.name(number)
         for shards in contents.splits.values()
@@ -142,10 +164,10 @@ def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents
 
 
 def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
-    """Join folders by name: their shards and documents end to end, split by split.
+    """Join the shards and documents of several folders end to end, split by split.
 
-    All must have the same format, dtype, vocabulary and end-of-text id; an error names the
-    difference.
+    `parts` has the format and contents of each folder, by name. All must have the same format,
+    dtype, vocabulary and end-of-text id; an error names the difference.
     """
     names = list(parts)
     facts = [_list_facts(*parts[name]) for name in names]
@@ -159,7 +181,7 @@ def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
         if parts[name][1].manifest is not None:
             raise DatasetError(
                 f"{name} is a prepared dataset, which cannot be joined with others. Open it separately; "
-                "to train on several, pass them to tokenmill.Mixture."
+                "to train on several datasets, pass them to tokenmill.Mixture."
             )
     format, first = parts[names[0]]
     splits, documents = {}, {}

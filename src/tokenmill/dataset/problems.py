@@ -27,7 +27,7 @@ class Problem:
 class Findings:
     """The result of checking a dataset. Without problems, the dataset is sound; notes are harmless.
 
-    `documents` is None if their starts are unknown.
+    `documents` is None if it is unknown where documents start.
     """
 
     problems: list[Problem]

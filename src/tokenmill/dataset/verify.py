@@ -1,11 +1,16 @@
 """Check every byte of a dataset.
 
-Guarantees for a prepared dataset (for other formats, see `_examine_foreign`): if `verify` finds no
-problem, every file matches its checksum in the manifest, all ids are in the vocabulary, the
-documents tile the tokens and have the end-of-text id in the right place, no document is in two
-splits, the counts add up, the tokenizer is the right one, and no link in the folder leads out of
-it. `verify` does not stop at the first problem; it reports a few per file. `rejected.jsonl` and
-`repaired.jsonl` are reports without checksums and are not checked.
+Guarantees, if `verify` finds no problem in a prepared dataset:
+
+- Every file matches its checksum in the manifest, and no link leads out of the folder.
+- All ids are in the vocabulary, and the stored tokenizer is the one that the manifest names.
+- Documents cover all tokens without overlap, with the end-of-text id in the right place.
+- No document is in two splits.
+- The counts in the manifest add up.
+
+For other formats, see `_examine_foreign`. `verify` does not stop at the first problem; it reports a
+few per file. `rejected.jsonl` and `repaired.jsonl` are reports without checksums and are not
+checked.
 
 Costs: reading the folder once at the speed of the disk, and some tens of megabytes of memory for
 shards of any size (`verify_split` has the details).
@@ -13,7 +18,6 @@ shards of any size (`verify_split` has the details).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +34,7 @@ from tokenmill.dataset.verify_split import Limits, check_overlap, check_split
 from tokenmill.errors import TokenmillError
 from tokenmill.formats.prepared import Prepared
 from tokenmill.progress import Watcher, watching
+from tokenmill.storage.listing import walk_files
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
@@ -106,7 +111,7 @@ def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Finding
     documents = sum(shard.documents for shard in shards)
     to_read = tokens * itemsize + documents * DOCUMENT_DTYPE.itemsize
     watcher.begin("checking", to_read)
-    known = _known(manifest)
+    known = _list_known_files(manifest)
     _check_links(folder, known, problems)
     _check_names(manifest, problems)
     _check_ledger(manifest, problems)
@@ -128,22 +133,12 @@ def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Finding
     )
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Every file and every link under a folder; links are not followed."""
-    for place, folders, files in os.walk(folder):
-        if Path(place) == folder and WORK_NAME in folders:
-            folders.remove(WORK_NAME)
-            yield folder / WORK_NAME
-        links = (name for name in folders if (Path(place) / name).is_symlink())
-        yield from (Path(place) / name for name in (*files, *links))
-
-
 def _relative(path: Path, folder: Path) -> str:
     # A file name may be invalid Unicode, but must be printable here.
     return path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
 
 
-def _known(manifest: Manifest) -> set[str]:
+def _list_known_files(manifest: Manifest) -> set[str]:
     """The files that belong in the folder."""
     known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for split in manifest.splits.values():
@@ -155,7 +150,7 @@ def _known(manifest: Manifest) -> set[str]:
 def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
     root = folder.resolve()
     opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # opening these checks their links
-    for path in _walk(folder):
+    for path in walk_files(folder, WORK_NAME):
         if not path.is_symlink() or _relative(path, folder) in opened:
             continue
         try:
@@ -171,7 +166,10 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
-    """Check that no file is named twice and that all shards but a split's last are equally long."""
+    """Check that the manifest names no file twice, and that the shards of a split are equally long.
+
+    Only the last shard of a split may be shorter.
+    """
     seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):
@@ -189,7 +187,11 @@ def _check_names(manifest: Manifest, problems: Problems) -> None:
 
 
 def _check_ledger(manifest: Manifest, problems: Problems) -> None:
-    """Check that in = kept + dropped, and that the ledger matches the documents and tokens."""
+    """Check the ledger, the counts of a run of `prepare`.
+
+    The documents and bytes that came in must equal those kept plus those dropped. The totals must
+    match the splits.
+    """
     ledger = manifest.ledger
 
     def number(where: Any, key: str) -> int:
@@ -248,14 +250,14 @@ def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> No
     # The fingerprint does not cover everything, such as an entry that nothing reads.
     again = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     if again != orjson.dumps(saved, option=orjson.OPT_SORT_KEYS):
-        problems.add(TOKENIZER_NAME, "is not what its tokenizer would save")
+        problems.add(TOKENIZER_NAME, "differs from the file that its tokenizer would save")
 
 
 def _list_unknown_files(folder: Path, known: set[str]) -> list[str]:
     """Notes about files that the manifest does not name; they are harmless."""
     notes: list[str] = []
     more = 0
-    for path in sorted(_walk(folder)):
+    for path in sorted(walk_files(folder, WORK_NAME)):
         name = _relative(path, folder)
         if name in known:
             continue
@@ -272,7 +274,7 @@ def _examine_foreign(dataset: Dataset, watcher: Watcher) -> Findings:
     """Check tokens in another format.
 
     There are no checksums, so this finds only a wrong header or size, an id that is not in the
-    vocabulary, and documents that do not tile their file.
+    vocabulary, and documents that do not cover their file in order.
     """
     contents = dataset.contents
     splits = contents.splits.values()
@@ -335,4 +337,6 @@ def _check_ids(
         )
     if smallest < 0:
         place = int((ids < 0).argmax())
-        problems.add(name, f"has the id {ids[place]} at token {first + place:,}", FOREIGN_CURE)
+        problems.add(
+            name, f"has the negative id {ids[place]} at token {first + place:,}", FOREIGN_CURE
+        )

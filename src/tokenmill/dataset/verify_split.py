@@ -1,15 +1,16 @@
 """Check every byte of a prepared split, and find documents that are in two splits.
 
-Guarantees: every file matches its checksum, all ids are in the vocabulary, the documents tile the
-tokens and have the end-of-text id in the right place. A validation text that is also trained on
-makes the validation loss wrong, so no document may be in two splits; texts are compared by their
-128-bit keys.
+Guarantees: every file matches its checksum, all ids are in the vocabulary, and documents cover all
+tokens without overlap and have the end-of-text id in the right place. No document is in two splits:
+a validation text that is also trained on would make the validation loss wrong. Texts are compared
+by their 128-bit keys.
 
 Costs: every file is read once from start to end, in chunks that are hashed and searched while they
-are in the processor's cache. Tables are read a second time for the places of end-of-text ids.
-Memory is a few chunks for shards of any size. To compare splits, `Limits.keys` keys of the smaller
-splits are held at a time, sorted, while the tables of the larger splits stream past them. With a
-validation split of the usual size, that takes one more pass over the tables.
+are in the processor's cache. Tables are read a second time to find where the end-of-text ids must
+be. Memory is a few chunks for shards of any size. To compare splits, `Limits.keys` keys of a
+smaller split are held in memory, and the tables of the larger splits are searched for them, chunk
+by chunk. Usually, all keys of the validation split fit in memory; then comparing takes only one
+more pass over the tables.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.dataset.problems import Problems
+from tokenmill.formats.prepared import read_contents
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.documents import read_table_header
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
@@ -34,7 +36,7 @@ OVERLAP_CURE = (
 )
 
 Integers = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]  # two rows: the upper and the lower halves
+Keys = npt.NDArray[np.uint64]  # two rows: the upper and the lower halves of the keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def check_split(
 
 
 class _SplitCheck:
-    """Checks the shards of a split in order, and keeps the state that each passes to the next."""
+    """Checks the shards of a split in order, and keeps the state between one and the next."""
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class _SplitCheck:
         self.folder, self.manifest, self.limits = folder, manifest, limits
         self.problems, self.advance = problems, advance
         self.split = manifest.splits[name]
+        self.shards = read_contents(folder, manifest).splits[name]
         self.total = self.split.tokens
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self.buffer = np.empty(limits.chunk, np.uint8)
@@ -87,37 +90,40 @@ class _SplitCheck:
         self.previous_path = ""
 
     def run(self) -> None:
-        start = number = 0
-        for shard in self.split.shards:
+        start = documents = 0
+        for number, shard in enumerate(self.split.shards):
             is_tiled = False
             try:
-                is_tiled = self.check_table(shard, start, number)
+                is_tiled = self.check_table(shard, start, documents)
             except DamagedFileError as error:
                 self.problems.add_error(error)
                 self.due = None
             try:
-                self.check_tokens(shard, is_tiled)
+                self.check_tokens(number, is_tiled)
             except DamagedFileError as error:
                 self.problems.add_error(error)
                 self.previous = None
             start += shard.tokens
-            number += shard.documents
+            documents += shard.documents
         if not self.split.shards:
             return
         last = self.split.shards[-1]
         if self.due is not None and self.due != self.total:
             self.problems.add(
                 last.documents_path,
-                f"ends the documents at token {self.due:,} of the split's {self.total:,}",
+                f"ends its last document at token {self.due:,}, but the split has {self.total:,}",
             )
         eot = self.manifest.eot_id
         if self.manifest.eot == "after" and self.previous not in (None, eot):
             self.problems.add(
-                last.path, f"ends with the token {self.previous}, not with the end of text, {eot}"
+                last.path, f"ends with the token {self.previous}, not with the end-of-text id {eot}"
             )
 
     def check_table(self, shard: Shard, start: int, number: int) -> bool:
-        """Whether the table is sound and each of its documents starts where the one before ends."""
+        """Check a document table.
+
+        Returns whether the table is sound and each document starts where the one before it ends.
+        """
         path, is_tiled = shard.documents_path, True
         digest = xxhash.xxh3_128()
         buffer = self.buffer[: self.limits.records * DOCUMENT_DTYPE.itemsize]
@@ -154,7 +160,7 @@ class _SplitCheck:
             np.greater_equal(records["source"], sources),
             f"of a source that is not one of the {sources:,}",
         )
-        # Unsigned and in this order, so that no sum here can overflow.
+        # The numbers are unsigned and are checked in this order, so that no sum here can overflow.
         firsts, lengths = records["first"], records["length"]
         if report(firsts >= shard.tokens, "that do not start in its shard"):
             self.due = None
@@ -172,20 +178,21 @@ class _SplitCheck:
         self.due = int(ends[-1])
         return not report(starts != due, "that do not start where the one before ends")
 
-    def check_tokens(self, shard: Shard, is_tiled: bool) -> None:
-        """Check the hash and ids of a shard; if `is_tiled`, also its end-of-text ids."""
-        manifest, path = self.manifest, shard.path
+    def check_tokens(self, number: int, is_tiled: bool) -> None:
+        """Check the hashes and ids of a shard; if `is_tiled`, also its end-of-text ids."""
+        manifest, shard = self.manifest, self.split.shards[number]
+        path = shard.path
         digest = xxhash.xxh3_128()
         is_bounded = manifest.vocab_size <= int(np.iinfo(self.dtype).max)
         with open_inside(self.folder, path) as file:
-            check_size(file, path, shard.tokens * self.dtype.itemsize)
+            check_size(file, path, shard.measure_file(self.dtype.itemsize))
             starts = None
             if is_tiled and manifest.eot != "none":
                 table = open_inside(self.folder, shard.documents_path)
                 starts = _DocumentStarts(table, shard, self.limits.records)
             try:
                 done = 0
-                while len(chunk := _read(file, path, self.buffer)):
+                for chunk in self.read_tokens(number, file):
                     digest.update(chunk.data)
                     ids = _view(chunk, self.dtype)
                     if is_bounded and len(ids) and int(ids.max()) >= manifest.vocab_size:
@@ -206,10 +213,30 @@ class _SplitCheck:
                     starts.file.close()
         self.matches(path, digest.hexdigest(), shard.xxh3_128)
 
+    def read_tokens(self, number: int, file: BinaryIO) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of the ids of a shard, in chunks; decompressed, if the file is compressed."""
+        shard = self.split.shards[number]
+        if shard.compressed is None:
+            while len(chunk := _read(file, shard.path, self.buffer)):
+                yield chunk
+            return
+        digest = xxhash.xxh3_128()
+        while len(chunk := _read(file, shard.path, self.buffer)):
+            digest.update(chunk.data)
+        self.matches(shard.path, digest.hexdigest(), shard.compressed.xxh3_128)
+        step = self.limits.chunk // self.dtype.itemsize
+        for first in range(0, shard.tokens, step):
+            ids = self.shards.read(number, first, min(first + step, shard.tokens))
+            yield ids.view(np.uint8)
+
     def check_end_of_text(
         self, path: str, ids: npt.NDArray[Any], done: int, starts: Integers
     ) -> None:
-        """Check that the end-of-text id is before, or at, the start of each document."""
+        """Check that the end-of-text id is where the manifest says.
+
+        If the manifest says "before", the id must be the token at each start. If it says "after",
+        the id must be the token just before each start, except the first start.
+        """
         eot = self.manifest.eot_id
         places = starts - done
         if self.manifest.eot == "after":
@@ -218,7 +245,7 @@ class _SplitCheck:
                     self.problems.add(
                         self.previous_path,
                         f"has the token {self.previous} where a document ends, "
-                        f"not the end of text, {eot}",
+                        f"not the end-of-text id {eot}",
                     )
                 places = places[1:]
             places = places - 1
@@ -228,8 +255,8 @@ class _SplitCheck:
             side = "end" if self.manifest.eot == "after" else "start"
             self.problems.add(
                 path,
-                f"has {np.count_nonzero(wrong):,} documents that do not {side} with the end of "
-                f"text, {eot}, from token {place:,} on",
+                f"has {np.count_nonzero(wrong):,} documents that do not {side} with the "
+                f"end-of-text id {eot}, from token {place:,} on",
             )
 
     def matches(self, path: str, found: str, expected: str) -> bool:
@@ -267,7 +294,7 @@ class _DocumentStarts:
 
 
 def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The next bytes of a file, in `buffer`; none at its end."""
+    """Read the next bytes of a file into `buffer`; at the end of the file, the result is empty."""
     try:
         return buffer[: file.readinto(buffer)]  # type: ignore[attr-defined]
     except OSError as error:  # a failing disk
@@ -275,7 +302,7 @@ def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArr
 
 
 def _view(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The complete ids or records in a chunk. A file may be truncated while it is read."""
+    """View the complete ids or records in a chunk. A truncated file may end within one."""
     return chunk[: len(chunk) - len(chunk) % dtype.itemsize].view(dtype)
 
 
@@ -331,7 +358,7 @@ def _read_in_batches(folder: Path, split: Split, limits: Limits) -> Iterator[Key
 
 
 def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str, Keys]]:
-    """The keys of a split, with the names of their tables. Skips unreadable tables."""
+    """Yield the keys of a split in blocks, each with its table name. Skip unreadable tables."""
     for shard in split.shards:
         try:
             with open_inside(folder, shard.documents_path) as file:
@@ -346,7 +373,7 @@ def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str
 
 
 def find_keys(held: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
-    """A mask of the `keys` that are in `held`, a sorted array.
+    """Return a mask of the `keys` that are in `held`, which must be sorted.
 
     >>> held = np.array([[1, 1, 2], [5, 7, 0]], np.uint64)
     >>> find_keys(held, np.array([[1, 1, 2, 3], [7, 6, 0, 0]], np.uint64)).tolist()
@@ -355,8 +382,9 @@ def find_keys(held: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
     result = np.zeros(keys.shape[1], np.bool_)
     start = np.searchsorted(held[0], keys[0])
     (maybe,) = np.nonzero(held[0, np.minimum(start, held.shape[1] - 1)] == keys[0])
-    # A second binary search, on the lower halves within equal upper halves: NumPy cannot search for
-    # pairs, and a hostile dataset may have only equal upper halves.
+    # NumPy cannot search for pairs, so find the lower halves among equal upper halves with a second
+    # binary search. A scan would be too slow for a hostile dataset in which all upper halves are
+    # equal.
     upper, lower, low = keys[0, maybe], keys[1, maybe], start[maybe]
     high = end = np.searchsorted(held[0], upper, side="right")
     while (unsure := low < high).any():

@@ -41,11 +41,13 @@ FORMATS: tuple[Format, ...] = (
     Raw(),
 )
 
+_MOST_INSIDE = 1000  # entries of a folder that are looked at
+
 WRITABLE = {one.name: one for one in FORMATS if one.is_writable}
 
 
 def find_writable(name: str) -> Format:
-    """The format to write, by its name or an alias."""
+    """Look up the format to write, by its name or alias."""
     for one in WRITABLE.values():
         if name in (one.name, *one.aliases):
             return one
@@ -95,5 +97,6 @@ def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
 
 
 def _find_datasets(folder: Path) -> list[str]:
-    """Up to five prepared datasets directly in a folder."""
-    return [str(found.parent) for found in sorted(folder.glob(f"*/{MANIFEST_NAME}"))[:5]]
+    """Find up to five prepared datasets directly in a folder, to suggest them in an error."""
+    inside = sorted(folder.iterdir())[:_MOST_INSIDE] if folder.is_dir() else []
+    return [str(path) for path in inside if (path / MANIFEST_NAME).is_file()][:5]

@@ -1,8 +1,9 @@
 """ArrayRecord files whose records are the bytes of tokens, as JAX's Grain and others read them.
 
 Needs the package `array_record`, which also checks every record's checksum. The files do not store
-the dtype; the user gives it. Each record is a document. But if all records have the same length,
-they are pieces of one stream, and only the end-of-text id separates documents.
+the dtype; the user gives it. If the records differ in length, each record is a document. If all
+have the same length, they are pieces of one stream, and only the end-of-text id separates
+documents.
 
 Records can only be read whole, so opening reads everything once to find the length of each record.
 About `SHARD_BYTES` of records form a shard. A shard is read into memory when it is used, and the
@@ -39,7 +40,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class _RecordRange:
-    """The records `first` to `last` of a file, with this many tokens in total."""
+    """The records [first, last) of a file; `tokens` is their total number of tokens."""
 
     name: str
     first: int
@@ -58,7 +59,7 @@ class ArrayRecord(Format):
     def read(self, request: OpenRequest) -> Contents:
         names = [name for ending in _ENDINGS for name in list_shards(request, ending)]
         if not names:
-            raise NotThisFormat("it is neither an .array_record file nor a folder of them")
+            raise NotThisFormat("it is neither an .array_record file nor a folder of such files")
         splits = split_shards(request, names)
         if not request.read_head(names[0]).startswith(_MAGIC):
             what = "does not start with the magic bytes of an ArrayRecord file"
@@ -82,7 +83,7 @@ class ArrayRecord(Format):
     def _find_ranges(
         self, folder: Path, names: list[str], dtype: np.dtype[Any]
     ) -> tuple[tuple[_RecordRange, ...], bool]:
-        """All record ranges of some files, and whether records have different lengths."""
+        """Divide all records into ranges; also return whether record lengths differ."""
         ranges: list[_RecordRange] = []
         lengths: set[int] = set()
         for name in names:
@@ -113,7 +114,7 @@ def _count_tokens(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -
 
 
 def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iterator[bytes]:
-    """The records `first` to `last` of a file, or to its end, in order."""
+    """The records [first, last) of a file, in order; without `last`, all from `first` on."""
     try:
         module = import_module("array_record.python.array_record_module")
     except ModuleNotFoundError:
@@ -168,7 +169,7 @@ class RecordShards:
         return _load(self.folder, self.ranges[number], self.dtype)
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """Some ids of a shard. Reads the whole shard, unless it was the last one read."""
+        """Return the ids [first, last) of a shard. The last shard that was read is cached."""
         records = self.ranges[number]
         try:
             changed = (self.folder / records.name).stat().st_mtime_ns

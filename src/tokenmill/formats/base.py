@@ -1,10 +1,10 @@
 """The base class of formats: a name, how to read a path and, optionally, how to write a dataset.
 
 To add a format, write one module with a subclass of `Format` and add it to `FORMATS` in
-`tokenmill.formats`. `read` decides from the path alone whether the format applies, and opens as few
-files as possible. At opening, check only the headers of the first and the last shard. Check the
-other headers when a shard is first mapped (`FileShards.check`). Sizes are known without opening
-files.
+`tokenmill.formats`. Its `read` decides whether the data at a path is in the format. `read` should
+open as few files as possible: check only the headers of the first and the last shard.
+`FileShards.check` checks the remaining headers, each when its shard is first mapped. Sizes are
+known without opening files.
 
 Files may be untrusted, so `read` refuses names that lead out of the folder, negative numbers
 and sizes that do not match; `indexed_folder.Entry` checks the values of a JSON file.
@@ -19,13 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.writing import FileJob, WriteRequest
+from tokenmill.storage.listing import scan_folder
 from tokenmill.storage.reading import open_foreign
 from tokenmill.store.documents import DocumentTable
 from tokenmill.store.manifest import Manifest
@@ -44,7 +44,8 @@ class OpenRequest:
     """The path and options of `tokenmill.open`. `format` is set if the user named one.
 
     `chosen` lists the files that the user named in the folder, in the user's order; None means all
-    files. Companion files, such as `x.idx` for `x.bin`, are visible too.
+    files. If there are chosen files, `files` has only the chosen files and their companions:
+    `x.idx` is a companion of `x.bin`.
     """
 
     path: Path
@@ -70,36 +71,14 @@ class OpenRequest:
 
     @property
     def others(self) -> Mapping[str, str]:
-        """The other entries of the folder, each with a text such as "is a folder"."""
+        """The entries of the folder that are not files, each with a text such as "is a folder"."""
         return self._entries[1]
 
     @cached_property
     def _entries(self) -> tuple[dict[str, int], dict[str, str]]:
-        files: dict[str, int] = {}
-        others: dict[str, str] = {}
         if not self.is_folder:
-            return {self.path.name: self.path.stat().st_size}, others
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            # Sorted names often follow the order of creation. Joining and splitting places the
-            # names next to each other in memory. For very many files, this is a third faster.
-            names = sorted(filter(self._belongs, os.listdir(folder)))
-            for name in "\0".join(names).split("\0") if names else []:
-                try:
-                    status = os.stat(name, dir_fd=folder)
-                except FileNotFoundError:
-                    others[name] = "is a broken link"
-                except OSError as error:  # a cycle of links, or no permission
-                    others[name] = f"cannot be read: {error.strerror}"
-                else:
-                    if S_ISREG(status.st_mode):
-                        files[name] = status.st_size
-                    else:
-                        folders = S_ISDIR(status.st_mode)
-                        others[name] = "is a folder" if folders else "is not a regular file"
-        finally:
-            os.close(folder)
-        return files, others
+            return {self.path.name: self.path.stat().st_size}, {}
+        return scan_folder(self.path, self._belongs)
 
     @cached_property
     def _stems(self) -> frozenset[str]:
@@ -117,7 +96,7 @@ class OpenRequest:
 
     @cached_property
     def joined_names(self) -> str:
-        """All file names in one string, for a quick test whether any file has an ending."""
+        """All file names in one string, to find out quickly that no file has a certain ending."""
         return "\0".join(self.files)
 
     @cached_property
@@ -127,11 +106,11 @@ class OpenRequest:
 
     @property
     def folder(self) -> Path:
-        """The folder itself, or the parent folder of the file."""
+        """The path itself if it is a folder, otherwise the folder that holds the file."""
         return self.path if self.is_folder else self.path.parent
 
     def read_head(self, name: str) -> bytes:
-        """The first bytes of a file of the folder."""
+        """The first `HEAD` bytes of a file in the folder."""
         with open_foreign(self.folder, name) as file:
             return file.read(HEAD)
 
@@ -143,15 +122,26 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The ids of each split, and the facts that the files give about them.
+    """The ids of each split, and what the files say about the ids.
 
-    Splits may have any names. `documents` maps splits to their document tables, usually
-    `file_documents.FileDocuments`; a split may have no table. Facts that the files do not give stay
-    None; `tokenmill.open` adds the user's options. `eot` is the side of documents that has the
-    end-of-text id, or "none". In a split without a table, `eot` decides where documents start.
-    `tokenizer` is the name of the tokenizer that made the ids. If the path is one shard of a
-    prepared dataset, `shard_of` is that dataset. A split may be empty here; `tokenmill.open` omits
-    it.
+    Facts that the files do not give stay None; `tokenmill.open` adds the user's options.
+
+    Parameters
+    ----------
+    splits
+        Maps the name of a split to its shards. Any name is allowed. `tokenmill.open` omits empty
+        splits.
+    documents
+        The document table of each split that has one, usually a `file_documents.FileDocuments`.
+    eot
+        Where the end-of-text id is: "after" each document, "before" each document, or "none". In a
+        split without a document table, this decides where documents start.
+    tokenizer
+        The name of the tokenizer that made the ids.
+    manifest
+        The manifest of a prepared dataset.
+    shard_of
+        The folder of the prepared dataset, if the path is one of its shards.
     """
 
     splits: Mapping[str, Shards]
@@ -165,13 +155,15 @@ class Contents:
 
 
 class Format(ABC):
-    """A format of token files, by its name in `tokenmill.open` and `tokenmill.export`.
+    """A format of token files; `tokenmill.open` and `tokenmill.export` know it by its `name`.
 
-    A format that implements `plan` can be written; the attributes after `aliases` describe the
-    written files. `keeps_documents` says whether the files have a document table, and `keeps_empty`
-    whether that table can hold empty documents. Without a table, `eot` is the side of documents,
-    "after" or "before", on which readers look for the end-of-text id. `names_tokenizer` says
-    whether the files name the tokenizer.
+    A format that implements `plan` can be written. These attributes describe the written files:
+
+        keeps_documents   whether the files have a document table
+        keeps_empty       whether that table can hold empty documents
+        eot               where readers look for the end-of-text id if there is no table: "after" or
+                          "before" each document
+        names_tokenizer   whether the files name the tokenizer
     """
 
     name: ClassVar[str]
@@ -186,7 +178,7 @@ class Format(ABC):
         """The contents of a file or folder.
 
         Raises NotThisFormat with the reason if the path is in another format, and DatasetError if
-        it is certainly in this one but damaged.
+        the path is certainly in this format but damaged.
         """
 
     @property
@@ -196,26 +188,26 @@ class Format(ABC):
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
         """The files to write, in order. A file by which `read` recognizes the format comes last.
 
-        A resumed export calls `plan` again. It must return the same files, and existing files are
-        skipped. Each file can be written on its own. Afterwards, `read_written` reads the files,
-        and their ids and documents are compared with the source. If the format cannot hold the
-        data, refuse it here if possible, otherwise when the file is written.
+        A resumed export calls `plan` again, which must return the same files. Files that exist are
+        skipped, so it must be possible to write each file on its own. Afterwards, `read_written`
+        reads the files, and their ids and documents are compared with the source. If the format
+        cannot hold the data, raise an error here if possible, otherwise when the file is written.
         """
         raise NotImplementedError(f"{self.name} cannot be written")
 
     def find_assumed_eot(self, _request: WriteRequest, /) -> int | None:
-        """The end-of-text id that readers always assume."""
+        """The end-of-text id that readers assume by default; None if they assume none."""
         return None
 
     def read_written(self, folder: Path, splits: list[str], /) -> Contents:
-        """The contents of a folder that holds the planned files of these splits."""
+        """Read a folder after the planned files of these splits were written to it."""
         found = self._read_all(folder)
-        if len(splits) == len(found.splits) == 1:  # file names do not identify a single split
+        if len(splits) == len(found.splits) == 1:  # a single split may be read under another name
             return _rename_split(found, *found.splits, *splits)
         return found
 
     def read_each(self, paths: Mapping[str, Path]) -> Contents:
-        """The contents of paths that hold one split each, for `read_written`."""
+        """Read one split from each path and combine the contents; `read_written` can use this."""
         found = [
             _rename_split(self._read_all(path), "train", split) for split, path in paths.items()
         ]
@@ -226,7 +218,7 @@ class Format(ABC):
         )
 
     def _read_all(self, path: Path) -> Contents:
-        """The contents of a path, with nothing held out."""
+        """The contents of a path, without holding out validation data."""
         return self.read(OpenRequest(path=path, format=self.name, val_fraction=0))
 
 
@@ -240,17 +232,17 @@ def _rename_split(contents: Contents, before: str, after: str) -> Contents:
 
 
 def check_same_dtype(path: Path, splits: Mapping[str, Shards]) -> None:
-    """Refuse splits whose ids are stored differently."""
+    """Refuse splits whose ids have different dtypes."""
     dtypes = {shards.dtype for shards in splits.values()}
     if len(dtypes) > 1:
         names = " and ".join(sorted(dtype.name for dtype in dtypes))
         raise DatasetError(
-            f"the splits of {path} have different dtypes: {names}. Open one of them."
+            f"the splits of {path} have different dtypes: {names}. Open each split separately."
         )
 
 
 def parse_dtype(name: Any) -> np.dtype[Any]:
-    """An integer dtype by name; without a byte order it is little-endian.
+    """Return the integer dtype with this name; refuse any other name.
 
     >>> parse_dtype("uint16"), parse_dtype(np.int32), parse_dtype(">u2")
     (dtype('uint16'), dtype('int32'), dtype('>u2'))
@@ -263,7 +255,9 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 
 def fix_byte_order(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of ids in a file: little-endian on any machine, unless it is big-endian.
+    """The dtype of ids in a file: big-endian if `dtype` says so, otherwise little-endian.
+
+    The byte order of this machine does not matter.
 
     >>> fix_byte_order(np.dtype("=u2")).str, fix_byte_order(np.dtype(">u2")).str
     ('<u2', '>u2')

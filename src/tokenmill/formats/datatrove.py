@@ -1,15 +1,16 @@
 """datatrove's tokenized files: `x.ds` (ids), `x.ds.index` (where documents end), `x.ds.metadata`.
 
 The files of a folder are assigned to splits by their names (`val`), and ordered by name. The width
-of an id comes from the metadata, or from the index and the size; if both are missing, the user
-gives it. `x.ds.loss` is ignored. No document crosses files.
+of an id comes from the metadata, or is computed from the index and the size of the file. With
+neither metadata nor index, the user gives the width. `x.ds.loss` is ignored. No document crosses
+files.
 
-A task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even if the
-other files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and documents
-are omitted.
+A datatrove task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even
+if the other files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and
+documents are omitted.
 
-Checked at opening: every file's size against its index's last entry and the metadata's width and
-count. Checked when a file's documents are first used: that the index is in order.
+Checked at opening: that every file's size matches its index (the last entry) and its metadata
+(width and count). Checked when a file's documents are first used: that the index is in order.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 
 _WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-# A name in an untrusted file is not looked up: it might be a path, or lead to the network.
+# Other names in metadata are ignored: the file is untrusted, and loading a tokenizer by an arbitrary
+# name could open a path or use the network.
 _TOKENIZERS = {"gpt2": "gpt2", "openai-community/gpt2": "gpt2"}
 _LONGEST = 1 << 16  # bytes of metadata that are read
 _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
@@ -43,7 +45,7 @@ _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """Facts from the index and the metadata of a file, if these exist."""
+    """What the index and the metadata of a file say, if the file has them."""
 
     tokenizer: str | None = None
     width: int | None = None
@@ -62,7 +64,7 @@ class Datatrove(Format):
     def read(self, request: OpenRequest) -> Contents:
         names = list_shards(request, ".ds")
         if not names:
-            raise NotThisFormat("it is neither a .ds file nor a folder of them")
+            raise NotThisFormat("it is neither a .ds file nor a folder of such files")
         files, splits = _find_sizes(request.path), {"train": names}
         if request.is_folder:
             files, splits = request.files, split_by_name(names)
@@ -107,7 +109,7 @@ class Datatrove(Format):
 
 
 def _humanize(count: int) -> str:
-    """A number of tokens as datatrove writes it for people, with its package humanize.
+    """A number of tokens in short form, as datatrove writes it with the package humanize.
 
     >>> [_humanize(count) for count in (950, 90048, 999_999, 1_234_567)]
     ['950 T', '90.0 kT', '1.00 MT', '1.23 MT']
@@ -124,7 +126,7 @@ def _write_text(text: str, path: Path, _: Advance) -> None:
 
 
 def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
-    """Where each document ends: all starts except the first, and the end."""
+    """Write where each document ends: at the start of the next one, or at the end of the file."""
     with AtomicFile(path) as file:
         for number, starts in enumerate(find_document_starts(part.tokens, part.start, part.stop)):
             file.write((starts[not number :] - part.start).astype("<u8"))
@@ -133,7 +135,10 @@ def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
 
 
 def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
-    """The shuffled names that tasks without documents would have given their files.
+    """Find the names that empty unshuffled files would have if they were shuffled.
+
+    Tasks without documents leave such files. Without these names, `check_gaps` would report the
+    numbers of these tasks as missing.
 
     >>> _find_stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
     ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})
@@ -173,7 +178,8 @@ def _read_beside(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
     if width is None:
         raise DamagedFileError(
             name,
-            f"has {files[name]:,} bytes, expected {tokens:,} tokens of 2 or 4 bytes by its index",
+            f"has {files[name]:,} bytes, expected {tokens:,} tokens of 2 or 4 bytes according to "
+            "its index",
             FOREIGN_CURE,
         )
     for what, one, other in (("width", width, facts.width), ("tokens", tokens, facts.tokens)):
@@ -205,15 +211,15 @@ def _read_metadata(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
     if facts.width not in _WIDTHS:
         raise DamagedFileError(
             metadata,
-            "must start with the line TOKENIZER|2 or TOKENIZER|4 and, if there are more, a number of "
-            f"tokens; found {lines[:2]!r:.80}",
+            "must have TOKENIZER|2 or TOKENIZER|4 in its first line and the number of tokens in "
+            f"its second line, if there is one; found {lines[:2]!r:.80}",
             FOREIGN_CURE,
         )
     if facts.tokens is not None and facts.tokens * (facts.width or 0) != files[name]:
         raise DamagedFileError(
             name,
-            f"has {files[name]:,} bytes, expected {facts.tokens:,} tokens of {facts.width} bytes by "
-            "its metadata",
+            f"has {files[name]:,} bytes, expected {facts.tokens:,} tokens of {facts.width} bytes "
+            "according to its metadata",
             FOREIGN_CURE,
         )
     return facts
@@ -226,12 +232,13 @@ def _parse_count(text: str) -> int | None:
 
 
 def _choose_dtype(request: OpenRequest, facts: Mapping[str, _Facts]) -> np.dtype[Any]:
-    """The dtype of all ids."""
+    """Find the dtype of the ids, which must have the same width in all files."""
     widths = {one.width: name for name, one in facts.items() if one.width is not None}
     if len(widths) > 1:
         names = " and ".join(f"{name} with {width} bytes" for width, name in widths.items())
         raise DatasetError(
-            f"{request.path} has ids of different widths: {names}. Open them separately."
+            f"{request.path} has ids of different widths: {names}. Open the files of each width "
+            "separately."
         )
     if not widths:
         if request.dtype is None:

@@ -1,4 +1,4 @@
-"""Find where the documents of tokens start, block by block.
+"""Find where documents start in a sequence of tokens, block by block.
 
 The starts come from the document table if there is one, otherwise from the end-of-text id. Memory
 holds the starts of `BLOCK` documents, or all starts in a window of `WINDOW` tokens. Only a table
@@ -8,14 +8,13 @@ last, where the tokens end.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.storage.files import create_unnamed
 from tokenmill.store.tokens import Tokens
 
 WINDOW = 1 << 20
@@ -27,9 +26,9 @@ Integers = npt.NDArray[np.int64]
 def find_document_starts(
     tokens: Tokens, first: int, stop: int, *, window: int = WINDOW
 ) -> Iterator[Integers]:
-    """The starts of the documents that start in [first, stop), in order.
+    """Yield the positions in [first, stop) where documents start, in order.
 
-    If `stop` is the end of the tokens, this includes empty documents at the end.
+    If `stop` is the end of the tokens, the starts of empty documents at that end are included.
 
     >>> tokens = Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0)
     >>> [starts.tolist() for starts in find_document_starts(tokens, 1, 6)]
@@ -57,7 +56,7 @@ def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
 
 
 def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
-    """The first document start at `place` or after it; the end of the tokens if there is none."""
+    """Find the first document start at `place` or after it, or else the end of the tokens."""
     if tokens.documents is not None:
         number = tokens.documents.count_before(place)
         return int(tokens.documents.starts(number, number)[0])
@@ -68,7 +67,7 @@ def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
 
 
 def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
-    """Split tokens between documents into ranges of at least `least` tokens (except the last).
+    """Divide tokens into ranges of whole documents; only the last may be below `least` tokens.
 
     >>> list(split_between_documents(Tokens.of([5, 0, 6, 7, 0, 8, 0], eot_id=0), 3))
     [(0, 5), (5, 7)]
@@ -102,7 +101,9 @@ def count_empty(tokens: Tokens) -> int:
 
 
 def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
-    """The number of starts if both iterators yield the same starts, in any blocks; else None.
+    """The number of starts if both iterators yield the same starts; else None.
+
+    The two may divide the starts into blocks differently.
 
     >>> count_if_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
     3
@@ -123,10 +124,10 @@ def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | N
 
 
 class SpilledStarts:
-    """The document starts in a range, kept on disk to iterate over them several times.
+    """Keeps where documents start in a range, in a temporary file, to iterate several times.
 
-    Starts are relative to the start of the range, and a document must start there. Empty documents
-    are skipped unless `empty` is True.
+    Starts count from the first token of the range, and a document must start there. If `empty` is
+    False, empty documents are skipped.
 
     >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:
     ...     spilled.count, [block.tolist() for block in spilled.blocks()]
@@ -141,7 +142,7 @@ class SpilledStarts:
         self.count = 0
 
     def __enter__(self) -> SpilledStarts:
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)
+        self._file = create_unnamed(self._folder)
         try:
             found = find_document_starts(self._tokens, self._first, self._stop)
             for starts in found if self._empty else skip_empty(found, self._stop):
@@ -157,8 +158,11 @@ class SpilledStarts:
         self._file.close()
 
     def blocks(self) -> Iterator[Integers]:
-        """Blocks of starts. Each ends with the first start of the next block, or the range's
-        end."""
+        """Yield the starts in blocks.
+
+        Each block has one more entry at its end: the first start of the next block, or the end of
+        the range.
+        """
         for low in range(0, self.count, WINDOW):
             self._file.seek(low * 8)
             yield np.frombuffer(self._file.read(8 * (min(WINDOW, self.count - low) + 1)), "<i8")

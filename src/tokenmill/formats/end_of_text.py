@@ -2,8 +2,9 @@
 
 With the id after each document, a split is `a E b E c E`; with the id before, `E a E b E c`. To
 convert one into the other, one id moves from one end of the split to the other end. No document
-changes its text, place or length. A split that ends within a document has no id at that end and is
-not changed: its documents have the same text in both cases.
+changes its text, place or length. A split such as `a E b E c`, which begins or ends within a
+document, has no end-of-text id at either end and is not changed. Readers of both kinds find the
+same texts.
 """
 
 from __future__ import annotations

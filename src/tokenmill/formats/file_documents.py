@@ -1,12 +1,12 @@
-"""Document tables for files in other formats, which only store where each document starts.
+"""Document tables for formats that store only where each document starts.
 
-`DocumentStarts` is a function from document numbers to first tokens. It may read a mapped index.
-Finding the documents of a row is a binary search with that function, so memory does not grow with
+`DocumentStarts` looks up the first token of a document by its number, for example in a
+memory-mapped index. The documents of a row are found by binary search, so memory does not grow with
 the number of documents. No document crosses from one file into the next.
 
-Checked when a file's documents are first used, in one pass over its index: that they are in order,
-start at the file's first token and end at its last. An empty document has a number, but no row
-contains its start.
+Checked when a file's documents are first used, in one pass over its index: that the documents are
+in order, start at the file's first token and end at its last. An empty document has a number, and
+starts where the next one does; `find_starts` returns such a start once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DocumentStarts:
-    """Where the documents of a file start: `find` maps document numbers to their first tokens.
+    """Where the `count` documents of a file start.
 
-    `find` maps `count` to the end of the last document.
+    `find` takes document numbers, counted from 0, and returns the position of the first token of
+    each of these documents. For the number `count`, it returns the end of the last document.
 
     >>> check_coverage("x", DocumentStarts(2, lambda numbers: np.array([0, 5, 7])[numbers]), tokens=7)
     """
@@ -49,7 +50,7 @@ class DocumentStarts:
     find: Callable[[Integers], Integers]
 
     def count_before(self, tokens: Integers, *, inclusive: bool = False) -> Integers:
-        """How many documents start before each token, or, if `inclusive`, at it or before."""
+        """How many documents start before each token or, if `inclusive`, at or before it."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self.count, np.int64)
         while (low < high).any():
@@ -66,9 +67,10 @@ class DocumentStarts:
 class DocumentIndexes:
     """The document indexes of several files.
 
-    `names` are the files that hold the indexes. `counts` has the number of documents of each file;
-    without it, all indexes are read to count them. `read` takes the number of a file and returns
-    its document starts. `read` must be picklable: a module's function, or a `partial` of one.
+    `names` are the files that hold the indexes. `counts` says how many documents each file has;
+    without `counts`, all indexes are read to count the documents. `read` takes a file number,
+    counted from 0, and returns the document starts of that file. `read` must be picklable: a
+    module's function, or a `partial` of one.
     """
 
     names: Sequence[str]
@@ -99,7 +101,10 @@ def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
 
 
 class FileDocuments(DocumentTable):
-    """The documents of a split in files of another format, in order.
+    """The documents of a split that is stored in files of another format.
+
+    `tokens` says how many tokens each file has. Without `kept`, indexes are memory-mapped. With
+    `kept`, the document starts of the last `kept` files that were used are held in memory.
 
     >>> starts = DocumentStarts(2, lambda numbers: np.array([0, 3, 9])[numbers])
     >>> indexes = DocumentIndexes(names=["x.idx"], counts=[2], read=lambda _: starts)
@@ -125,7 +130,7 @@ class FileDocuments(DocumentTable):
 
     @cached_property
     def _numbers(self) -> Integers:
-        """The number of each file's first document, then the total number of documents."""
+        """For each file, how many documents come before it; then the total number of documents."""
         counts = self._indexes.counts
         if counts is None:
             counts = [self._indexes.read(file).count for file in range(len(self._tokens))]
@@ -156,7 +161,7 @@ class FileDocuments(DocumentTable):
         return self[int(self._numbers[file]) + number]
 
     def starts(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) start, and where the last of them ends."""
+        """Where each document in [first, last) starts, and then where document last - 1 ends."""
         found = np.empty(last - first + 1, np.int64)
         for file, low, high, place in split_numbers(self._numbers, first, last + 1):
             starts = self._read(file).find(np.arange(low, high))
@@ -168,7 +173,7 @@ class FileDocuments(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents start before a token of the split, or before its end."""
+        """How many documents start before `token`, which may also be the end of the split."""
         file = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if file < 0:
             return 0
@@ -176,7 +181,10 @@ class FileDocuments(DocumentTable):
         return int(self._numbers[file]) + int(self._read(file).count_before(place)[0])
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """The sorted document starts in the rows [start, start + length), laid end to end."""
+        """Find where documents start in the tokens [row, row + length) of each row, sorted.
+
+        Each start is a position in all rows joined end to end.
+        """
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._damaged)
 
     def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
@@ -202,7 +210,10 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _first(self) -> int:
-        """The number, in the whole, of the first document that starts or has tokens in the part."""
+        """The part has the documents [_first, _last) of the split.
+
+        Document `_first` is the first that starts in the part or continues into it.
+        """
         number = self._whole.count_before(self._start)
         begins_here = (
             number < len(self._whole) and self._whole.starts(number, number)[0] == self._start
@@ -211,7 +222,10 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _last(self) -> int:
-        """One more than the last document's number; includes empty documents at the very end."""
+        """The part has the documents [_first, _last) of the split.
+
+        A part at the end of the split includes the empty documents at that end.
+        """
         number = self._whole.count_before(self._stop)
         at_end = number < len(self._whole) and (
             self._whole.starts(len(self._whole), len(self._whole))[0] == self._stop
@@ -222,12 +236,12 @@ class PartOfDocuments(DocumentTable):
         return self._last - self._first
 
     def starts(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) start, and where the last of them ends."""
+        """Where each document in [first, last) starts, and then where document last - 1 ends."""
         found = self._whole.starts(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 
     def count_before(self, token: int) -> int:
-        """How many documents start before a token of the part, or before its end."""
+        """How many documents start before `token`, which may also be the end of the part."""
         if token <= 0:
             return 0
         return self._whole.count_before(token + self._start) - self._first
@@ -242,7 +256,10 @@ class PartOfDocuments(DocumentTable):
         )
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """The sorted document starts in the rows [start, start + length), laid end to end."""
+        """Find where documents start in the tokens [row, row + length) of each row, sorted.
+
+        Each start is a position in all rows joined end to end.
+        """
         found = self._whole.find_starts(rows + self._start, length)
         return np.union1d(found, np.flatnonzero(rows == 0) * length)  # a cut document also counts
 

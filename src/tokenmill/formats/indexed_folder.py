@@ -5,7 +5,7 @@ folder. A folder may also have its splits as subfolders, `train` and `val`, each
 
 In both formats, a file starts with 32-bit numbers: the number of its documents, the start of each,
 and the end of the last. Writing a file that is too long for 32-bit offsets is an error. No document
-crosses files. The index is made from the files on disk.
+crosses files. An export makes the index from the files on disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 @dataclass(frozen=True)
 class Entry:
-    """A part of an index that checks the values it returns."""
+    """A JSON object in an index; its methods check the values that they return."""
 
     where: str
     value: Any
@@ -43,9 +43,9 @@ class Entry:
         """The value of a key; numbers must not be negative."""
         value = self.value.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.damaged(f"{key!r} is {str(value)[:40]!r}")
+            raise self.damaged(f"{key!r} has the wrong type: {str(value)[:40]!r}")
         if isinstance(value, int) and not 0 <= value < 1 << 56:
-            raise self.damaged(f"{key!r} is {str(value)[:40]}")
+            raise self.damaged(f"{key!r} is out of range: {str(value)[:40]}")
         return value
 
     def name(self, key: str) -> str:
@@ -59,14 +59,14 @@ class Entry:
         return value
 
     def entries(self, key: str) -> list[Entry]:
-        """The list of parts under a key."""
+        """The list of objects under a key."""
         found = self.get(key, list)
         if not all(isinstance(one, dict) for one in found):
             raise self.damaged(f"{key!r} is not a list of objects")
         return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
-        """The part of the index under a key."""
+        """The object under a key."""
         return Entry(self.where, self.get(key, dict))
 
     def damaged(self, what: str) -> DatasetError:
@@ -75,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFile:
-    """A written file, for the index."""
+    """What `make_index` needs to know about a written file."""
 
     name: str
     documents: int
@@ -83,9 +83,11 @@ class WrittenFile:
 
 
 class IndexedFolder(Format):
-    """A format with one folder per split; files have at least `tokens_per_shard` tokens.
+    """A format with one folder per split.
 
-    `file_name` is formatted with a file's number, and `wide_dtype` stores ids that need 4 bytes.
+    Each file holds whole documents. All files but the last have at least `tokens_per_shard` tokens.
+    `file_name` is a pattern for names, filled in with the file's number. `wide_dtype` is the dtype
+    for ids that need 4 bytes.
     """
 
     keeps_documents = True
@@ -128,7 +130,10 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """The splits of a folder, each with its folder and index; refuses an index without `key`."""
+    """Return, for each split, a request for the split's own folder, and the split's index.
+
+    Refuses an index without `key`.
+    """
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")
     if (request.path / INDEX).is_file():

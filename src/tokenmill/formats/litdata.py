@@ -2,7 +2,7 @@
 
 A chunk holds the number of its items, the start of each item, and the ids, which are mapped in
 place. Each item is a document. Items other than tokens, and compressed or encrypted chunks, are
-refused. Written ids are tensors of uint16 or int32.
+refused. Exports store ids as tensors of uint16 or int32.
 
 Checked at opening: the index. Checked when a chunk is first used: its size, and that its header
 agrees with the index. Checked when its documents are first used: all of its header.
@@ -48,7 +48,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class LitData(IndexedFolder):
-    """A folder of chunks, or of a subfolder per split."""
+    """A folder of chunks, or a folder with a subfolder of chunks for each split."""
 
     name = "litdata"
     keeps_empty = True
@@ -142,8 +142,8 @@ def _read_chunks(
         size = offset + tokens * dtype.itemsize
         if size != chunk.get("chunk_bytes", int):
             raise chunk.damaged(
-                f"{name} with {count:,} items and {tokens:,} tokens of {dtype.name} has {size:,} "
-                f"bytes, not {chunk.value['chunk_bytes']:,}"
+                f"{name} with {count:,} items and {tokens:,} tokens of {dtype.name} must have "
+                f"{size:,} bytes, not {chunk.value['chunk_bytes']:,}"
             )
         names.append(name)
         items.append(count)
@@ -165,7 +165,7 @@ def _read_chunks(
 
 
 def _check_chunk(file: BinaryIO, name: str) -> None:
-    """Refuse a chunk whose header does not cover it."""
+    """Check that the first item starts right after the header, and the last ends with the file."""
     size = file.seek(0, 2)
     file.seek(0)
     count = int.from_bytes(file.read(4), "little")
@@ -187,7 +187,7 @@ def _read_starts(shards: FileShards, counts: list[int], number: int) -> Document
         check_size(file, name, int(shards.sizes[number]), foreign=True)
         found = int.from_bytes(file.read(4), "little")
         if found != count:
-            what = f"has {found:,} items, expected {count:,} by the index"
+            what = f"has {found:,} items, expected {count:,} according to the index"
             raise DamagedFileError(name, what, FOREIGN_CURE)
         offsets = map_file(file, name, _WORD, count + 1, _WORD.itemsize)
 

@@ -1,8 +1,9 @@
 """llm.c's shards, also used by modded-nanogpt and the FineWeb token files on the Hub.
 
-A header of 256 int32 (magic number, version, number of tokens), then ids. The end-of-text id is
-before each document, and documents cross shards. The header implies a vocabulary, but does not name
-a tokenizer: a file with the first magic number is assumed to hold GPT-2's ids.
+A shard is a header of 256 int32 (magic number, version, number of tokens), then ids. The
+end-of-text id is before each document, and documents cross shards. The header does not name a
+tokenizer. The magic number 20240520 is assumed to mean GPT-2's ids. The magic number 20240801 gives
+only the size and the end-of-text id of Llama 3's vocabulary.
 
 The shards of a folder are assigned to splits by their names (`val`); if no name says `val`, the
 last shard is held out. Files that the user named are split only by their names. Checked at opening:
@@ -12,7 +13,6 @@ header.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.formats.writing import FileJob, WriteRequest
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_foreign
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, measure_file, open_foreign
 from tokenmill.store.shards import FileShards
 
 _HEADER = 1024
@@ -124,7 +124,7 @@ def has_header(head: bytes) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a shard whose header does not fit its size. Files without a header are not checked."""
+    """Refuse a shard whose header does not match the file's size; ignore files without a header."""
     with path.open("rb") as file:
         magic, version = _unpack(file.read(8))
         if magic in _KINDS:
@@ -132,7 +132,7 @@ def check_file(path: Path) -> None:
 
 
 def check_header(file: BinaryIO, name: str, version: int) -> None:
-    """Refuse a shard whose header does not fit its size, or is not of this version."""
+    """Refuse a shard whose header does not have `version` or does not match the file's size."""
     file.seek(0)
     head = file.read(12)
     magic, found, count = struct.unpack("<iii", head) if len(head) == 12 else (0, 0, 0)
@@ -140,14 +140,14 @@ def check_header(file: BinaryIO, name: str, version: int) -> None:
     if kind is None or found != kind.version or found != version:
         raise DamagedFileError(
             name,
-            f"does not have the header of the other shards (magic number {magic}, version {found})",
+            f"has magic number {magic} and version {found}, unlike the header of the other shards",
             "Remove it from the folder, or download it again.",
         )
     expected = _HEADER + count * kind.dtype.itemsize
-    if (size := os.fstat(file.fileno()).st_size) != expected:
+    if (size := measure_file(file)) != expected:
         raise DamagedFileError(
             name,
-            f"has {size:,} bytes, expected {expected:,} by its header of {count:,} tokens",
+            f"has {size:,} bytes, expected {expected:,} according to its header of {count:,} tokens",
             FOREIGN_CURE,
         )
 
@@ -165,7 +165,7 @@ def _recognize(request: OpenRequest, name: str) -> Kind:
     if version != kind.version:
         raise DatasetError(
             f"{name} has llm.c's magic number {magic} with version {version}; only version "
-            f"{kind.version} is supported. If it holds only ids, open it with the format raw."
+            f"{kind.version} is supported. If the file has only ids, open it with the format raw."
         )
     return kind
 
@@ -178,8 +178,8 @@ def _make_shards(request: OpenRequest, names: list[str], kind: Kind) -> FileShar
         number = int(wrong.argmax())
         raise DamagedFileError(
             names[number],
-            f"has {sizes[number]:,} bytes; a shard has a header of {_HEADER:,} bytes, then "
-            f"{kind.dtype.itemsize} bytes for each of one or more tokens",
+            f"has {sizes[number]:,} bytes, expected a header of {_HEADER:,} bytes and one or more "
+            f"tokens of {kind.dtype.itemsize} bytes",
             FOREIGN_CURE,
         )
     return FileShards(

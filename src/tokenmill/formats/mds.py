@@ -1,23 +1,27 @@
 """MosaicML Streaming's MDS shards of tokens: a folder with `index.json`, raw or compressed.
 
-Tokens are in a column of arrays, such as `ndarray:uint16`, with or without a fixed shape, or in a
-column of `bytes`, for which the user gives the dtype. The column is the one that the user names,
-else `tokens`, else `input_ids`, else the only column. If samples vary in shape, each is a document.
-Samples of a fixed shape, or bytes of the same length, are pieces of one stream, and only the
-end-of-text id separates documents.
+Tokens are in one column: the one that the user names, else `tokens`, else `input_ids`, else the
+only column. The samples of that column are of one of these kinds:
 
-Sizes and other columns are stored between samples, so the tokens of a shard are copied into memory
-when it is used, and `KEPT_BYTES` of shards stay in memory. Each random row may cost reading a whole
-shard. For training, run `tokenmill import` first. A raw shard with only a fixed shape is mapped in
-place.
+    arrays of any length, such as `ndarray:uint16`     each sample is a document
+    arrays of a fixed shape                            samples are pieces of one stream
+    `bytes` of different lengths                       each sample is a document
+    `bytes` of the same length                         samples are pieces of one stream
 
-Checked at opening: the index and, if samples vary, the header of every sample. Compressed shards
-are decompressed once for that. At most the size in the index is decompressed, and nothing above
-`MOST_BYTES`.
+In a stream, only the end-of-text id separates documents. For `bytes`, the user gives the dtype.
+
+Sizes and other columns are stored between the tokens of one sample and the next. So when a shard is
+used, its tokens are copied into memory, and `KEPT_BYTES` of shards stay in memory. Reading one
+random row may require reading a whole shard. For training, run `tokenmill import` first. An
+uncompressed shard with nothing between its tokens is mapped in place.
+
+Checked at opening: the index and, except for arrays of a fixed shape, the header of every sample.
+For this check, a compressed shard is decompressed once, up to the size in the index. A size above
+`MOST_BYTES` is refused.
 
 Exports have one sample per document in the column `tokens`, of `ndarray:uint16` or
-`ndarray:uint32`, and are not compressed. They are byte for byte the same as from `MDSWriter`
-without a size limit. The encoding cannot store empty arrays, so empty documents are omitted.
+`ndarray:uint32`, and are not compressed. `MDSWriter` without a size limit writes byte for byte the
+same files. The encoding cannot store empty arrays, so empty documents are omitted.
 """
 
 from __future__ import annotations
@@ -73,7 +77,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Mds(IndexedFolder):
-    """A folder of shards, or of a subfolder per split."""
+    """A folder of shards, or a folder with a subfolder of shards for each split."""
 
     name = "mds"
     keeps_empty = False
@@ -148,7 +152,10 @@ def _make_config(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A shard of `size` bytes: the file `name` or, if that is missing, `zipped`, decompressed."""
+    """A shard: the file `name` or, if that is missing, the compressed file `zipped`.
+
+    `size` is the number of bytes when decompressed.
+    """
 
     name: str
     size: int
@@ -170,7 +177,7 @@ def _read_shards(request: OpenRequest, index: Entry, kept_bytes: int) -> MdsShar
         file = _read_file(request.path, entry)
         # Offsets in a shard have 32 bits.
         if not 4 * (file.samples + 2) + file.samples * layout.least <= file.size < 1 << 32:
-            raise entry.damaged(f"{file.samples:,} samples cannot take {file.size:,} bytes")
+            raise entry.damaged(f"{file.samples:,} samples cannot fit in {file.size:,} bytes")
         files.append(file)
     return MdsShards(
         folder=request.path.absolute(), files=tuple(files), layout=layout, kept_bytes=kept_bytes
@@ -217,7 +224,7 @@ def _find_layout(request: OpenRequest, entry: Entry) -> Layout:
     if not len(names) == len(encodings) == len(sizes) or not all(
         size is None or (type(size) is int and 0 <= size < 1 << 32) for size in sizes
     ):
-        raise entry.damaged("the names, encodings and sizes of its columns do not match")
+        raise entry.damaged("a column does not have a name, an encoding and a valid size")
     wanted = [request.column] if request.column else [one for one in _COLUMNS if one in names]
     column = wanted[0] if wanted else names[0] if len(names) == 1 else None
     if column not in names:
@@ -237,8 +244,8 @@ def _parse_encoding(
     if kind == "bytes" and not rest and sizes[place] is None:
         if request.dtype is None:
             raise DatasetError(
-                f"{entry.where} stores tokens as bytes without their dtype. Pass `dtype='int64'` or "
-                "another."
+                f"{entry.where} stores tokens as bytes without their dtype. Pass the dtype, "
+                "such as `dtype='int64'`."
             )
         dtype = fix_byte_order(request.dtype)
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)
@@ -251,7 +258,7 @@ def _parse_encoding(
     request.check_dtype(dtype, entry.where)
     if not shape:
         if sizes[place] is not None:
-            raise entry.damaged(f"{encoding!r} has a fixed size")
+            raise entry.damaged(f"{encoding!r} has no fixed shape, but its column has a fixed size")
         return Layout(kind=ARRAY, dtype=dtype, count=0, sizes=sizes, place=place)
     dimensions = shape.split(",")
     if not all(re.fullmatch("[0-9]{1,9}", one) for one in dimensions) or len(dimensions) > 8:
@@ -260,13 +267,16 @@ def _parse_encoding(
     for one in dimensions:
         count *= int(one)
     if not count or sizes[place] != count * dtype.itemsize:
-        raise entry.damaged(f"{encoding[:40]!r} takes {count * dtype.itemsize:,} bytes a sample")
+        raise entry.damaged(
+            f"{encoding[:40]!r} needs {count * dtype.itemsize:,} bytes per sample; this must be "
+            "above 0 and equal to the size of its column"
+        )
     return Layout(kind=FIXED, dtype=dtype, count=count, sizes=sizes, place=place)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MdsShards:
-    """The shards of a folder; ids are gathered from their samples."""
+    """The shards of a folder. The ids of a shard are gathered from its samples."""
 
     folder: Path
     files: tuple[_File, ...]
@@ -275,7 +285,7 @@ class MdsShards:
 
     @cached_property
     def counts(self) -> Integers:
-        """The numbers of ids at opening; a shard that changes later is refused."""
+        """The number of ids of each shard at opening; a shard that changes later is refused."""
         if self.layout.kind == FIXED:
             counts = [file.samples * self.layout.count for file in self.files]
         else:
@@ -343,9 +353,11 @@ class MdsShards:
 
 @dataclass(frozen=True, kw_only=True)
 class _Samples:
-    """A shard's bytes, the offset of each sample's ids in them, and the first token of each sample.
+    """The samples of a shard.
 
-    `starts` ends with the number of tokens. `contiguous` means that nothing is between the ids.
+    `raw` is the shard's bytes, and `offsets` says at which byte each sample's ids begin. `starts`
+    says how many tokens come before each sample, then how many tokens the shard has. `contiguous`
+    means that nothing is stored between the ids of one sample and the next.
     """
 
     raw: npt.NDArray[np.uint8]

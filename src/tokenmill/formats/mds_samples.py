@@ -1,12 +1,12 @@
 """The bytes of one MDS shard: find the tokens of its samples, and write samples of tokens.
 
-A shard holds the number of its samples, the start of each sample, the end of the last, JSON, and
-the samples. A sample holds the size of each variable-size column, then the columns. An array of
-variable shape starts with one byte for the number and the width of its dimensions, followed by the
-dimensions.
+    shard    the number of samples, the start of each sample, the end of the last, JSON, the samples
+    sample   the size of each column that varies in size, then the columns
+    array    the ids; if the shape varies, a header before the ids: one byte for the number of
+             dimensions and the width of a length, then the length of each dimension
 
 Every offset and size is checked against the bytes of the shard, for `_SAMPLES` samples at once.
-Memory takes 16 bytes per sample.
+The result takes 16 bytes of memory per sample.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where tokens are in a sample: in column number `place`; `sizes` has the size of each column.
+    """Where the tokens are in a sample: in column `place`, counted from 0.
 
-    `count` is the number of ids in a sample of a fixed shape.
+    `sizes` has the size of each column in bytes, or None if the size varies. `count` is the number
+    of ids in a sample if samples have a fixed shape.
     """
 
     kind: str
@@ -54,7 +55,10 @@ class Layout:
 
 
 def load_shard(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
-    """The `size` bytes of a shard, mapped, or decompressed into at most `size` bytes of memory."""
+    """Map or decompress the bytes of a shard; refuse a shard that does not have `size` bytes.
+
+    Decompressing stops once there are more than `size` bytes.
+    """
     with open_foreign(folder, name) as file:
         if compression is None:
             check_size(file, name, size, foreign=True)
@@ -71,17 +75,17 @@ def load_shard(folder: Path, name: str, size: int, compression: str | None) -> B
             raise DamagedFileError(name, what, FOREIGN_CURE) from error
     if len(data) != size:
         found = f"over {size:,}" if len(data) > size else f"{len(data):,}"
-        what = f"has {found} bytes when decompressed, expected {size:,} by the index"
+        what = f"has {found} bytes when decompressed, expected {size:,} according to the index"
         raise DamagedFileError(name, what, FOREIGN_CURE)
     return np.frombuffer(data, np.uint8)
 
 
 def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[Integers, Integers]:
-    """The offset of each sample's ids in a shard's bytes, and how many ids there are."""
+    """Where the ids of each sample begin in a shard's bytes, and how many ids each sample has."""
     found = int(raw[:4].view("<u4")[0]) if len(raw) >= 4 else -1
     header = 4 * (samples + 2)
     if found != samples or header > len(raw):
-        raise _damaged(name, f"has {found:,} samples, expected {samples:,} by the index")
+        raise _damaged(name, f"has {found:,} samples, expected {samples:,} according to the index")
     offsets = raw[4:header].view("<u4")
     if offsets[0] < header or offsets[-1] != len(raw):
         raise _damaged(name, "has samples out of order or beyond its end")
@@ -97,7 +101,7 @@ def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[I
 def _find_some(
     name: str, raw: Bytes, offsets: Integers, layout: Layout
 ) -> tuple[Integers, Integers]:
-    """The offsets and numbers of ids of the samples between some offsets."""
+    """Like `find_samples`, for the samples between these offsets."""
     begins, ends = offsets[:-1], offsets[1:]
     if (ends < begins).any() or ends[-1] > len(raw):
         raise _damaged(name, "has samples out of order or beyond its end")
@@ -140,7 +144,7 @@ def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> In
 
 
 def _array_lengths(raw: Bytes, first: Integers) -> Integers:
-    """The lengths in the headers of one-dimensional arrays; -1 if too large for any file."""
+    """Read the lengths in the headers of one-dimensional arrays; -1 if too large for any file."""
     widths = np.int64(1) << (raw[first].astype(np.int64) & 3)
     lengths = np.zeros(len(first), np.int64)
     for byte in range(8):
@@ -155,8 +159,6 @@ def _array_lengths(raw: Bytes, first: Integers) -> Integers:
 
 def _words(raw: Bytes, places: Integers) -> Integers:
     """The 32-bit numbers at some offsets."""
-    if not len(places):
-        return np.zeros(0, np.int64)
     words: npt.NDArray[np.uint32] = raw[places[:, None] + np.arange(4)].view("<u4")
     return words[:, 0].astype(np.int64)
 
@@ -166,13 +168,16 @@ def _damaged(name: str, what: str) -> DamagedFileError:
 
 
 def measure_samples(lengths: Integers, width: int) -> Integers:
-    """The sizes in bytes of samples of one array each, with `lengths` ids of `width` bytes."""
+    """The size of each sample in bytes, as `write_samples` writes it.
+
+    `lengths` has the number of ids of each sample, and `width` is the size of an id in bytes.
+    """
     shape_widths = np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
     return 4 + 1 + shape_widths + lengths * width
 
 
 def write_samples(file: AtomicFile, part: TokenRange, starts: list[int], advance: Advance) -> None:
-    """Write one sample per document, as many at once as fit in a block of tokens."""
+    """Write one sample per document; short documents are written in groups."""
     low, width = 0, part.dtype.itemsize
     while low < len(starts) - 1:
         high = bisect_right(starts, starts[low] + part.block) - 1
@@ -195,7 +200,11 @@ def write_samples(file: AtomicFile, part: TokenRange, starts: list[int], advance
 
 
 def _make_header(length: int, width: int) -> bytes:
-    """A size, a byte for one dimension and the width of its length, and the length."""
+    """The bytes before the ids of a sample: the column's size, and the array's header.
+
+    The array's header is one byte that holds the number of dimensions and the width of the length,
+    then the length itself.
+    """
     shape_width = 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4
     size = 1 + shape_width + length * width
     dimension = bytes([1 << 2 | shape_width.bit_length() - 1])

@@ -1,18 +1,17 @@
 """Megatron-LM's pairs of `prefix.bin` (ids) and `prefix.idx` (sequences and documents).
 
-The path is the prefix, either file, or a folder of several pairs with ids of one dtype. A split has
-the tokens of its files, in order. Its documents are Megatron's documents, of one or more sequences.
-Exports have one sequence per document. Like Megatron, they store ids as uint16 for vocabularies
-below 65,500, else as int32.
+The path is the prefix, one of the two files, or a folder of pairs whose ids have the same dtype. A
+split has the tokens of its files, in order. A document has one or more of Megatron's sequences; in
+exports, it has exactly one. Like Megatron, exports store ids as uint16 for vocabularies below
+65,500, else as int32.
 
 Checked at opening: every index's header and size. Checked when a pair is first used, in one pass
 over its index: that the sequences cover the `.bin` in order and without a gap. Megatron can read
-sequences in any order, but always writes them in this one.
+sequences in any order, but it always writes them in order.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.formats.writing import Advance, FileJob, TokenRange, WriteRequest
 from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.mapping import map_file
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_foreign
+from tokenmill.storage.object_path import as_path
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, measure_file, open_foreign
 from tokenmill.store.shards import FileShards
 
 _MAGIC = b"MMIDIDX\0\0"
@@ -79,8 +79,9 @@ class Megatron(Format):
         dtype = request.choose_dtype(_UINT16_VOCABULARY, wide="<i4")
         for split in request.splits:
             whole = request.take_all(split, dtype)
-            yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
+            # The index comes first: it refuses a document that is too long.
             yield FileJob(name=f"{split}.idx", tokens=0, write=partial(_write_index, whole))
+            yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
 
     def read_written(self, folder: Path, splits: list[str]) -> Contents:
         return self.read_each({split: folder / f"{split}.idx" for split in splits})
@@ -144,8 +145,8 @@ def _read_header(request: OpenRequest, name: str) -> _Header:
 
 
 def _parse(file: BinaryIO, name: str) -> _Header:
-    """The header of an index whose size fits it."""
-    size = os.fstat(file.fileno()).st_size
+    """Parse the header of an index; refuse a header that does not match the size of the file."""
+    size = measure_file(file)
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
         raise DamagedFileError(name, "does not start with Megatron's header", FOREIGN_CURE)
@@ -163,8 +164,8 @@ def _parse(file: BinaryIO, name: str) -> _Header:
     if size not in (expected, expected + sequences) or not indices:
         raise DamagedFileError(
             name,
-            f"has {size:,} bytes, expected {expected:,} by its header of {sequences:,} sequences and "
-            f"{indices:,} document indices",
+            f"has {size:,} bytes, expected {expected:,} according to its header of {sequences:,} "
+            f"sequences and {indices:,} document indices",
             FOREIGN_CURE,
         )
     return _Header(dtype=np.dtype(_CODES[code]), sequences=sequences, indices=indices)
@@ -203,7 +204,7 @@ def _read_starts(folder: Path, names: list[str], sizes: list[int], number: int) 
 
 
 class _Index:
-    """A mapped index. The arrays that it returns keep the map alive."""
+    """A memory-mapped index. Its arrays keep the map alive."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -211,14 +212,14 @@ class _Index:
             header = _parse(file, name)
             self.dtype, count = header.dtype, header.sequences
             size = 12 * count + 8 * header.indices
-            # One map for all three, because each keeps a file open.
+            # One map for all three arrays, because each map keeps a file open.
             whole = map_file(file, name, np.dtype("u1"), size, _HEADER.size)
         self.lengths = whole[: 4 * count].view("<i4")
         self.pointers = whole[4 * count : 12 * count].view("<i8")
         self.documents = whole[12 * count :].view("<i8")
 
     def check(self, size: int) -> None:
-        """Refuse sequences that do not cover the `.bin` of `size` bytes in order."""
+        """Refuse an index whose sequences do not cover the `size` bytes of the `.bin` in order."""
         count, width = len(self.pointers), self.dtype.itemsize
         self._size = size
         if int(self.documents[-1]) != count:
@@ -241,7 +242,7 @@ class _Index:
             due = int(pointers[-1] + lengths[-1] * width)
 
     def find_starts(self, numbers: Integers) -> Integers:
-        """Where documents start: two lookups in the map for each."""
+        """Find the first token of each document; this takes two lookups in the map per document."""
         sequences = self.documents[numbers].astype(np.int64)
         count = len(self.pointers)
         if ((sequences < 0) | (sequences > count)).any():
@@ -256,8 +257,8 @@ class _Index:
 
 
 def _check_pair(file: BinaryIO, name: str) -> None:
-    """Check the index of a `.bin`; the check is repeated only if either file changes."""
-    path = Path(file.name)
+    """Check a `.bin`'s index. The result is cached until the index or the `.bin`'s size changes."""
+    path = as_path(file.name)
     index = path.with_name(_index_name(path.name))
     try:
         changed = index.stat().st_mtime_ns
@@ -265,7 +266,7 @@ def _check_pair(file: BinaryIO, name: str) -> None:
         raise DamagedFileError(
             _index_name(name), f"cannot be read: {error.strerror}", FOREIGN_CURE
         ) from error
-    _check_index(index, changed, os.fstat(file.fileno()).st_size)
+    _check_index(index, changed, measure_file(file))
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
-"""nanoGPT's folders: `train.bin` and `val.bin`, and `test.bin` if there is one, raw ids.
+"""nanoGPT's folders: raw ids in `train.bin` and, if they exist, `val.bin` and `test.bin`.
 
-They are uint16 by nanoGPT's convention, unless the user or a `meta.json` says otherwise. Exports
+Ids are uint16 by nanoGPT's convention, unless the user or a `meta.json` says otherwise. Exports
 have a `meta.json`, which nanoGPT does not read. `meta.pkl` is a pickle and is never loaded. The
 files do not name a tokenizer. The end-of-text id, if there is one, is after each document.
 """

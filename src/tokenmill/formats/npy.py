@@ -58,13 +58,13 @@ class Npy(Format):
 
 
 def _list_splits(request: OpenRequest) -> dict[str, list[str]]:
-    """The files of each split of a folder, if they certainly belong together."""
+    """The files of each split of a folder; refuses files that may not belong together."""
     names = list_shards(request, ".npy")
     if not names or list_shards(request, ".bin"):
         raise NotThisFormat("it is not a folder of .npy files only")
     for some in split_by_name(names).values():
         if len(some) > 1 and not request.chosen and not are_numbered(some):
-            raise NotThisFormat("its .npy files are not numbered shards; open one of them")
+            raise NotThisFormat("its .npy files are not numbered shards; open one file at a time")
     return split_shards(request, names)
 
 
@@ -89,7 +89,7 @@ def _make_shards(request: OpenRequest, names: list[str]) -> FileShards:
 
 
 def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, int, int]:
-    """The dtype and the number of a file's ids, where they start, and the file's size."""
+    """Return the dtype of a file's ids, how many there are, their offset, and the file's size."""
     with open_foreign(request.folder, name) as file:
         start = file.read(LONGEST_HEADER)
         size = file.seek(0, io.SEEK_END)
@@ -97,13 +97,13 @@ def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, i
     request.check_dtype(dtype, name)
     expected = offset + count * dtype.itemsize
     if size != expected:
-        what = f"has {size:,} bytes, expected {expected:,} by its header"
+        what = f"has {size:,} bytes, expected {expected:,} according to its header"
         raise DamagedFileError(name, what, FOREIGN_CURE)
     return dtype, count, offset, size
 
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
-    """The number of ids, their dtype and where they start, from a file's first bytes."""
+    """Read the number of ids, their dtype and their offset from a file's first bytes."""
     # Parse from memory, because NumPy would read as many bytes as a damaged length says.
     file = io.BytesIO(start)
     try:
@@ -132,6 +132,6 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
 
 
 def _describe_shape(shape: tuple[int, ...]) -> str:
-    """A shape as text; Python refuses to print numbers of over 4,300 digits."""
+    """A shape as text, without huge numbers: Python refuses to print over 4,300 digits."""
     sizes = [str(size) if abs(size) < 1 << 63 else "…" for size in shape[:8]]
     return f"({', '.join(sizes)}{', …' if len(shape) > 8 else ''})"

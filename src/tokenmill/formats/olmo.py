@@ -1,8 +1,8 @@
-"""OLMo's and dolma's `x.npy`: ids without a header, and `x.csv.gz` with one line per document.
+"""OLMo's and dolma's pairs: `x.npy` has ids without a header, `x.csv.gz` one line per document.
 
-They are not NumPy files, despite their names. They do not store the dtype; the user gives it. A
-line starts with the numbers of the document's first token and of the token after its last; the rest
-is ignored.
+Despite its name, `x.npy` is not a NumPy file. It does not store the dtype; the user gives it. A line
+starts with two numbers: the document's first token, and the token after its last one. The rest of
+the line is ignored.
 
 Checked at opening: that sizes are whole numbers of ids. Checked when a file's documents are first
 used: that its lines cover the file in order. This reads the lines once. The starts of documents
@@ -43,14 +43,14 @@ class Olmo(Format):
     def read(self, request: OpenRequest) -> Contents:
         names = list_shards(request, ".npy")
         if not names:
-            raise NotThisFormat("it is neither an .npy file nor a folder of them")
+            raise NotThisFormat("it is neither an .npy file nor a folder of such files")
         if request.read_head(names[0]).startswith(npy.MAGIC):
             raise NotThisFormat(f"{names[0]} is a NumPy file, with a header")
         for name in names:
             if not (request.folder / _table_name(name)).is_file():
                 raise NotThisFormat(f"{name} has no {_table_name(name)} next to it")
         if request.dtype is None:
-            raise NotThisFormat("nothing gives its dtype; pass `dtype='uint32'` or another")
+            raise NotThisFormat("nothing gives its dtype; pass it, such as `dtype='uint32'`")
         folder, check = request.folder.absolute(), choose_check(request)
         shards, documents = {}, {}
         for split, some in split_shards(request, names).items():
@@ -64,7 +64,7 @@ class Olmo(Format):
 
 
 def _read_starts(folder: Path, names: list[str], counts: list[int], number: int) -> DocumentStarts:
-    """The document starts of a file of `counts[number]` tokens, from all lines of its table."""
+    """Read and check the document starts of file `number`, from all lines of its table."""
     name, tokens = names[number], counts[number]
     starts = array("q", [0])
     for line_number, line in enumerate(_read_lines(folder, name), 1):
@@ -73,7 +73,7 @@ def _read_starts(folder: Path, names: list[str], counts: list[int], number: int)
         if not (start.isdigit() and end.isdigit() and len(start) < 19 and len(end) < 19):
             what = f"does not start line {line_number:,} with two numbers ({line[:80]!r})"
             raise DamagedFileError(name, what, _CURE)
-        # With at least one token each, no file can have more documents than tokens.
+        # Empty documents are refused, so that the number of tokens limits the number of documents.
         if int(start) != starts[-1] or not int(start) < int(end) <= tokens:
             raise DamagedFileError(
                 name,

@@ -7,15 +7,19 @@ checks the rest.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.storage.names import MANIFEST_NAME, WORK_NAME
-from tokenmill.store.documents import Documents
+from tokenmill.store.compressed import CompressedShards
+from tokenmill.store.documents import Documents, DocumentTable
+from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import Manifest, find_manifest
-from tokenmill.store.shards import FileShards
+from tokenmill.store.shards import FileShards, Shards
+from tokenmill.store.tables import ShardTable
 
 
 class Prepared(Format):
@@ -35,8 +39,8 @@ class Prepared(Format):
         if data is None:
             if (folder / WORK_NAME).exists():
                 raise DatasetError(
-                    f"{folder} is not finished: a run into it was interrupted or is still running. "
-                    "The same `tokenmill prepare` command resumes it."
+                    f"{folder} is not finished: the run that writes it was interrupted or is still "
+                    "running. The same `tokenmill prepare` command resumes it."
                 )
             raise NotThisFormat(f"it has no {MANIFEST_NAME}, so it is not a finished dataset")
         manifest = Manifest.from_json(data, folder)
@@ -46,25 +50,37 @@ class Prepared(Format):
             ("vocab_size", request.vocab_size, manifest.vocab_size),
         ):
             if given is not None and given != known:
-                raise UsageError(f"`{name}` is {given}, but {folder} has {known}. Omit it.")
+                raise UsageError(f"`{name}` is {given}, but {folder} has {known}. Omit `{name}`.")
         return read_contents(folder.absolute(), manifest)
+
+
+def _make_shards(
+    folder: Path, table: ShardTable, dtype: np.dtype[Any], compression: Compression | None
+) -> Shards:
+    sizes = table.measure_files(dtype.itemsize)
+    files = FileShards(
+        folder=folder,
+        names=table.path,
+        dtype=dtype if compression is None else np.dtype(np.uint8),
+        counts=table.tokens if compression is None else sizes,
+        offsets=np.zeros_like(table.tokens),
+        sizes=sizes,
+        checksums=table.xxh3_128,
+    )
+    if compression is None:
+        return files
+    frame = compression.tokens_per_frame
+    return CompressedShards(files, dtype, table.tokens, frame, table.xxh3_128)
 
 
 def read_contents(folder: Path, manifest: Manifest) -> Contents:
     """The contents that a manifest describes."""
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
-    splits, documents = {}, {}
+    splits: dict[str, Shards] = {}
+    documents: dict[str, DocumentTable] = {}
     for name, split in manifest.splits.items():
         table = split.shards
-        splits[name] = FileShards(
-            folder=folder,
-            names=table.path,
-            dtype=dtype,
-            counts=table.tokens,
-            offsets=np.zeros_like(table.tokens),
-            sizes=table.tokens * dtype.itemsize,
-            checksums=table.xxh3_128,
-        )
+        splits[name] = _make_shards(folder, table, dtype, manifest.compression)
         documents[name] = Documents(folder, table, manifest.sources, name)
     return Contents(
         splits=splits,

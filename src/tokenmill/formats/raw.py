@@ -1,9 +1,13 @@
 """Files of ids and nothing else: `x.bin`, folders of such files, OLMo's headerless `.npy`.
 
-Such a file does not store its dtype. It is opened only if the dtype comes from elsewhere: the user,
-a JSON file next to it (`x.json` or `meta.json` for `x.bin`, with `dtype`, and `vocab_size` and
-`eot_id` if known), or the manifest of the dataset that the file is a shard of. The only possible
-check is that the size is a whole number of ids.
+Such a file does not store its dtype. It is opened only if the dtype comes from one of these:
+
+    the user      the option `dtype`
+    a JSON file   `x.json`, `x.bin.json` or `meta.json` next to `x.bin`, with `dtype` and, if known,
+                  `vocab_size` and `eot_id`
+    a manifest    if the file is a shard of a prepared dataset
+
+The only possible check is that the size is a whole number of ids.
 
 A folder of raw files needs the dtype from the user or from its `meta.json`. Its files are assigned
 to splits by their names (`val`, `test`), or by the subfolders `train`, `val` and `test`.
@@ -30,6 +34,7 @@ from tokenmill.formats.base import (
     parse_dtype,
 )
 from tokenmill.formats.shard_names import check_gaps, list_shards, split_shards
+from tokenmill.storage.decoding import load_json
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_foreign
 from tokenmill.store.manifest import Manifest, find_manifest, is_own
 from tokenmill.store.shards import FileShards
@@ -50,7 +55,7 @@ class Raw(Format):
             known = _read_beside(request.path)
         if not known:
             missing = "no meta.json gives the" if request.is_folder else "nothing gives its"
-            raise NotThisFormat(f"{missing} dtype; pass `dtype='uint16'` or another")
+            raise NotThisFormat(f"{missing} dtype; pass it, such as `dtype='uint16'`")
         dtype = known.pop("dtype")
         if not request.is_folder:
             # A single file named by the user is read as raw ids, even if it seems to have a header.
@@ -95,7 +100,7 @@ def make_shards(
 ) -> FileShards:
     """Make shards of files that hold only ids.
 
-    `FileShards` calls `check` for each file; the first and the last file are checked immediately.
+    `check` is called now for the first and the last file, and later by `FileShards` for every file.
     """
     dtype = fix_byte_order(dtype)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
@@ -105,7 +110,7 @@ def make_shards(
         raise DamagedFileError(
             names[number],
             f"has {sizes[number]:,} bytes, which is not a whole number of {dtype.name}",
-            f"{FOREIGN_CURE} Or pass its `dtype`.",
+            f"{FOREIGN_CURE} Or pass another `dtype`.",
         )
     if check is not None:
         for name in {names[0], names[-1]}:
@@ -124,7 +129,7 @@ def make_shards(
 
 
 def choose_check(request: OpenRequest) -> Callable[[BinaryIO, str], None] | None:
-    """A check that refuses files with a header, unless the user named the format raw."""
+    """Return a check that refuses files with a header, or None if the user named the format."""
     return None if request.format else _refuse_header
 
 
@@ -138,13 +143,13 @@ def _refuse_header(file: BinaryIO, name: str) -> None:
     if owner:
         raise DamagedFileError(
             name,
-            f"starts with {owner} header, but it was opened as ids without a header",
-            "Move it to another folder; or, if it has no header, name the format.",
+            f"starts with what looks like {owner} header, but was opened as ids without a header",
+            "Move it to another folder. If those bytes are really ids, name the format.",
         )
 
 
 def _read_beside(path: Path) -> dict[str, Any]:
-    """Facts about a raw file in the files next to it, or in the dataset that it belongs to."""
+    """Find facts about a raw file in a JSON file next to it, or in the manifest of its dataset."""
     if path.suffix == ".json":  # it would describe itself
         return {}
     for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):
@@ -156,6 +161,11 @@ def _read_beside(path: Path) -> dict[str, Any]:
             manifest = Manifest.from_json(data, root)
             place = path.absolute().relative_to(root).as_posix()
             if any(place in split.shards.path for split in manifest.splits.values()):
+                if manifest.compression is not None:
+                    raise DatasetError(
+                        f"{path} is a compressed shard. Open its dataset: {root}. Or decompress it: "
+                        f"zstd -d {path}"
+                    )
                 return {
                     "dtype": np.dtype(manifest.dtype),
                     "eot_id": manifest.eot_id if manifest.eot != "none" else None,
@@ -168,11 +178,11 @@ def _read_beside(path: Path) -> dict[str, Any]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The `dtype`, `vocab_size` and `eot_id` in a JSON file; empty if there is no file or dtype."""
+    """Read `dtype`, `vocab_size` and `eot_id` from a JSON file; return {} if it has no `dtype`."""
     try:
         if not path.is_file() or path.stat().st_size > LONGEST_JSON:
             return {}
-        metadata = orjson.loads(path.read_bytes())
+        metadata = load_json(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise DatasetError(f"{path} cannot be read as JSON: {error}.") from None
     if not isinstance(metadata, dict) or "dtype" not in metadata:

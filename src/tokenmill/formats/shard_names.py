@@ -1,4 +1,4 @@
-"""The shards in a folder by their names: their order, gaps in their numbers, and their splits."""
+"""Find the shards in a folder; their names give the order, the splits and any missing numbers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from tokenmill.storage.names import NUMBERS, by_numbers
 from tokenmill.storage.reading import DamagedFileError
 
 _OF = re.compile("[0-9]+[-_]of[-_]([0-9]+)", re.IGNORECASE)
-_WORD = r"(?i)(?:^|[^a-z])(?:{})(?:[^a-z]|$)"
+_WORD = r"(?ai)(?:^|[^a-z])(?:{})(?:[^a-z]|$)"
 _TRAINING = re.compile(_WORD.format("train(?:ing)?"))
 _VALIDATION = re.compile(_WORD.format("val(?:id|idation)?|eval(?:uation)?"))
 _TEST = re.compile(_WORD.format("test(?:ing)?"))
-_MASK = bytes.maketrans(b"123456789", b"0" * 9)
+_MASK = bytes.maketrans(b"123456789", b"0" * 9)  # turns every digit into 0
 
 
 def list_shards(request: OpenRequest, ending: str) -> list[str]:
-    """The names of files with an ending: in the folder, or the single file that was opened.
+    """The names of all files with an ending, in the folder or as the single file.
 
     Names are sorted, with numbers compared as numbers; files that the user named keep their order.
-    Other entries with the ending, such as a broken link, are refused if a file has the same ending,
-    or the same name with another ending: skipping them would change the data. Otherwise they are
-    unrelated and are skipped.
+
+    A name with the ending may belong to something other than a file, such as a broken link, in
+    place of a missing shard. Such an entry is refused if there is also a file with the same ending,
+    or a file with the same name and another ending. Otherwise the entry has nothing to do with the
+    data and is skipped.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -57,7 +59,7 @@ def list_shards(request: OpenRequest, ending: str) -> list[str]:
             )
     if request.chosen is None:
         names = sort_names(names)
-    else:  # in the user's order: named files with the ending, or else companions of named files
+    else:  # in the user's order: named files with the ending, or else the files that belong to them
         beside = (os.path.splitext(name)[0] + ending for name in request.chosen)
         chosen = [name for name in request.chosen if name.endswith(ending)]
         names = chosen or [name for name in beside if name in request.files]
@@ -66,7 +68,7 @@ def list_shards(request: OpenRequest, ending: str) -> list[str]:
 
 
 def sort_names(names: list[str]) -> list[str]:
-    """Names in order, with numbers compared as numbers.
+    """Sort names, comparing numbers as numbers.
 
     >>> sort_names(["a_10.bin", "a_9.bin"])
     ['a_9.bin', 'a_10.bin']
@@ -77,7 +79,7 @@ def sort_names(names: list[str]) -> list[str]:
 
 
 def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[str]]:
-    """The shards of each split that has any; refuses gaps in the numbers of a folder's shards."""
+    """Assign shards to splits by name; refuses a folder in which a numbered shard is missing."""
     if not request.is_folder:
         return {"train": list(names)}
     splits = {split: some for split, some in split_by_name(names).items() if some}
@@ -123,11 +125,12 @@ def are_numbered(names: Sequence[str]) -> bool:
 
 
 def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
-    """Refuse sorted, numbered names with a gap, unless the user named the files or the format.
+    """Refuse numbered shards if one is missing, as after an incomplete download.
 
-    Otherwise a shard that was not downloaded would silently change the data. In names with `-of-`,
-    the number before it is checked, and must run up to the number after it. In other names, the
-    last number that is not the same in all names is checked.
+    Without this check, the missing shard would silently change the data. `x-00001-of-00008.bin`
+    says that there must be 8 shards. Other names are numbered by the last number that varies:
+    `x_1.bin` and `x_3.bin` lack `x_2.bin`. Users who name the files or the format themselves want
+    exactly those files, so there is no check for them. The names must be sorted.
     """
     if request.format is not None or request.chosen or not names or _is_unbroken(names):
         return
@@ -141,8 +144,8 @@ def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
             low = 1 if whole in found and 0 not in found else 0
             if high >= low + whole:
                 raise DatasetError(
-                    f"{before}{found[high]}{after} in {request.path} is numbered beyond the "
-                    f"{whole:,} files in its name. Remove the files that do not belong there."
+                    f"{before}{found[high]}{after} in {request.path} has a number that is too large: "
+                    f"there should be {whole:,} such files. Remove files that do not belong there."
                 )
             high = low + whole - 1
         if len(found) < high - low + 1:
@@ -154,7 +157,11 @@ def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
 
 
 def _find_sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]]:
-    """Names that differ in one number: the text before and after it, and the number as written."""
+    """Group names that differ only in the number that counts shards.
+
+    Yields the text before the number, the text after it, and the numbers, each with its digits as
+    written: `x_07.bin` and `x_08.bin` give ("x_", ".bin", {7: "07", 8: "08"}).
+    """
     alike: dict[str, list[list[str]]] = defaultdict(list)
     for name in names:
         alike[NUMBERS.sub("0", name)].append(NUMBERS.split(name))
@@ -176,7 +183,10 @@ def _find_sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, 
 
 
 def _is_unbroken(names: Sequence[str]) -> bool:
-    """Whether sorted names are certainly one sequence: a fast path for very many names."""
+    """Whether sorted names are certainly one sequence without a gap; False if that is unclear.
+
+    A fast path for very many names.
+    """
     lined_up = _line_up(names)
     if lined_up is None:
         return False
@@ -185,7 +195,8 @@ def _is_unbroken(names: Sequence[str]) -> bool:
     if len(differ) != 1 or _OF.search(names[0]):
         return False
     place = differ[0]
-    # A name sorted between two names with a common prefix has that prefix, too.
+    # A name sorted between two names with a common prefix has that prefix, too. So only the rest of
+    # the names has to be compared.
     after = len(_encode(first[: place + 1]))
     count = int(last[place]) - int(first[place]) + 1
     return count == len(names) and bool((lined_up[:, after:] == lined_up[0, after:]).all())
@@ -196,9 +207,10 @@ def _are_alike(names: Sequence[str]) -> bool:
 
 
 def _line_up(names: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The bytes of names, one row each, if they differ only in digits, at the same places.
+    """The bytes of names as an array with one row per name.
 
-    Handles all names at once: for very many names, ten times as fast as one by one.
+    Returns None unless the names differ only in digits, at the same places. All names are handled
+    at once. For very many names, this is ten times as fast as a loop.
     """
     first, together = (_encode(some, end="\0") for some in (names[:1], names))
     if together.translate(_MASK) != first.translate(_MASK) * len(names):

@@ -1,7 +1,7 @@
-"""Shared by the writers of all formats: the request, and files planned from ranges of tokens.
+"""What the writers of all formats share: the request to write, and jobs that write one file each.
 
-A format plans files that can each be written on their own from the tokens. A file under its final
-name is complete and is not written again. Memory holds one block of tokens at a time.
+Each file is made from a range of tokens, independently of the others. A file under its final name
+is complete and is not written again. Memory holds one block of tokens at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FileJob:
-    """A file to write: `write` writes it to a path and reports the tokens it wrote.
+    """A file to write: `write` writes it to a path and reports how many tokens it wrote.
 
-    `name` is relative to the folder of the export. It may have one subfolder, which is created:
-    `train/000.bin`. `tokens` is 0 for a file without ids. `write` must use `AtomicFile` or
-    `write_file` of `storage.files`, because a file that exists counts as complete.
+    `name` is relative to the folder of the export. It may include one subfolder, as in
+    `train/000.bin`, which is then created. `tokens` is 0 for a file without ids. `write` must use
+    `AtomicFile` or `write_file` of `storage.files`, because a file that exists counts as complete.
     """
 
     name: str
@@ -38,7 +38,7 @@ class FileJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRange:
-    """The tokens `start` to `stop` of a split, to be written as `dtype`, `block` at once."""
+    """The tokens [start, stop) of a split, to be written as `dtype` in blocks of `block` tokens."""
 
     tokens: Tokens
     start: int
@@ -56,7 +56,7 @@ class TokenRange:
             advance(len(some))
 
     def write(self, path: Path, advance: Advance, header: bytes = b"") -> None:
-        """Write a file of a header and the ids."""
+        """Write a file: the header, then the ids."""
         with AtomicFile(path) as file:
             file.write(header)
             self.copy(file, advance)
@@ -70,9 +70,9 @@ class TokenRange:
 class WriteRequest:
     """The splits to write, known facts about their ids, and the size of files.
 
-    `dtype` is how the source stores ids, and `tokenizer` the name of the tokenizer that made them.
-    `eot_id` is None if the tokens do not contain it.
-    `tokens_per_shard` is for formats with several files per split.
+    `dtype` is the dtype of the ids in the source, and `tokenizer` is the name of the tokenizer that
+    made them. `eot_id` is None if the tokens contain no end-of-text id. `tokens_per_shard` is for
+    formats with several files per split.
     """
 
     splits: Mapping[str, Tokens]
@@ -84,7 +84,7 @@ class WriteRequest:
     block: int = BLOCK
 
     def choose_dtype(self, most: int = 1 << 16, wide: str = "<u4") -> np.dtype[Any]:
-        """uint16 for vocabularies of at most `most` ids, else `wide`."""
+        """Return uint16 for vocabularies of at most `most` ids, and `wide` for larger ones."""
         size = self.vocab_size
         if size is None:
             size = int(np.iinfo(self.dtype).max) + 1
@@ -95,13 +95,13 @@ class WriteRequest:
         return self._take(split, 0, len(self.splits[split]), dtype)
 
     def cut_into_shards(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
-        """Ranges of `tokens_per_shard` tokens; the last has the rest."""
+        """Yield ranges of `tokens_per_shard` tokens; the last range has the remaining tokens."""
         total = len(self.splits[split])
         for start in range(0, total, self.tokens_per_shard):
             yield self._take(split, start, min(start + self.tokens_per_shard, total), dtype)
 
     def cut_between_documents(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
-        """Ranges of whole documents, of at least `tokens_per_shard` tokens (except the last)."""
+        """Yield ranges of whole documents; only the last may be below `tokens_per_shard` tokens."""
         tokens = self.splits[split]
         for start, stop in split_between_documents(tokens, self.tokens_per_shard):
             yield self._take(split, start, stop, dtype)

@@ -2,12 +2,12 @@
 
 They are fetched into the Hub's own cache, in its layout: file contents are under `blobs`, named by
 checksum, and the file names of each commit are under `snapshots`. So tokenmill and the Hub's tools
-share files. Names are hard links where the disk allows it, because a prepared dataset refuses links
-that leave its folder.
+share files. A name under `snapshots` is a hard link to its blob, if the disk allows it, because a
+prepared dataset refuses symbolic links that lead out of its folder.
 
-A file of the right size counts as present, because it gets its name only after its checksum was
-verified. Opening costs one request, or none if the path names a commit. Without a network, the last
-known commit is used if every requested file is present.
+A file of the right size counts as present, because every file gets its name only after its checksum
+was verified. Opening costs one request, or none if the path names a commit. Without a network, the
+last known commit is used if every requested file is present.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tokenmill.hub.http import find_endpoint
 from tokenmill.hub.paths import HubPath, parse_hub_path
 from tokenmill.hub.repository import COMMIT, HubFile, find_commit, list_files
 from tokenmill.progress import Display
+from tokenmill.storage.decoding import load_json
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder, temporary_path, write_file
 from tokenmill.wording import counted, size
@@ -53,8 +54,8 @@ def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
     inside = f"{where.path}/" if where.path else ""
     if not any(f"{file.path}/".startswith(inside) for file in found.choice.files):
         raise UsageError(
-            f"{where} is a glob, but `open` takes a file or a folder. Download the files into one "
-            f"with: tokenmill download '{where}' --to DIR"
+            f"{where} is a glob, but `open` takes a file or a folder. Download the files with: "
+            f"tokenmill download '{where}' --to DIR"
         )
     folders = {path.parent for path in _fetch(found)}
     path = found.snapshot / where.path
@@ -85,7 +86,7 @@ def _find(where: HubPath) -> _Found:
     commit, offline = _find_commit(where, folder)
     listing = _listing_path(folder, commit)
     try:
-        files = tuple(HubFile(**file) for file in orjson.loads(_read(listing)))
+        files = tuple(HubFile(**file) for file in load_json(_read(listing)))
     except (ValueError, TypeError, TokenmillError):  # missing or damaged
         files = list_files(where.repository, commit)
         _write(folder, listing, orjson.dumps([asdict(file) for file in files]))
@@ -113,7 +114,7 @@ def _listing_path(folder: Path, commit: str) -> Path:
 
 
 def _fetch(found: _Found) -> list[Path]:
-    """Fetch the chosen files that are missing; returns the local paths of all."""
+    """Fetch the chosen files that are missing; return the local paths of all chosen files."""
     paths = {file: found.snapshot / file.path for file in found.choice.files}
     blobs = {file: found.folder / "blobs" / file.digest for file in paths}
     missing = [
@@ -144,7 +145,7 @@ def _fetch(found: _Found) -> list[Path]:
 
 
 def _link(folder: Path, blob: Path, path: Path) -> None:
-    """Give a blob its name; another process may do the same at the same time."""
+    """Link a blob under its file name; another process may make the same link at the same time."""
     make_subfolder(folder, path.parent)
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)

@@ -1,8 +1,9 @@
 """Which files of a repository to fetch: by path, kind, shard number, split and count.
 
-From a repository or folder, only one kind of file is fetched, the first that exists of: a prepared
-dataset, token files, Parquet, JSON lines, plain text. So cards and settings are not fetched unless
-you name them. If a request matches nothing, the error lists what exists.
+From a repository or folder, only one kind of file is fetched: a prepared dataset if there is one,
+else token files, else Parquet, else JSON lines, else plain text. So dataset cards and configuration
+files are not fetched unless you name them. If a request matches nothing, the error lists what
+exists.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from tokenmill.hub.repository import HubFile
 from tokenmill.storage.names import MANIFEST_NAME, by_numbers
 
 _TOKENS = (".bin", ".npy", ".ds")
-_INDEX_ENDINGS = (".idx", ".index", ".metadata", ".csv.gz")  # describe the token file of that name
-_INDEX_NAME = "index.json"  # describes all token files of its folder
+_INDEX_ENDINGS = (".idx", ".index", ".metadata", ".csv.gz")  # of files that describe one token file
+_INDEX_NAME = "index.json"  # of the file that describes all token files of its folder
 _COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
 _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _COMPRESSIONS)
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
@@ -37,7 +38,7 @@ class Choice:
 
 
 def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
-    """Shard numbers from text such as "1-3,7", or from integers.
+    """Parse shard numbers in text such as "1-3,7"; integers are also accepted.
 
     >>> sorted(parse_shards("1-3,7")), sorted(parse_shards([4, 5]))
     ([1, 2, 3, 7], [4, 5])
@@ -55,7 +56,7 @@ def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
 
 
 def shard_number(path: str) -> int | None:
-    """The number of a token file: the last number in its name.
+    """Find the shard number of a token file: the last number in its name.
 
     >>> shard_number("edu_fineweb_train_000012.bin"), shard_number("train.bin")
     (12, None)
@@ -74,9 +75,9 @@ def choose(
     split: str | None = None,
     max_files: int | None = None,
 ) -> Choice:
-    """The requested files, sorted by name, with numbers compared as numbers.
+    """Choose the requested files, sorted by name, with numbers compared as numbers.
 
-    `repository` is for error messages; `path` is a file, a folder or a glob in it.
+    `path` is a file, a folder or a glob in the repository. `repository` is only for error messages.
     """
     if max_files is not None and max_files < 1:
         raise UsageError(f"`max_files` is {max_files}; it must be at least 1.")

@@ -8,10 +8,13 @@ turns.
 Costs one request per file, and one more each time the connection is lost. Hashing happens while
 bytes arrive; a partial file is read once when it is resumed.
 
-`hf_hub_download` cannot replace this. Tried with huggingface_hub 2.4: after a kill at 25 of 30 MB
-it fetched all 30 MB again and left the 21 MB of the first attempt in the cache for good; with a
-connection lost every 9 MB it gave up, because it discards an unfinished block of 10 MiB; and it
-accepted a file with a flipped bit.
+`hf_hub_download` cannot replace this. Three trials with huggingface_hub 2.4:
+
+- After a kill at 25 of 30 MB, it fetched all 30 MB again, and left the 21 MB of the first attempt
+  in the cache for good.
+- With a connection that is lost every 9 MB, it gave up, because it discards an unfinished block of
+  10 MiB.
+- It accepted a file with a flipped bit.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ _POLL = 0.2  # seconds, while another process holds the folder
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
-    """Another file failed, or the user pressed Ctrl-C."""
+    """Ends a transfer because another file failed, or the user pressed Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Transfer:
 
     @property
     def arrived(self) -> int:
-        """The number of bytes from an earlier attempt; 0 if there are more than the file has."""
+        """How many bytes an earlier attempt left; 0 if they are more than the file has."""
         size = _size(self.part) or 0
         return size if size <= self.file.size else 0
 
@@ -101,7 +104,7 @@ def fetch_files(
 
 
 def _sync_folders(transfers: Sequence[Transfer], folder: Path) -> None:
-    """Flush the folders of all existing files, because an earlier run may have failed to."""
+    """Flush the folders of all existing files; an earlier run may have ended before it did so."""
     parents = {parent for one in transfers for parent in one.target.parents}
     for parent in parents:
         if parent.is_relative_to(folder.parent) and parent.is_dir():
@@ -222,7 +225,7 @@ def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, s
         what = error.what if isinstance(error, DamagedFileError) else f"cannot be read: {error}"
         raise DatasetError(
             f"{file.path} {what}. The file is damaged on the Hub itself, in {repository}, and was "
-            "deleted here. Omit it, and report it to the owner of the repository."
+            "deleted here. Omit this file, and report it to the owner of the repository."
         ) from error
     part.replace(transfer.target)
     sync_folder(transfer.target.parent)
@@ -281,7 +284,7 @@ def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """Start the file's hash (SHA-256 or git's SHA-1, as on the Hub) and feed it `content`."""
+    """Hash `content` as the Hub does for this file, with SHA-256 or git's SHA-1."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64

@@ -1,9 +1,10 @@
-"""Requests to the Hub: bounded in time and memory, with errors that give the cure.
+"""Requests to the Hub: bounded in time and memory, with errors that say what to do.
 
-`huggingface_hub` connects; its environment variables set endpoint, token, proxies and timeouts. Its
-own handling of errors is not used, because it reads the whole body of an error, waits as long as
-the server asks, and raises other exceptions if the body has an unexpected form. Bodies are never
-decompressed: no compression is requested, and a few compressed bytes could expand to gigabytes.
+`huggingface_hub` makes the connections; its environment variables set endpoint, token, proxies and
+timeouts. Its own handling of errors is not used, because it reads the whole body of an error, waits
+as long as the server asks, and raises other exceptions if the body has an unexpected form. No
+compression is requested, and bodies are never decompressed, because a few compressed bytes could
+expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def find_endpoint() -> str:
 def request(
     url: str, repository: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[Response]:
-    """The answer to a GET request; read its body with `iter_raw`. Error statuses are raised."""
+    """The answer to a GET request; read its body with `iter_raw`. Raises if the status is an error."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are, lazily
         build_hf_headers,
@@ -84,8 +85,8 @@ def request(
             yield response
     except errors.OfflineModeIsEnabled as error:
         raise WorkError(
-            f"{repository} is not complete in the cache, and HF_HUB_OFFLINE is set. Unset it, and "
-            "run the same command again."
+            f"{repository} is not complete in the cache, and HF_HUB_OFFLINE is set. Unset "
+            "HF_HUB_OFFLINE, and run the same command again."
         ) from error
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # the connection failed
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -96,7 +97,7 @@ def request(
 
 
 def read_json(url: str, repository: str, *, attempts: int = 1) -> tuple[Any, str | None]:
-    """The JSON at an address of the Hub, and the query of its next page, if there is one."""
+    """The JSON at an address of the Hub, and the query string of the next page, if there is one."""
     for attempt in range(1, attempts):
         try:
             return _read_json(url, repository)
@@ -177,7 +178,7 @@ def _explain_status(repository: str, response: Response) -> TokenmillError:
 
 
 def _find_wait(headers: Mapping[str, str]) -> float:
-    """The number of seconds that a server asks to wait, within bounds."""
+    """How many seconds the server asks to wait, at most `LONGEST_WAIT`; 0 if it does not ask."""
     found = re.fullmatch("([0-9]{1,9})", headers.get("Retry-After", "")) or re.search(
         r"\bt=([0-9]{1,9})\b", headers.get("RateLimit", "")
     )

@@ -30,5 +30,5 @@ def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
         reason = f"{file} of {repository!r} could not be fetched from the hub ({cause})"
     raise TokenizerError(
         f"{reason}. {suggestion}Without a network, pass the path of a tokenizer.json instead, or "
-        "'gpt2' or 'bytes', which need none"
+        "'gpt2' or 'bytes', which need no file"
     )

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import tokenmill.dataset.opening
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPaths
+from tokenmill.storage.object_path import as_path
+from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.tables import SourceTable
 from tokenmill.tokenizers.minimal import UNKNOWN
@@ -33,7 +35,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """Documents that were dropped for one reason, with their bytes in the input."""
+    """How many documents were dropped for one reason, and how many bytes they had in the input."""
 
     reason: str
     documents: int
@@ -52,8 +54,8 @@ class SetAside:
 class Info:
     """The content and origin of a dataset. Unknown values are None.
 
-    `documents` counts documents in document tables. Tokens in another format may have documents,
-    but no table.
+    `documents` counts only documents in document tables. It is None if a split has no table, even
+    if an end-of-text id separates its documents.
     """
 
     path: str
@@ -78,6 +80,7 @@ class Info:
     duplicate_lines: int | None = None
     dropped: tuple[Dropped, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
+    compression: Compression | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     sources: SourceTable = field(default_factory=lambda: SourceTable.of(()))
 
@@ -101,7 +104,7 @@ tokenmill prepare TEXTS --out no/such/folder
     splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
     tables = [split.documents for split in splits if split.documents is not None]
     found = Info(
-        path=str(path if isinstance(path, (str, os.PathLike)) else dataset.path),
+        path=str(as_path(path) if isinstance(path, (str, os.PathLike)) else dataset.path),
         format=dataset.format,
         tokenizer=dataset.contents.tokenizer,
         tokenizer_fingerprint=None,
@@ -120,12 +123,16 @@ tokenmill prepare TEXTS --out no/such/folder
 def _describe_split(dataset: Dataset, name: str) -> SplitInfo:
     tokens = dataset[name]
     documents = None if tokens.documents is None else len(tokens.documents)
+    stored = len(tokens) * tokens.dtype.itemsize
+    if dataset.manifest is not None and name in dataset.manifest.splits:
+        shards = dataset.manifest.splits[name].shards
+        stored = int(shards.measure_files(tokens.dtype.itemsize).sum())
     return SplitInfo(
         name=name,
         tokens=len(tokens),
         documents=documents,
         shards=tokens.shard_count,
-        bytes=len(tokens) * tokens.dtype.itemsize + (documents or 0) * DOCUMENT_DTYPE.itemsize,
+        bytes=stored + (documents or 0) * DOCUMENT_DTYPE.itemsize,
     )
 
 
@@ -161,6 +168,7 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
             for entry in (set_aside if isinstance(set_aside, list) else ())
             if isinstance(entry, dict)
         ),
+        compression=manifest.compression,
         settings=manifest.settings,
         sources=manifest.sources,
     )

@@ -21,7 +21,9 @@ class Peek:
     """Some tokens of a split. `ids` are the tokens shown, and `start` is the position of the first.
 
     `id_texts` has the text of each id (U+FFFD where an id is part of a character). `document` is
-    one of `documents`; it is None if the dataset has no document table.
+    the document that the tokens belong to; it is None if the dataset has no document table.
+    `documents` and `tokens` say how many documents and tokens the split has. `shard` and
+    `shard_token` say where the first token shown is stored.
     """
 
     split: str
@@ -49,11 +51,10 @@ def peek(
     token: int | None = None,
     length: int = 400,
 ) -> Peek:
-    """Show at most `length` tokens: the start of a document, or the part of one around `token`.
+    """Show at most `length` tokens of one document: its start, or the part around `token`.
 
     Documents and tokens count from 0, or from the end if negative. The default is the first
-    document. Without a document table, `length` tokens from `token` are shown. `shard` and
-    `shard_token` are where the first token shown is stored.
+    document. Without a document table, `length` tokens from `token` on are shown.
     """
     if document is not None and token is not None:
         raise UsageError("pass `document` or `token`, not both.")
@@ -88,7 +89,7 @@ def peek(
 def _choose(
     dataset: Dataset, tokens: Tokens, document: int | None, token: int | None, length: int
 ) -> tuple[Document | None, int, int]:
-    """The document to show, if there is a document table, and the first and last token."""
+    """The document to show (None without a document table), and the range of tokens to show."""
     documents, split = tokens.documents, tokens.split
     if documents is None:
         if document is not None:

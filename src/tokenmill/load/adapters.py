@@ -5,8 +5,11 @@
     RowPlaces        where rows start, for rows that are requested one by one
 
 Guarantees: batches and rows are the same as from `tokenmill.Loader`, in any order and from any
-number of threads. Costs: access by number computes the order of `BLOCK` rows at once and caches it,
-which takes three times as long as for one row. After that, a batch is a gather and a cast.
+number of threads.
+
+Costs: the first access to a batch or row computes the order of `BLOCK` rows at once and caches it.
+This takes only three times as long as computing the order of one row. After that, a batch is a
+gather and a cast.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
 
     @property
     def seq_len(self) -> int:
-        """Tokens per row, in the inputs."""
+        """The number of input tokens per row."""
         return self.arrays.seq_len
 
     def __len__(self) -> int:
@@ -76,7 +79,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
         self.arrays.load_state_dict(state, force=force)
 
     def close(self) -> None:
-        """Stop the thread; the next batch starts another."""
+        """Stop the thread that reads ahead; the next batch starts a new thread."""
         self.arrays.close()
 
     def __enter__(self) -> Self:
@@ -108,7 +111,7 @@ class RowPlaces:
 
 
 class BatchesByStep:
-    """The batches of a loader by step, each in its own memory.
+    """Access to the batches of a loader by step. Each batch has its own memory.
 
     >>> from tokenmill.store.tokens import Tokens
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
@@ -133,7 +136,7 @@ class BatchesByStep:
 
 
 def check_index(index: SupportsIndex, length: int, what: str) -> int:
-    """Check an index and make it count from 0; a negative index counts from the end.
+    """Check an index, which counts from the end if it is negative; return it counted from 0.
 
     >>> check_index(-1, 10, "rows")
     9

@@ -1,13 +1,14 @@
 """Read a rank's batches in groups, starting at any row.
 
-Reading copies rows in the dtype of the files. It may wait for a disk, so a thread can do it.
-Finishing casts the rows to the dtype of the batches and hands them out. Each read is large, so that
-threads seldom wake each other. Each finished group is small, so that it stays in the cache.
+A batch is made in two steps. The first is to read rows, in the dtype of the files. Reading may wait
+for a disk, so a thread can do it. The second is to finish the rows: to cast them to the dtype of
+the batches, and to return one batch at a time. Each read is large, so that threads seldom wake each
+other. Each finished group is small, so that it stays in the processor's cache.
 
-The memory of a batch is reused once nothing refers to it. Allocating a new array of half a megabyte
-takes several times as long as filling it, because the system supplies its pages one by one. Views
-of an array, tensors made from it and arrays that alias it all hold a reference to it, so its
-reference count says whether it is free.
+The memory of a batch is reused once nothing refers to that memory. Allocating a new array of half a
+megabyte takes several times as long as filling it, because the system supplies its pages one by
+one. Views, tensors and aliases of an array all hold a reference to the array, so the reference
+count of an array says whether it is free.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import mmap
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, repeat
@@ -41,11 +42,12 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 @dataclass(slots=True, eq=False)  # not frozen: that would more than double its cost
 class Batch:
-    """Some rows: `targets` are the tokens that follow `inputs`, both (rows, seq_len).
+    """Some rows of a run. `targets` are the tokens that follow `inputs`; both are (rows, seq_len).
 
     `row` is the number of the batch's first row. `end` is the number of the first row after the
-    step, counting all ranks. Inputs and targets are views of `tokens`, (rows, seq_len + 1), unless
-    the loader has `contiguous=True`; `documents` is set if it has `documents=True`.
+    step; a step includes the rows of all ranks. Inputs and targets are views of `tokens`, (rows,
+    seq_len + 1), unless the loader has `contiguous=True`. `documents` is set if the loader has
+    `documents=True`.
     """
 
     inputs: npt.NDArray[Any]
@@ -85,7 +87,8 @@ class BatchReader:
     def group_size(self) -> int:
         """How many batches to finish at once.
 
-        This is 1 if an id may not fit the dtype, so that an error loses no earlier batch.
+        This is 1 if an id may not fit the dtype. Then an error in one batch does not lose the
+        batches before it.
         """
         settings = self.settings
         if not np.can_cast(self.rows.dtype, settings.dtype):
@@ -106,19 +109,24 @@ class BatchReader:
         return _READS_AHEAD * self.read_size
 
     def iterate(self, row: int, *, stride: int = 1) -> Iterator[Batch]:
-        """The batches from a row on, read one at a time; only every `stride`-th step."""
+        """The batches of every `stride`-th step from a row on, read one at a time."""
         buffers = self.make_buffers()
         for group in chain.from_iterable(self.plan_reads(row, stride=stride)):
             yield from self.finish(group, buffers)
 
     def plan_reads(
-        self, row: int, *, count: int = 1, stride: int = 1
+        self,
+        row: int,
+        *,
+        count: int = 1,
+        stride: int = 1,
+        reach: Callable[[int], None] | None = None,
     ) -> Iterator[Iterator[BatchGroup]]:
         """Plan jobs that read the batches from a row on; threads may run several jobs at once.
 
         The first job reads one batch, because the caller waits for it. Each later job reads up to
-        twice as many as the one before, at most `count`. A stride of n reads every n-th step, for
-        processes that take turns.
+        twice as many batches as the job before it, but at most `count`. A stride of n reads every
+        n-th step, for processes that take turns. `reach` is called with the first row of each job.
         """
         keep_freed_memory()
         step = self.settings.global_batch * stride
@@ -129,6 +137,8 @@ class BatchReader:
             following, first = next(sections, None), 0
             while first < section.steps:
                 last = min(first + size, section.steps)
+                if reach is not None:
+                    reach(section.step_rows[first])
                 yield self._read_steps(section, first, last)
                 if first == 0 and following:
                     yield following.resolve_early()
@@ -139,8 +149,11 @@ class BatchReader:
             yield map(self.read_one, [row])
 
     def _cut_sections(self, step_rows: range, count: int) -> Iterator[_Section]:
-        """Divide the steps that start at these rows into sections. The first section has one step
-        and later ones grow, because a section may have to open many shards."""
+        """Divide the steps that start at these rows into sections.
+
+        A section may have to open many shards, so the first one has a single step, to be ready
+        soon. Later ones grow.
+        """
         most = max(1, _SECTION_ROWS // self.settings.batch_size // count) * count
         done = 0
         while done < len(step_rows):
@@ -149,8 +162,10 @@ class BatchReader:
             done += len(some)
 
     def _read_steps(self, section: _Section, first: int, last: int) -> Iterator[BatchGroup]:
-        """The batches of the steps [first, last) of a section. If a batch cannot be read, the
-        batches before it come first, then the exception is raised."""
+        """The batches of the steps [first, last) of a section.
+
+        If a batch cannot be read, yields the batches before it, then raises the exception.
+        """
         batch_size, documents = self.settings.batch_size, None
         some = first * batch_size, last * batch_size
         try:
@@ -169,14 +184,14 @@ class BatchReader:
             yield BatchGroup(rows, firsts, _shift(steps, self.settings.global_batch), documents)
 
     def _count_whole_steps(self, row: int, step: int) -> int:
-        """How many steps, `step` rows apart, end before the limit."""
+        """How many complete steps there are before the limit, if they start `step` rows apart."""
         if self.limit is None:
             return 1 << 40
         room = self.limit - row - self.settings.global_batch
         return room // step + 1 if room >= 0 else 0
 
     def read_one(self, row: int) -> BatchGroup:
-        """The batch of the step that starts at a row; the limit may cut it short."""
+        """Read the batch of the step that starts at a row; the limit may cut this batch short."""
         rank, world_size = self.settings.rank, self.settings.world_size
         end = row + self.settings.global_batch
         if self.limit is not None:
@@ -210,7 +225,7 @@ class BatchReader:
                 cast(part, memory)
                 tokens = memory.reshape(len(numbers), length, part.shape[1])
                 inputs, targets = tokens[..., :-1], tokens[..., 1:]
-            # NumPy iterates over an array faster than slices do.
+            # Iterating over an array is faster than taking slices of it.
             columns = inputs, targets, numbers, ends[some], tokens
             kind = DocumentedBatch if documents else Batch
             yield from map(kind, *columns, documents[some] if documents else none)
@@ -227,7 +242,10 @@ class BatchReader:
 
 
 class _Section:
-    """Steps whose rows are resolved together, by the first thread that needs them."""
+    """Steps whose rows are looked up together, by the first thread that needs them.
+
+    See `RunRows.resolve`.
+    """
 
     def __init__(self, reader: BatchReader, step_rows: range) -> None:
         self.reader, self.step_rows, self.steps = reader, step_rows, len(step_rows)
@@ -236,7 +254,7 @@ class _Section:
 
     @property
     def resolved(self) -> ResolvedRows:
-        """The rows of the rank's batches of these steps, one after another."""
+        """The rows that the rank reads in these steps; looks them up on first use."""
         with self._resolving:
             if self._resolved is None:
                 rows, settings = self.reader.rows, self.reader.settings
@@ -246,7 +264,7 @@ class _Section:
             return self._resolved
 
     def resolve_early(self) -> Iterator[BatchGroup]:
-        """A job that resolves the rows before they are needed, and returns no groups."""
+        """A job that looks up the rows before they are needed; it yields no groups."""
         _ = self.resolved
         yield from ()
 
@@ -263,7 +281,7 @@ class BufferPool:
         self._arrays: deque[npt.NDArray[Any]] = deque()
 
     def take(self) -> npt.NDArray[Any]:
-        """An array with arbitrary content that nothing else refers to."""
+        """Return an array that nothing else refers to; its content is arbitrary."""
         # An array leaves the queue while its references are counted, so two threads never get the
         # same array. A lock would do the same, but a fork may inherit a locked lock. Free arrays go
         # to the front: using fewer arrays keeps more of them in the cache.
@@ -286,7 +304,8 @@ class BufferPool:
         """A new page-aligned array, which JAX can use on the CPU without a copy. A fork gets its
         own copy of the array."""
         size = int(np.prod(self._shape)) * self._dtype.itemsize
-        # Not a view of another array: references must be to this array itself.
+        # This must not be a view of another array, because views of it would then refer to the other
+        # array, and the reference count would miss them.
         return np.ndarray(self._shape, self._dtype, mmap.mmap(-1, max(size, 1), _PRIVATE))
 
 
@@ -294,15 +313,19 @@ class BufferPool:
 def keep_freed_memory() -> None:
     """Let glibc keep arrays of a few megabytes when they are freed.
 
-    By default, glibc returns them to the system, which then supplies their pages one by one again.
-    But after a larger block is freed, glibc keeps up to twice that block's size. This works for
-    blocks of up to 32 MB, including glibc's overhead. Other C libraries are not affected.
+    By default, glibc returns them to the system. The next arrays then need new pages, which the
+    system supplies one by one. But after a larger block is freed, glibc keeps up to twice that
+    block's size. So this function allocates and frees a block of almost 32 MB. Freeing a larger
+    block would have no effect. Other C libraries are not affected.
     """
     np.empty((32 << 20) - 2 * mmap.PAGESIZE, np.uint8)
 
 
 def _count_free() -> int:
-    """The reference count of an array without other references; Python versions differ."""
+    """The reference count that Python reports for an array that nothing else refers to.
+
+    Python versions differ in this number.
+    """
     array = np.empty(1)
     return sys.getrefcount(array)
 

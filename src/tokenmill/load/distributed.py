@@ -1,9 +1,9 @@
-"""Processes that share a run: find the rank of this one, and check that settings are equal.
+"""Find this process's rank in a run, and check that all ranks have the same settings.
 
-The rank comes from the launcher's environment variables. To compare settings, each rank posts the
-settings of its n-th loader where all ranks can read them, and compares them with the settings that
-were posted first. No rank waits for another, so a rank that makes no loader does not block the
-others. Costs: one message per loader.
+The rank comes from the launcher's environment variables. To compare settings, each rank offers the
+settings of its n-th loader in a place that all ranks can read. The first offer is stored, and every
+rank compares its own settings with the stored ones. No rank waits for another, so a rank that makes
+no loader does not block the others. Costs: one message per loader.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.load.state import find_differences
 
-# JAX started by hand; torchrun and most others; srun; Open MPI; other MPIs. For srun, only the
-# variables of a step count, because the batch script around it is not a rank.
+# The variables of JAX started by hand, torchrun and most others, srun, Open MPI and other MPIs, in
+# this order. The batch script around srun is not a rank, so only variables that srun sets count.
 _LAUNCHERS = (
     ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     ("RANK", "WORLD_SIZE"),

@@ -1,13 +1,13 @@
-"""Batches for training, each a function of its step.
+"""Batches for training; each can be computed from its step number alone.
 
 Guarantees: row n of a run depends only on the data, the settings and n. A global batch is the next
 `batch_size * world_size` rows, and each rank reads its share of it. The state of a run is the
-number of rows consumed, so a run resumes with another batch size, number of ranks or prefetch, and
-every row comes once, in the same order. Any batch costs as much as the first one.
+number of rows consumed, so a run can resume with another batch size, number of ranks or prefetch.
+Every row still comes once, in the same order. Any batch costs as much as the first one.
 
 Costs: the order of thousands of rows is computed at once. A batch is then one gather and one cast,
-into memory that no earlier batch still uses. `benchmarks/load.py` compares that with the cast
-alone.
+into memory that no earlier batch still uses. `benchmarks/load.py` compares the cost of a batch with
+the cost of the cast alone.
 
 From `Loader.__next__` to the copied bytes:
 
@@ -19,6 +19,7 @@ From `Loader.__next__` to the copied bytes:
     store/gather.py      MappedRows     the copy
 
 load/prefetch.py runs all of these ahead in a thread, except `Loader` itself and the cast.
+load/ahead.py fetches the rows of later steps from slow storage.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, overload
 
 from tokenmill.errors import UsageError
+from tokenmill.load.ahead import RowsAhead, start_ahead
 from tokenmill.load.batches import Batch, BatchGroup, BatchReader, DocumentedBatch
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
@@ -58,9 +60,9 @@ class SourceLedger:
 
 
 class Loader(Generic[B]):
-    """Batches of rows, endless or up to a limit. An iterator: a new `for` loop continues the run.
+    """An iterator of batches, endless or up to a limit.
 
-    Use it from one thread at a time.
+    A new `for` loop continues the run. Use a loader from one thread at a time.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batch = next(loader)
@@ -82,10 +84,11 @@ class Loader(Generic[B]):
     seed
         Seed of the order; 0 by default.
     order
-        shuffled (the default: each window once per epoch), sequential, or random (any start, with
-        replacement).
-    shuffle_block
-        Shuffle blocks of this many neighbouring windows, for disks that read neighbours faster.
+        shuffled (the default: each window once per epoch), blocks (the same, for storage that reads
+        neighbours faster), sequential, or random (any start, with replacement).
+    block_rows, group_blocks
+        For `blocks`: the neighbouring windows of a block, by default about 2**19 tokens, and the
+        blocks whose rows are shuffled together; 256 by default.
     rank, world_size
         The rank of this process and the number of ranks; by default from torchrun, srun or mpirun.
     dtype
@@ -93,7 +96,7 @@ class Loader(Generic[B]):
     documents
         Whether batches have document numbers, positions and `cu_seqlens`; False by default.
     contiguous
-        Whether inputs and targets are separate arrays; by default they are views of one.
+        Whether inputs and targets are separate arrays; by default they are views of one array.
     limit_rows, limit_tokens, limit_epochs
         Where the run ends; give at most one. By default it is endless. Iterating again after the
         end starts over at row 0, with the same batches.
@@ -103,7 +106,8 @@ class Loader(Generic[B]):
     in_memory
         Whether to copy all tokens into memory first; False by default.
     prefetch
-        How many batches a thread reads ahead; None (the default): a few megabytes; 0: no thread.
+        How many batches a thread reads ahead. None, the default, means a few megabytes of batches,
+        and 0 means no thread.
     """
 
     @overload
@@ -136,6 +140,7 @@ class Loader(Generic[B]):
         self._row = 0
         self._at_end = False  # whether iterating has reached the limit
         self._groups: Iterator[BatchGroup] | None = None
+        self._ahead: RowsAhead | None = None
         self._batches: Iterator[Batch] = iter(())
         self._buffers = self.reader.make_buffers()
 
@@ -146,7 +151,7 @@ class Loader(Generic[B]):
 
     @property
     def seq_len(self) -> int:
-        """Tokens per row, in the inputs."""
+        """The number of input tokens per row."""
         return self.settings.seq_len
 
     @property
@@ -187,7 +192,7 @@ class Loader(Generic[B]):
         try:
             while (batch := next(self._batches, None)) is None:
                 self._batches = self.reader.finish(self._read_group(), self._buffers)
-        except BaseException as error:  # Ctrl-C too: the batches are made again
+        except BaseException as error:  # also Ctrl-C: `close` drops batches, which are read again
             self.close()
             self._at_end = isinstance(error, StopIteration)
             raise
@@ -197,28 +202,34 @@ class Loader(Generic[B]):
         return cast(B, batch)
 
     def _read_group(self) -> BatchGroup:
-        """The next batches, not yet cast. The thread reads, because a disk may be slow. The caller
-        casts, so that the batch is in the cache of the caller's core."""
+        """The next batches, not yet cast.
+
+        A thread reads them, because a disk may be slow. The caller casts them, so that they are in
+        the cache of the caller's core.
+        """
         if isinstance(self._groups, Prefetch) and not self._groups.is_of_this_process:
-            self._groups = None
+            self._groups = self._ahead = None
         if self._groups is None:
             count, prefetch = self.reader.read_size, self.settings.prefetch
             if prefetch is None:
                 prefetch = self.reader.ahead_size
             if prefetch:
                 count = max(1, min(count, prefetch // 2))
-            jobs = self.reader.plan_reads(self._row, count=count)
+            if prefetch:
+                self._ahead = start_ahead(self.rows, self.settings, self._row, self.limit)
+            reach = None if self._ahead is None else self._ahead.reach
+            jobs = self.reader.plan_reads(self._row, count=count, reach=reach)
             self._groups = (
                 Prefetch(jobs, -(-prefetch // count)) if prefetch else chain.from_iterable(jobs)
             )
         return next(self._groups)
 
     def batch_at(self, step: int) -> B:
-        """The batch of any step, counted from row 0 with the global batch size of this loader."""
+        """Return this rank's batch of any step; step n starts at row `n * global_batch`."""
         return self.batch_from(operator.index(step) * self.global_batch)
 
     def batch_from(self, row: int) -> B:
-        """This rank's batch of the step that starts at a row."""
+        """Return this rank's batch of the step that starts at `row`."""
         end = MOST_ROWS if self.limit is None else self.limit
         if self.settings.drop_last:
             end = max(0, end - self.global_batch + 1)
@@ -244,14 +255,20 @@ class Loader(Generic[B]):
     def load_state_dict(
         self, state: Mapping[str, Any], *, force: bool | Collection[str] = False
     ) -> None:
-        """Resume a run. Batch size, ranks, prefetch and the weights of later rows may differ. If
-        the rows so far would differ, the state is refused, unless `force` names everything that
-        differs, as in `force=["seed"]`, or is True."""
+        """Resume a run from its state.
+
+        Batch size, ranks, prefetch and the weights of later rows may differ. A difference that
+        would change a row before the state's row is an error. To resume anyway, name all
+        differences, as in `force=["seed"]`, or pass `force=True`.
+        """
         self._move(check_state(state, self.state_dict(), force=force))
 
     def close(self) -> None:
-        """Stop the thread; the next batch starts another."""
+        """Stop the threads that read ahead; the next batch starts new threads."""
         groups, self._groups, self._batches = self._groups, None, iter(())
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
         if isinstance(groups, Prefetch):
             groups.close()
 
@@ -268,6 +285,7 @@ class Loader(Generic[B]):
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {
             "_groups": None,
+            "_ahead": None,
             "_batches": iter(()),
             "_buffers": self.reader.make_buffers(),
         }
@@ -290,6 +308,7 @@ def _find_limit(rows: RunRows, settings: LoaderSettings) -> int | None:
         return settings.limit_rows
     if rows.mixture is not None:
         raise UsageError(
-            "each source of a mixture has its own epochs; use `limit_rows` or `limit_tokens`."
+            "a mixture cannot be limited by epochs, because each source has its own; give "
+            "`limit_rows` or `limit_tokens` instead."
         )
     return round(settings.limit_epochs * rows.orders[0].windows)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from copy import copy
 
 from tokenmill.errors import UsageError
+from tokenmill.order.mixture import DEFAULT_BLOCK
+from tokenmill.storage.cache import PieceCache
 from tokenmill.store.tokens import Tokens
 
 
@@ -17,8 +19,8 @@ class Mixture:
     """Sources by name, each with its tokens and its weight.
 
     `changes` sets other weights from a row on: {row: {name: weight}}. Sources without a new weight
-    keep the old one. Every source continues where it was. In each `block` of rows, every source has
-    exactly its share.
+    keep the old one. Every source continues where it was. In each block of `block` rows, every
+    source has its share, rounded to a whole row.
 
     >>> web, code = Tokens.of(range(1_000)), Tokens.of(range(500))
     >>> Mixture({"web": (web, 0.7), "code": (code, 0.3)}, changes={2_000: {"code": 0.6}})
@@ -30,7 +32,7 @@ class Mixture:
         sources: Mapping[str, tuple[Tokens, float]],
         *,
         changes: Mapping[int, Mapping[str, float]] | None = None,
-        block: int = 10_000,
+        block: int = DEFAULT_BLOCK,
     ) -> None:
         if not sources:
             raise UsageError("a mixture needs at least one source: {name: (tokens, weight)}.")
@@ -71,6 +73,12 @@ class Mixture:
         """The same mixture, read without memory maps; see `Tokens.unmapped`."""
         changed = copy(self)
         changed.tokens = tuple(tokens.unmapped(between) for tokens in self.tokens)
+        return changed
+
+    def cached(self, cache: PieceCache) -> Mixture:
+        """The same mixture, read through a cache; see `Tokens.cached`."""
+        changed = copy(self)
+        changed.tokens = tuple(tokens.cached(cache) for tokens in self.tokens)
         return changed
 
     def __repr__(self) -> str:

@@ -4,9 +4,10 @@ Each job gives some results. The thread runs one job after another. If the next 
 the caller runs the next job instead of waiting, so both are busy if the thread alone is too slow.
 
 Guarantees: results and exceptions come in the order of the jobs. At most `depth` jobs are started
-ahead. The thread ends when the object is closed or dropped, or when the program ends. It first
-finishes the current job, or leaves that job where it calls `leave_if_stopped`. Costs: about 10 µs
-per job, because the two threads wake each other, so jobs should be large.
+ahead. The thread ends when the `Prefetch` object is closed or dropped, or when the program ends.
+The thread first finishes the current job, unless that job calls `leave_if_stopped`.
+
+Costs: about 10 µs per job, because the two threads wake each other, so jobs should be large.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 T = TypeVar("T")
-_LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
-_this_thread = threading.local()  # `work` is the job that this thread runs
+LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
+_this_thread = threading.local()  # `work` has the jobs that this thread runs
 
 
 class _StoppedError(Exception):
@@ -58,7 +59,8 @@ class _Work(Generic[T]):
     """All jobs in order, and the jobs that were started."""
 
     def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
-        self.changed = threading.Condition()  # reentrant: a garbage collection may call `stop`
+        # Reentrant, because a garbage collection may call `stop` while this thread holds it.
+        self.changed = threading.Condition()
         self.starting = (
             threading.Lock()
         )  # held while the next job starts, acquired before `changed`
@@ -68,7 +70,7 @@ class _Work(Generic[T]):
         self.are_all_started = self.is_stopped = False
 
     def start_next(self) -> tuple[_Job[T], Iterable[T]] | None:
-        """The next job, if there is one and fewer than `depth` are started."""
+        """Start the next job; return None if no job is left or `depth` jobs are ahead already."""
         with self.starting:
             if self.are_all_started or len(self.started) >= self.depth:
                 return None
@@ -82,7 +84,7 @@ class _Work(Generic[T]):
             return job, work
 
     def run(self) -> None:
-        """Run jobs until all are started or the work is stopped; the thread's function."""
+        """Run jobs until all are started or the work is stopped. The thread runs this function."""
         _this_thread.work = self
         while not self.is_stopped and not self.are_all_started:
             if (started := self.start_next()) is not None:
@@ -100,7 +102,19 @@ class _Work(Generic[T]):
             self.changed.notify_all()
 
 
-_threads: WeakKeyDictionary[threading.Thread, _Work[object]] = WeakKeyDictionary()
+class Stoppable(Protocol):
+    """The work of a thread."""
+
+    def stop(self) -> None:
+        """Ask the thread to end."""
+
+
+_threads: WeakKeyDictionary[threading.Thread, Stoppable] = WeakKeyDictionary()
+
+
+def register_thread(thread: threading.Thread, work: Stoppable) -> None:
+    """Stop a thread before the interpreter exits; otherwise it could crash in native code."""
+    _threads[thread] = work
 
 
 class Prefetch(Generic[T]):
@@ -114,14 +128,14 @@ class Prefetch(Generic[T]):
         self._work = _Work(jobs, depth)
         # The thread does not refer to this object, so it is freed when nothing else does.
         self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
-        _threads[self._thread] = self._work  # type: ignore[assignment]
+        register_thread(self._thread, self._work)
         # Not __del__: at exit, the names of this module may be gone before the object is.
         finalize(self, self._work.stop)
         self._thread.start()
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread is in this process: a fork does not inherit it."""
+        """Whether the thread runs in this process: a forked process does not inherit the thread."""
         return self._work.process == os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -152,18 +166,17 @@ class Prefetch(Generic[T]):
                     work.changed.wait()
 
     def close(self) -> None:
-        """Stop the thread, and wait until it has ended, unless a job takes very long."""
+        """Stop the thread and wait until it ends; give up waiting if a job takes very long."""
         self._work.stop()
         if self.is_of_this_process and self._thread.is_alive():  # Ctrl-C may come before it starts
-            self._thread.join(_LAST_WAIT)
+            self._thread.join(LAST_WAIT)
 
 
 @atexit.register
 def _end_threads() -> None:
-    """Stop all threads before the interpreter exits; otherwise they could crash in native code."""
     threads = list(_threads.items())
     for _, work in threads:
         work.stop()
     for thread, _ in threads:
         if thread.is_alive():
-            thread.join(_LAST_WAIT)
+            thread.join(LAST_WAIT)

@@ -2,12 +2,13 @@
 
 Guarantees: a row depends only on the tokens of the sources, the settings and its number, not on how
 many rows are read at once or how the tokens are divided into files. Costs: one computation of the
-order for all rows of a call, and one gather, or one per source if their dtypes differ.
+order for all rows of a call, and one gather. If the dtypes of the sources differ, each source needs
+its own gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tokenmill.load.settings import RowSettings
 from tokenmill.order.documents import DocumentBatch, locate_documents, locate_documents_by_id
 from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import RowOrder
+from tokenmill.storage.cache import PieceCache
 from tokenmill.store.documents import sums
 from tokenmill.store.gather import MANY, RowReader
 from tokenmill.store.tokens import Tokens, join
@@ -57,7 +59,8 @@ class RunRows:
                 seed=settings.seed,
                 name=name,
                 kind=settings.order,
-                shuffle_block=settings.shuffle_block,
+                block_rows=settings.block_rows,
+                group_blocks=settings.group_blocks,
             )
             for name, tokens in zip(self.names, self.tokens, strict=True)
         )
@@ -69,12 +72,13 @@ class RunRows:
         dtype = np.result_type(*(tokens.dtype for tokens in self.tokens))
         # NumPy gives float64 for int64 and uint64 together.
         self.dtype = dtype if dtype.kind in "iu" else np.dtype(np.int64)
-        # Where the tokens of each source start when all sources are laid end to end.
+        # Where the tokens of each source start when all sources are joined end to end.
         self._source_starts = sums([len(tokens) for tokens in self.tokens])[:-1]
+        self._asked = _Recent(4 * (settings.group_blocks or 0) * len(self.tokens))
         self._joined = self.tokens[0] if len(self.tokens) == 1 else join(self.tokens)
 
     def locate(self, rows: Integers) -> Integers:
-        """Where rows (1-D, from 0 on) start, in the tokens of all sources laid end to end."""
+        """Where rows start, in the tokens of all sources joined end to end; `rows` is 1-D."""
         if self.mixture is None:
             return self.orders[0].starts(rows)
         sources, numbers = self.mixture.assign(rows)
@@ -85,7 +89,7 @@ class RunRows:
         return starts
 
     def origin(self, row: int) -> tuple[str, int]:
-        """The name of a row's source ("" for a single one), and the row's first token in it.
+        """Find a row's source ("" without a mixture) and the row's first token in that source.
 
         >>> settings = RowSettings(seq_len=9, order="sequential")
         >>> RunRows(Tokens.of(range(100)), settings).origin(2)
@@ -96,11 +100,14 @@ class RunRows:
         return self.names[source], start - int(self._source_starts[source])
 
     def read(self, starts: Integers, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """The tokens of rows, (rows, seq_len + 1), in `out` or in a new array of `self.dtype`."""
+        """The tokens of the rows at `starts`, (rows, seq_len + 1).
+
+        The tokens are written to `out`, or to a new array of `self.dtype`.
+        """
         length = self.seq_len + 1
-        if self._are_neighbours:
-            for tokens, _, own in self._divide_by_source(starts):
-                tokens.read_ahead(own, length)
+        if self._are_neighbours and not self.caches:
+            for tokens, own, width in self._find_new(starts):
+                tokens.read_ahead(own, width)
         if self._joined is not None:
             return self._joined.gather(starts, length, self.dtype, out)
         if out is None:
@@ -112,9 +119,10 @@ class RunRows:
         return out
 
     def resolve(self, starts: Integers, *, documents: bool = False) -> ResolvedRows:
-        """Find the files of rows, so that rows can be read in parts; optionally find documents too.
+        """Look up the files of many rows at once, to read the rows in parts afterwards.
 
-        Errors are deferred: reading an affected row raises them.
+        With `documents`, also looks up the documents of the rows. Errors are deferred: reading an
+        affected row raises them.
         """
         document_starts = self._find_tabled_documents(starts) if documents else None
         return ResolvedRows(self, starts, self._find_reader(starts), document_starts)
@@ -127,14 +135,21 @@ class RunRows:
         return lambda first, last: self.read(starts[first:last])
 
     def _find_tabled_documents(self, starts: Integers) -> Integers | None:
-        """Where documents start, if all sources have document tables, and not too many."""
+        """Where documents start in the rows at `starts`, according to document tables.
+
+        None if a source has no table or too many shards to keep open, or if the lookup fails.
+        """
         if all(tokens.documents and tokens.shard_count <= MANY for tokens in self.tokens):
             with suppress(TokenmillError, OSError):
                 return np.sort(self._find_document_starts(starts))
         return None
 
     def _divide_by_source(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, Integers]]:
-        """Each source of these rows: its tokens, the positions of its rows, their starts in it."""
+        """Divide rows by source.
+
+        Yields the tokens of each source, the indices of its rows in `starts`, and where these rows
+        start in the tokens of the source.
+        """
         sources = self._source_starts.searchsorted(starts, "right") - 1
         for source, tokens in enumerate(self.tokens):
             chosen = np.flatnonzero(sources == source)
@@ -144,7 +159,35 @@ class RunRows:
     @property
     def _are_neighbours(self) -> bool:
         """Whether consecutive rows are near each other in the files."""
-        return self.settings.order == "sequential" or self.settings.shuffle_block is not None
+        return self.settings.order in ("sequential", "blocks")
+
+    @cached_property
+    def caches(self) -> list[PieceCache]:
+        """The caches through which the tokens are read."""
+        return [tokens.cache for tokens in self.tokens if tokens.cache is not None]
+
+    def fetch(self, starts: Integers, is_stopped: Callable[[], bool]) -> None:
+        """Bring rows nearer before they are read; ends early once `is_stopped` returns True."""
+        for tokens, own, width in self._find_new(starts):
+            tokens.fetch(own, width, is_stopped)
+
+    def _find_new(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, int]]:
+        """What to read before these rows: of each source, where it starts, and how many tokens.
+
+        These are the rows, or whole blocks that no earlier call has returned.
+        """
+        for tokens, chosen, own in self._divide_by_source(starts):
+            if self.settings.block_rows is None:
+                yield tokens, own, self.seq_len + 1
+                continue
+            size = self.settings.block_rows * self.seq_len
+            width = min(size + 1, len(tokens))
+            before = int(starts[chosen[0]] - own[0])  # the tokens of earlier sources
+            firsts = (np.unique(own // size) * size).tolist()
+            new = [first for first in firsts if not self._asked.has(before + first)]
+            if new:
+                yield tokens, np.minimum(np.array(new), len(tokens) - width), width
+                self._asked.add(before + first for first in new)
 
     def check_documents(self) -> None:
         """Raise an error if the documents of any source are unknown."""
@@ -152,7 +195,7 @@ class RunRows:
             tokens.find_document_starts(np.empty(0, np.int64), self.seq_len)
 
     def find_documents(self, starts: Integers, rows: npt.NDArray[Any]) -> DocumentBatch:
-        """The documents of rows, whose tokens are `rows`, (rows, seq_len + 1)."""
+        """Find the documents of the rows at `starts`; `rows` has the tokens of these rows."""
         if self._end_of_text is not None:
             return locate_documents_by_id(rows, *self._end_of_text)
         return locate_documents(self._find_document_starts(starts, rows), len(rows), self.seq_len)
@@ -160,8 +203,11 @@ class RunRows:
     def _find_document_starts(
         self, starts: Integers, rows: npt.NDArray[Any] | None = None
     ) -> Integers:
-        """Where documents start in the inputs of rows laid end to end; `rows` as in
-        `Tokens.find_document_starts`."""
+        """Find where documents start in the rows at `starts`.
+
+        The result counts tokens in the inputs of all rows, joined end to end. `rows` has the tokens
+        of the rows, if they were read already.
+        """
         if len(self.tokens) == 1:
             return self.tokens[0].find_document_starts(starts, self.seq_len, rows)
         found = [np.empty(0, np.int64)]
@@ -174,7 +220,10 @@ class RunRows:
 
     @cached_property
     def _end_of_text(self) -> tuple[int, str] | None:
-        """The end-of-text id and its side, if equal in all sources and none has a table."""
+        """The end-of-text id and its side, if they are the same in all sources.
+
+        None if they differ, or if a source has a document table.
+        """
         ways = {(tokens.documents is None, tokens.eot_id, tokens.eot) for tokens in self.tokens}
         by_id, eot_id, eot = ways.pop()
         return (eot_id, eot) if by_id and eot_id is not None and not ways else None
@@ -186,11 +235,13 @@ class RunRows:
         return dict(zip(self.names, self.mixture.counts(row).tolist(), strict=True))
 
     def count_epoch(self, limit_rows: int | None) -> int:
-        """The rows of an epoch: `limit_rows`, or all windows of a single source."""
+        """The number of rows in an epoch: `limit_rows`, or all windows of a single source."""
         if limit_rows is not None:
             return limit_rows
         if self.mixture is not None:
-            raise UsageError("each source of a mixture has its own epochs; give `limit_rows`.")
+            raise UsageError(
+                "a mixture needs `limit_rows`, because each source has its own epochs."
+            )
         return self.orders[0].windows
 
     @cached_property
@@ -210,16 +261,36 @@ class RunRows:
         return identity
 
 
+class _Recent:
+    """At least the last `most` numbers that were added, and at most twice as many.
+
+    Without a lock, because a fork may inherit a locked one: threads may lose a number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._new: set[int] = set()
+        self._old: set[int] = set()
+
+    def has(self, number: int) -> bool:
+        return number in self._new or number in self._old
+
+    def add(self, numbers: Iterable[int]) -> None:
+        self._new.update(numbers)
+        if len(self._new) > self._most:
+            self._new, self._old = set(), self._new
+
+
 class ResolvedRows(NamedTuple):
     """Rows whose files are known, to be read in parts."""
 
     rows: RunRows
     starts: Integers
     read: RowReader
-    document_starts: Integers | None  # in all rows laid end to end, if tables have them
+    document_starts: Integers | None  # in all rows joined end to end, if they come from tables
 
     def find_documents(self, first: int, last: int, rows: npt.NDArray[Any]) -> DocumentBatch:
-        """The documents of the rows [first, last), whose tokens are `rows`."""
+        """Find the documents of the rows [first, last); `rows` has the tokens of these rows."""
         if self.document_starts is None:
             return self.rows.find_documents(self.starts[first:last], rows)
         start, stop = first * self.rows.seq_len, last * self.rows.seq_len

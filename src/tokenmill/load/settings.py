@@ -1,8 +1,8 @@
 """The settings of a loader: checked once, then fixed.
 
-`RowSettings` decide, together with the data, which tokens row n holds. They are part of a loader's
+`RowSettings` and the data decide which tokens row n holds. These settings are part of a loader's
 state, and a run resumes only with the same values. `LoaderSettings` adds settings for how one
-process reads those rows; these may change whenever a run resumes. `LoaderArguments` has the types
+process reads those rows; they may change whenever a run resumes. `LoaderArguments` has the types
 that callers may pass; the fields of the dataclasses have the types after validation.
 """
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 from tokenmill.load.distributed import find_rank
+from tokenmill.order.blocks import choose_blocks
 from tokenmill.order.rows import Kind
 
 _INT64 = np.dtype(np.int64)
@@ -30,7 +31,8 @@ class SharedArguments(TypedDict, total=False):
     seq_len: Required[int]
     seed: int
     order: Kind
-    shuffle_block: int | None
+    block_rows: int | None
+    group_blocks: int | None
     rank: int | None
     world_size: int | None
     contiguous: bool
@@ -52,20 +54,25 @@ class LoaderArguments(SharedArguments, total=False):
 class RowSettings:
     """The settings that decide which tokens row n holds.
 
-    >>> RowSettings(seq_len=4, seed=1).identity
-    {'seq_len': 4, 'seed': 1, 'order': 'shuffled', 'shuffle_block': None}
+    >>> RowSettings(seq_len=2048, seed=1, order="blocks").identity
+    {'seq_len': 2048, 'seed': 1, 'order': 'blocks', 'block_rows': 256, 'group_blocks': 256}
     """
 
     seq_len: int
     seed: int = 0
     order: Kind = "shuffled"
-    shuffle_block: int | None = None
+    block_rows: int | None = None
+    group_blocks: int | None = None
 
     def __post_init__(self) -> None:
         self._set("seq_len", check_whole("seq_len", self.seq_len, 1))
         self._set("seed", check_whole("seed", self.seed))
-        if self.shuffle_block is not None:
-            self._set("shuffle_block", check_whole("shuffle_block", self.shuffle_block, 1))
+        for name in ("block_rows", "group_blocks"):
+            if (value := getattr(self, name)) is not None:
+                self._set(name, check_whole(name, value, 1))
+        sizes = choose_blocks(self.order, self.seq_len, self.block_rows, self.group_blocks)
+        self._set("block_rows", sizes[0])
+        self._set("group_blocks", sizes[1])
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -125,7 +132,7 @@ class LoaderSettings(RowSettings):
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
-    """Check a setting and convert it to a Python `int`, for JSON.
+    """Check that a setting is a whole number of at least `least`; returns it as a Python `int`.
 
     >>> check_whole("seq_len", np.int64(1024))
     1024

@@ -1,9 +1,10 @@
 """Check that a saved state belongs to the run that resumes from it.
 
-A state belongs to a run if all rows before the state's row are the same in both. Settings that only
-affect later rows may differ: weights that change at a later row, and sources whose weight was 0 so
-far. The check compares a few values and reads no tokens. Data is compared by the checksums in its
-manifest; if there is no manifest, or the shards have other lengths, it is compared by a sample.
+A state belongs to a run if all rows before the state's row are the same as in the run that saved
+the state. Settings that only affect later rows may differ: weights that change at a later row, and
+sources whose weight was 0 so far. The check compares a few values. To compare the data, it compares
+the checksums in the manifest. Without a manifest, or if the data was divided into shards of another
+length, it compares fingerprints, which are hashes of a sample of the tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ def check_state(
     cure: str | None = None,
     after: int = 0,
 ) -> int:
-    """The row of a state, if it belongs to the same run as `own`, the loader's state.
+    """Return the row of a state. Raise an error if the state belongs to another run.
 
-    Raises an error that names all differences, unless `force` names them or is True. The next
-    `after` rows must be the same too.
+    `own` is the current state of the loader. All rows before the state's row must be the same in
+    both runs, and so must the next `after` rows. The error names all differences. Differences that
+    `force` names are accepted; True accepts all.
 
     >>> own = {"version": 1, "row": 0, "seed": 2}
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own)
@@ -72,7 +74,7 @@ def check_state(
 
 
 def _read_row(state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
-    """The row of a state of this version."""
+    """The row of a state; refuses a state of another version, or without a valid row."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(
             "This is not the state of a loader: it must be what state_dict() returned."
@@ -111,7 +113,8 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
     for name in accepted:
         if name.partition(".")[0] not in known:
             raise UsageError(
-                f"`force` names {name!r}, which is not in the state; it can name {', '.join(known)}."
+                f"`force` names {name!r}, which is not in the state; `force` can name "
+                f"{', '.join(known)}."
             )
     return accepted
 

@@ -2,8 +2,8 @@
 
 Guarantees: all arrays of a `DocumentBatch` describe the same documents. A document starts at each
 of the given places and at the start of each row, because attention does not cross rows. Costs: a
-sort of a few numbers, or one comparison of all tokens with the end-of-text id. Arrays of the
-batch's shape are made when they are first read, at about 1 ns a token.
+sort of the given places or, without them, one comparison of all tokens with the end-of-text id.
+`ids` and `positions` are made when they are first read, at about 1 ns a token.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SCANNED_WHOLE = 1 << 17  # up to this many flags are faster to scan one by one
 
 @dataclass(eq=False)  # not frozen: that would more than double the time to create one
 class DocumentBatch:
-    """The documents of a batch of rows, for the inputs; all arrays are int32.
+    """The documents in the inputs of a batch; all arrays are int32.
 
     Parameters
     ----------
     rows, seq_len
         The shape of the batch.
     cu_seqlens
-        (documents + 1): where each document starts if the rows are joined end to end; the last
-        entry is their total length.
+        Shape (documents + 1,): where each document starts if the rows are joined end to end. The
+        last entry is the total length of the rows.
     """
 
     rows: int
@@ -39,7 +39,7 @@ class DocumentBatch:
 
     @cached_property
     def ids(self) -> npt.NDArray[np.int32]:
-        """(rows, seq_len): the number of each token's document in its row, from 0."""
+        """Shape (rows, seq_len): for each token, which document of its row it is in, counted from 0."""
         starts = self.cu_seqlens[:-1]
         row_firsts = np.flatnonzero(starts % self.seq_len == 0).astype(np.int32)
         numbers = np.arange(len(starts), dtype=np.int32) - row_firsts[starts // self.seq_len]
@@ -47,14 +47,15 @@ class DocumentBatch:
 
     @cached_property
     def positions(self) -> npt.NDArray[np.int32]:
-        """(rows, seq_len): the position of each token in the part of its document in this row."""
+        """Shape (rows, seq_len): each token's position, counted from its document's first token in
+        the row."""
         positions = np.arange(self.rows * self.seq_len, dtype=np.int32)
         positions -= np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
         return positions.reshape(self.rows, self.seq_len)
 
     @cached_property
     def max_seqlen(self) -> int:
-        """The number of tokens of the longest document, counting only its part in a row."""
+        """The length of the longest document within a row."""
         return int(np.diff(self.cu_seqlens).max(initial=0))
 
     def split(self, count: int) -> list[DocumentBatch]:
@@ -78,9 +79,10 @@ class DocumentBatch:
 def locate_documents(
     document_starts: npt.NDArray[np.int64], rows: int, seq_len: int
 ) -> DocumentBatch:
-    """Find the documents of a batch. Starts are token positions across all rows, in any order.
+    """Describe the documents of a batch, given the positions where documents start.
 
-    An empty document starts where the next one does; the two count as one.
+    A position counts tokens in all rows joined end to end. The positions may come in any order. An
+    empty document starts where the next document does; the two count as one.
 
     >>> batch = locate_documents(np.array([2, 4]), rows=2, seq_len=4)
     >>> batch.ids.tolist()
@@ -107,7 +109,7 @@ def locate_documents(
 def locate_documents_by_id(
     tokens: npt.NDArray[Any], eot_id: int, eot: str, *, scanned_whole: int = _SCANNED_WHOLE
 ) -> DocumentBatch:
-    """Find the documents of a batch in its tokens, (rows, seq_len + 1), by the end-of-text id.
+    """Find the documents of a batch by the end-of-text id in its tokens, (rows, seq_len + 1).
 
     `eot` says whether that id is before or after each document.
 
@@ -136,15 +138,17 @@ def _check_shape(rows: int, seq_len: int) -> int:
     total = rows * seq_len
     if rows < 0 or seq_len < 1 or total >= 2**31:
         raise UsageError(
-            f"documents of a batch of {rows:,} rows of {seq_len:,} tokens cannot be located: rows need "
-            "at least 1 token, and a batch must have fewer than 2**31. Use a smaller batch."
+            f"documents of a batch of {rows:,} rows of {seq_len:,} tokens cannot be located: a row "
+            "needs at least 1 token, and a batch must have fewer than 2**31 tokens. Use a smaller "
+            "batch."
         )
     return total
 
 
 def _find_true(flags: npt.NDArray[np.bool_], scanned_whole: int) -> npt.NDArray[np.int64]:
-    """Where flags are true. Fast if few are: groups of eight without a true flag are skipped,
-    and so are groups of such groups.
+    """Find where flags are true.
+
+    Fast if few flags are true: eight flags are tested at once, and so are eight groups of eight.
 
     >>> _find_true(np.arange(1_000_001) % 500_000 == 0, 8).tolist()
     [0, 500000, 1000000]

@@ -1,13 +1,16 @@
 """Which source a row of a mixture comes from, and which of that source's rows it is.
 
-Guarantees: the rows of a phase are cut into blocks, and in each block every source has exactly its
-share of the slots, in an order chosen by a key. The rows of a source are used in turn: after any
-number of rows of the run, each source has given its rows [0, k) and no others. When the weights
-change, every source continues where it was. All of this depends only on (phases, seed, block) and
-the row's number.
+The weights of the sources may change at given rows. A phase is the rows from one change to the
+next. A phase is cut into blocks, and each row of a block is a slot that belongs to one source.
 
-Costs: about 40 ns a row in calls of many thousands. The last layouts are cached, so a call for the
-next few rows takes 15 µs, and one for rows elsewhere 0.3 ms. Row 10**15 costs as much as row 0.
+Guarantees: in each block, every source has its share of the slots, rounded to a whole slot, in an
+order chosen by a key. The rows of a source are used in turn: at any row of the run, the rows that a
+source has given so far are its first k rows, for some k. When the weights change, every source
+continues where it was. All of this depends only on (phases, seed, block) and the row's number.
+
+Costs: about 40 ns a row in calls of many thousands. The most recent block layouts are cached, so a
+call for the next few rows takes 15 µs, and a call for rows elsewhere takes 0.3 ms. Row 10**15 costs
+as much as row 0.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ from tokenmill.errors import UsageError
 from tokenmill.order.permutation import Places, derive_keys, make_key
 from tokenmill.order.rows import check_rows
 
+DEFAULT_BLOCK = 10_000  # rows
 LARGEST_BLOCK = 2**20
 _SLOT_BITS = np.uint64(LARGEST_BLOCK - 1)
-_STRETCH = 8_192  # slots laid out at once if blocks are smaller: each NumPy call has a fixed cost
+# Small blocks are laid out together, up to this many slots, because each NumPy call has a fixed cost.
+_STRETCH = 8_192
 
 
 class _Stretch(NamedTuple):
@@ -35,9 +40,9 @@ class _Stretch(NamedTuple):
 
     first: int  # row
     stop: int
-    sources: Places  # of each slot
-    numbers: Places  # of each slot among the slots of its source
-    before: Places  # how many rows each source has given before the first
+    sources: Places  # the source of each slot
+    numbers: Places  # the number of each slot among the slots of its source
+    before: Places  # how many rows each source has given before the stretch
 
     def count_before(self, row: int) -> Places:
         """How many rows each source has given before a row of this stretch."""
@@ -61,25 +66,27 @@ class MixtureOrder:
     Parameters
     ----------
     names
-        The sources.
+        The names of the sources.
     phases
-        (first row, weights) of each phase, the first at row 0: a weight for each source, in the
-        order of the names. Weights are relative; a source of weight 0 pauses.
+        For each phase, its first row and its weights. The first phase starts at row 0. There is one
+        weight for each source, in the order of the names. Weights are relative; a source of weight
+        0 pauses.
     seed
         Seed of the order.
     block
-        The number of rows in which each source has exactly its share, to the nearest whole row.
+        Rows per block. In every block, each source has its share of the rows, rounded to a whole
+        row.
     """
 
     names: tuple[str, ...]
     phases: tuple[tuple[int, tuple[float, ...]], ...]
     seed: int = 0
-    block: int = 10_000
+    block: int = DEFAULT_BLOCK
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
             raise UsageError(
-                f"the names of the sources are {self.names!r}; give at least one, all different."
+                f"the names of the sources are {self.names!r}; give at least one, and none twice."
             )
         if not 1 <= self.block <= LARGEST_BLOCK:
             raise UsageError(f"`block` is {self.block:,}; it must be from 1 to {LARGEST_BLOCK:,}.")
@@ -103,12 +110,12 @@ class MixtureOrder:
                     raise UsageError(
                         f"source {name!r} has weight {weight} of {sum(weights)} in the phase "
                         f"from row {first:,}, which is less than one row in a block of "
-                        f"{self.block:,}. Use a larger block, a larger weight, or 0 to omit it."
+                        f"{self.block:,}. Use a larger block, a larger weight, or weight 0."
                     )
         return shares
 
     def assign(self, rows: Places) -> tuple[Places, Places]:
-        """The source of each row, as its place in `names`, and which of the source's rows it is."""
+        """Return the source of each row, as an index in `names`, and its number in that source."""
         rows = check_rows(rows)
         flat = rows.ravel()
         if (flat[1:] < flat[:-1]).any():
@@ -145,7 +152,11 @@ class MixtureOrder:
         return self._make_stretch(phase, row, self._given[phase])
 
     def _make_stretch(self, phase: int, row: int, given: Places) -> _Stretch:
-        """The stretch of a phase that contains a row, even if the phase ends before that row."""
+        """Make the stretch of a phase that contains a row.
+
+        `row` may also be the first row after the phase. `given` is how many rows each source has
+        given before the phase.
+        """
         phase_first = self.phases[phase][0]
         blocks = max(1, _STRETCH // self.block)
         number = (row - phase_first) // (blocks * self.block)
@@ -174,10 +185,10 @@ class MixtureOrder:
 
 
 def share_slots(weights: tuple[float, ...], slots: int) -> tuple[int, ...]:
-    """Divide all slots in proportion to weights; each share is within one slot of the exact one.
+    """Divide all slots in proportion to weights; each exact share is rounded up or down.
 
-    Shares are rounded down. The remaining slots go to the largest remainders; ties go to the first
-    source. The arithmetic is exact.
+    First, all shares are rounded down. Then the remaining slots go one each to the sources with the
+    largest remainders; in a tie, the first source wins. The arithmetic is exact.
 
     >>> share_slots((0.5, 0.25, 0.25), 10)
     (5, 3, 2)
@@ -194,8 +205,8 @@ def share_slots(weights: tuple[float, ...], slots: int) -> tuple[int, ...]:
 def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: str) -> None:
     if len(weights) != len(names):
         raise UsageError(
-            f"{where} has {len(weights)} weights for {len(names)} sources; give one for each of "
-            f"{', '.join(names)}."
+            f"{where} has {len(weights)} weights for {len(names)} sources; give one weight for "
+            f"each of {', '.join(names)}."
         )
     for name, weight in zip(names, weights, strict=True):
         if not 0 <= weight < math.inf:
@@ -203,23 +214,23 @@ def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: st
                 f"source {name!r} has weight {weight} in {where}; it must be 0 or a positive number."
             )
     if not any(weights):
-        raise UsageError(f"all weights are 0 in {where}; give at least one source a positive one.")
+        raise UsageError(f"all weights are 0 in {where}; at least one must be positive.")
 
 
 @lru_cache(maxsize=4)
 def _lay_out(
     key: int, first_block: int, blocks: int, shares: tuple[int, ...]
 ) -> tuple[Places, Places]:
-    """The source of every slot in some blocks, and the slot's number within its source.
+    """For each slot in some blocks, return its source and its number within that source.
 
     Both arrays are read-only and have blocks * sum(shares) entries.
     """
     size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)
     keys = derive_keys(key, np.arange(first_block, first_block + blocks))
-    # The shuffled slots of a block go to the first source, then the second, and so on. Sorting
-    # random numbers with the slot in their lower bits is several times as fast as sorting slots by
-    # random numbers.
+    # Shuffle the slots of each block. The first ones go to the first source, the next ones to the
+    # second, and so on. To shuffle, sort random numbers that have the slot in their lower bits. This
+    # is several times as fast as sorting slots by random numbers.
     drawn = derive_keys(keys[:, None], slots.view(np.int64)) & ~_SLOT_BITS | slots
     drawn.sort(axis=1)
     sources = np.repeat(np.arange(len(shares)), shares)

@@ -5,15 +5,17 @@ result depends only on (size, key, place) and will not change: docs/order.md spe
 and golden values pin it. Different keys, even neighbouring ones, give unrelated orders.
 
 It is a Feistel network on the smallest grid of about sqrt(size) by sqrt(size) that holds all
-places. Each round rotates every row or column by a hash of its number and the key. Every round can
-be undone, so the whole sequence is a bijection. The grid has hardly more cells than there are
-places; a place that lands outside goes through again until it is inside.
+places. Each round rotates every row, or every column, by a hash of the key and the number of that
+row or column. Every round can be undone, so the whole sequence is a bijection. The grid has
+slightly more cells than there are places. A place that lands on an extra cell goes through all
+rounds again, until it lands on a cell that is not extra.
 
-Costs: memory for the result and 1 MB of work space. A call with more places than the grid has
-columns also caches tables of rotations: at most 5 MB per key, for the last 16 keys. Such a call
-takes about 15 ns per place if it has many thousands. Without tables, a place takes 25 ns, and a
-call with a few places takes 0.1 ms. Fewer than 4,096 places need twice as many rounds, and fewer
-than 64 four times as many. docs/order.md has the measurements.
+Costs: memory for the result and 1 MB of work space. A call with many thousands of places takes
+about 25 ns per place, and a call with a few places takes 0.1 ms. With tables of rotations, a place
+takes about 15 ns. Tables are made if a call has one key and at least as many places as the grid has
+rows, and the grid has at most 16,384 rows. The tables of a key take at most 5 MB; the tables of the
+last 16 keys are cached. A `size` below 4,096 needs twice as many rounds, and a `size` below 64
+needs four times as many. docs/order.md has the measurements.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _WEYL = 0x9E3779B97F4A7C15
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
-_LARGEST_TABLE = 16_384  # cells of a side: all tables of a permutation are then 4.5 MB
+_LARGEST_TABLE = 16_384  # the longest side with tables: they take 4.5 MB for one permutation
 _CHUNK = 32_768  # places processed at a time, so that the work space stays in the cache
 
 
@@ -73,7 +75,7 @@ class Permutation:
 
 
 def make_key(*parts: int | str) -> int:
-    """A 64-bit key that depends on every part, its type and its place.
+    """Make a 64-bit key that depends on every part, and on the part's type and place.
 
     >>> hex(make_key("rows", 1, "web"))
     '0x48a1d5b5b6542f45'
@@ -103,7 +105,7 @@ def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
 
 
 def permute(places: Places, size: int, keys: Keys) -> Places:
-    """Map each of the places (n) to its new place; `keys` has one key for all, or one for each.
+    """Map each place to its new place; `keys` has one key for all places, or one for each.
 
     >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
     [9, 4]
@@ -121,7 +123,7 @@ def permute(places: Places, size: int, keys: Keys) -> Places:
 
 
 def pick_keys(keys: Keys, chosen: npt.NDArray[np.intp]) -> Keys:
-    """The keys of the chosen places; a single key belongs to all places."""
+    """Return the key of each chosen place. If there is a single key, all places share it."""
     return keys if len(keys) == 1 else keys[chosen]
 
 
@@ -166,8 +168,11 @@ def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
 def _rotate_by_keys(
     row: Keys, column: Keys, sides: tuple[int, int], rounds: int, keys: Keys, spare: list[Keys]
 ) -> None:
-    """Run all rounds on one chunk, in place. At the end `row` holds the first cell of the row.
-    `keys` is incremented in each round."""
+    """Run all rounds on one chunk, in place. `keys` is incremented in each round.
+
+    At the end, `row` holds the number of the first cell in the row, instead of the row's own
+    number.
+    """
     amounts, more = spare
     rotated, fixed = row, column
     for number in range(rounds):
@@ -175,7 +180,8 @@ def _rotate_by_keys(
         _find_amounts(fixed, keys, side, amounts, more)
         keys += np.uint64(_WEYL)
         np.add(rotated, amounts, out=rotated)
-        # Modulo the side: if subtracting it wraps below 0, the sum is the smaller of the two.
+        # The sum modulo the side. If the sum is below the side, subtracting the side wraps around to
+        # a huge number, so the smaller of the two is the remainder.
         np.subtract(rotated, np.uint64(side), out=amounts)
         np.minimum(rotated, amounts, out=rotated)
         rotated, fixed = fixed, rotated
@@ -183,7 +189,10 @@ def _rotate_by_keys(
 
 
 def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys) -> None:
-    """How far each cell rotates in a round, computed from the coordinate that does not change."""
+    """Compute into `amounts` how far each cell rotates in a round.
+
+    This depends on `fixed`, the coordinate that does not change in the round.
+    """
     np.bitwise_xor(fixed, keys, out=amounts)
     np.multiply(amounts, _FIRST, out=amounts)
     np.right_shift(amounts, _HALF, out=spare)
@@ -196,14 +205,19 @@ def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys
 
 
 class _Tables(NamedTuple):
-    """The rotation of each coordinate in each round, and the values of both after the last round.
+    """Lookup tables for all rounds.
 
-    Coordinates are not reduced modulo their side between rounds. Instead, a table repeats for as many
-    sides as a coordinate can reach by then.
+    In each round, one coordinate stays fixed and the other rotates. The round's table in `rounds`
+    maps the fixed coordinate to how far the other rotates. After the last round, `row` maps the
+    first coordinate to the first cell of its row, and `column` maps the second coordinate to its
+    column.
+
+    To save operations, coordinates are not reduced modulo their side after each round. They grow, so
+    each table repeats its entries as often as needed for the largest coordinate in that round.
     """
 
     rounds: list[Keys]
-    row: Keys  # its first cell
+    row: Keys
     column: Keys
 
 
@@ -224,7 +238,7 @@ def _make_tables(height: int, width: int, rounds: int, key: int) -> _Tables:
 
 
 def _rotate_by_tables(row: Keys, column: Keys, tables: _Tables, spare: Keys) -> None:
-    """The same as `_rotate_by_keys`, with a third of its operations."""
+    """Do the same as `_rotate_by_keys`, in a third of the operations."""
     rotated, fixed = row, column
     for table in tables.rounds:
         _look_up(table, fixed, spare)

@@ -1,16 +1,16 @@
 """The order of one source's rows: from a row's number to its first token.
 
-Guarantees: the start of a row depends only on (tokens, seq_len, seed, name, kind, shuffle_block) and
-its number. Shuffled and sequential rows visit every window once per epoch, for any number of windows
-and any size of blocks; no two epochs, seeds or names share an order. Rows never end: one epoch follows
-another, and row 10**15 costs as much as row 0.
+Guarantees: the start of a row depends only on the fields of `RowOrder` and its number. All kinds but
+`random` visit every window once per epoch, for any number of windows and any size of blocks. Each
+epoch, seed and name has its own shuffled order. Rows never end: one epoch follows another, and row
+10**15 costs as much as row 0.
 
-A row is `seq_len + 1` tokens. Its last token is also the first of the next window: the last target
-of one row and the first input of the other.
+A window is a range of `seq_len + 1` tokens; one starts every `seq_len` tokens. So the last token of
+a window is also the first of the next: the last target of one row and the first input of another.
 
-Costs, in calls of many thousands: 15 to 30 ns a shuffled row, 100 ns with `shuffle_block`, and less
-than 10 ns a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms, so ask for
-many at once.
+Costs, in calls of many thousands: 15 to 30 ns a shuffled row, 100 ns in blocks, and less than 10 ns
+a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms, so ask for many at
+once.
 """
 
 from __future__ import annotations
@@ -23,21 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.order.permutation import (
-    LARGEST_SIZE,
-    Keys,
-    Places,
-    derive_keys,
-    make_key,
-    permute,
-    pick_keys,
-)
+from tokenmill.order.blocks import BlockShuffle, choose_blocks
+from tokenmill.order.permutation import LARGEST_SIZE, Places, derive_keys, make_key, permute
 
-Kind = Literal["shuffled", "sequential", "random"]
+Kind = Literal["shuffled", "blocks", "sequential", "random"]
 
-# Arguments of `derive_keys`: the keys that a block shuffle derives from an epoch's key.
-_BLOCK_ORDER, _REST_PLACE, _FIRST_BLOCK = 0, 1, 2
-_MANY = 4_096  # with at least this many rows of one epoch, a separate call is faster
+_MANY = 4_096  # with at least this many rows per epoch, one call per epoch is faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +52,11 @@ class RowOrder:
     name
         The name of the source; sources with different names have different orders.
     kind
-        shuffled (each window once per epoch), sequential, or random (any start, with replacement).
-    shuffle_block
-        Shuffle blocks of this many neighbouring windows, and the windows in each, so that reads stay
-        near each other; None shuffles all windows together.
+        shuffled (each window once per epoch), blocks (the same, but in blocks of neighbours: see
+        `BlockShuffle`), sequential, or random (any start, with replacement).
+    block_rows, group_blocks
+        For `blocks`: the windows of a block, and the blocks whose rows are shuffled together. By
+        default, a block has about `BLOCK_TOKENS` tokens, and a group has `GROUP_BLOCKS` blocks.
     """
 
     tokens: int
@@ -72,7 +64,8 @@ class RowOrder:
     seed: int = 0
     name: str = ""
     kind: Kind = "shuffled"
-    shuffle_block: int | None = None
+    block_rows: int | None = None
+    group_blocks: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -91,16 +84,9 @@ class RowOrder:
             )
         if self.tokens > LARGEST_SIZE:
             raise UsageError(f"{source} has {self.tokens:,} tokens; at most 2**62 can be ordered.")
-        if self.shuffle_block is not None and self.shuffle_block < 1:
-            raise UsageError(
-                f"`shuffle_block` is {self.shuffle_block}; it must be at least 1, or None to shuffle "
-                "all windows together."
-            )
-        if self.shuffle_block is not None and self.kind != "shuffled":
-            raise UsageError(
-                f"`shuffle_block` is {self.shuffle_block}, but `order` is {self.kind!r}: only a "
-                "shuffled order has blocks. Omit `shuffle_block`, or use `order='shuffled'`."
-            )
+        sizes = choose_blocks(self.kind, self.seq_len, self.block_rows, self.group_blocks)
+        for name, size in zip(("block_rows", "group_blocks"), sizes, strict=True):
+            object.__setattr__(self, name, size)
 
     @property
     def windows(self) -> int:
@@ -140,9 +126,9 @@ class RowOrder:
         if self.kind == "sequential":
             return places
         keys = derive_keys(self._key, numbers)
-        if self.shuffle_block is None:
+        if self.block_rows is None or self.group_blocks is None:
             return permute(places, self.windows, keys)
-        return _shuffle_blocks(places, self.windows, self.shuffle_block, keys)
+        return BlockShuffle(self.windows, self.block_rows, self.group_blocks)(places, keys)
 
 
 def check_rows(rows: npt.NDArray[np.int64]) -> Places:
@@ -157,35 +143,3 @@ def check_rows(rows: npt.NDArray[np.int64]) -> Places:
     if rows.size and rows.min() < 0:
         raise UsageError(f"row {rows.min()} does not exist: rows count from 0.")
     return rows
-
-
-def _shuffle_blocks(places: Places, windows: int, size: int, keys: Keys) -> Places:
-    """The window at each place (n) of an epoch, shuffled block by block with `keys` (1 or n).
-
-    All blocks but the last are full. The full blocks are shuffled. The key decides where the last
-    block goes among them.
-    """
-    full, rest = divmod(windows, size)
-    if not rest:
-        return _shuffle_full_blocks(places, full, size, keys)
-    numbers = derive_keys(keys, _REST_PLACE)
-    first = (numbers % np.uint64(full + 1)).view(np.int64) * size
-    offsets = places - first
-    in_rest = (offsets >= 0) & (offsets < rest)
-    chosen = np.flatnonzero(in_rest)
-    result = np.empty_like(places)
-    rest_keys = derive_keys(pick_keys(keys, chosen), _FIRST_BLOCK + full)
-    result[chosen] = full * size + permute(offsets[chosen], rest, rest_keys)
-    chosen = np.flatnonzero(~in_rest)
-    others = (places - rest * (offsets >= rest))[chosen]
-    result[chosen] = _shuffle_full_blocks(others, full, size, pick_keys(keys, chosen))
-    return result
-
-
-def _shuffle_full_blocks(places: Places, full: int, size: int, keys: Keys) -> Places:
-    if not len(places):  # there may be no full block
-        return places
-    positions = places // size
-    offsets = places - positions * size
-    blocks = permute(positions, full, derive_keys(keys, _BLOCK_ORDER))
-    return blocks * size + permute(offsets, size, derive_keys(keys, blocks + _FIRST_BLOCK))

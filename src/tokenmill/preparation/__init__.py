@@ -1,1 +1,1 @@
-"""Text to tokens on disk: plan, grind, sift, pack. (`tokenmill.prepare` is the function.)"""
+"""Turn text into tokens on disk: plan, grind, sift, pack. The function is `tokenmill.prepare`."""

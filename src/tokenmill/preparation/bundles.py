@@ -1,12 +1,15 @@
-"""Make the bundles of all parts: find finished ones, make the others, and handle bad files."""
+"""Make the bundles of a stage: find finished ones, make the others, and handle bad files.
+
+A bundle is the set of files that a stage writes for one part or partition; see `segment.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenmill.errors import InputError
 from tokenmill.preparation.engine import Engine, Task
@@ -34,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Bundles:
-    """The bundles of all parts, made now or before."""
+    """The bundles of all parts, made by this run or by an earlier one."""
 
     receipts: list[Receipt]
     done_before: int
@@ -43,6 +46,15 @@ class Bundles:
     def paths(self, folder: Path) -> list[Path]:
         """The paths of the bundles, without the suffixes of their files."""
         return [folder / receipt["name"] for receipt in self.receipts]
+
+
+class BundleTask(Task, Protocol):
+    """A task that makes a bundle and returns its receipt."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
 
 
 def make_bundles(
@@ -55,11 +67,16 @@ def make_bundles(
 ) -> Bundles:
     """Make the bundles that are missing. Their receipts are of type `kind`.
 
-    Everything that can be made is made before a bad file ends the run. A file that is skipped in
-    one of its parts is skipped in all.
+    A bad file ends the run, but only after the bundles of all other files are made. If a file is
+    skipped in one of its parts, it is skipped in all of them.
     """
     plan = run.plan
-    receipts = _find_bundles(run, names, kind)
+    receipts = {
+        name: receipt
+        for name, receipt in _find_bundles(run, run.folder.segments, names, kind).items()
+        # A file that an earlier run could not read may be readable now.
+        if not receipt["facts"]["skipped"]
+    }
     missing = [i for i, name in enumerate(names) if name not in receipts]
     done_before = len(names) - len(missing)
     left = sum(plan.parts[i].size for i in missing)
@@ -92,14 +109,30 @@ def make_bundles(
             return Bundles([receipts[name] for name in names], done_before, left)
 
 
-def _find_bundles(run: Run, names: list[str], kind: type[Any]) -> dict[str, Receipt]:
+def complete_bundles(
+    run: Run, stage: str, kind: type[Any], tasks: Sequence[BundleTask], total: int
+) -> list[Receipt]:
+    """Run the tasks whose bundles are missing; returns the receipts of all, in the order of tasks.
+
+    `total` is the number of bytes that all tasks report.
+    """
+    folder = tasks[0].folder
+    receipts = _find_bundles(run, folder, [task.name for task in tasks], kind)
+    missing = [task for task in tasks if task.name not in receipts]
+    run.watcher.begin(stage, total if len(missing) == len(tasks) else 0)
+    for number, receipt in run.engine.run(missing, run.watcher.advance):
+        receipts[missing[number].name] = receipt
+    return [receipts[task.name] for task in tasks]
+
+
+def _find_bundles(
+    run: Run, folder: Path, names: Iterable[str], kind: type[Any]
+) -> dict[str, Receipt]:
     """The receipts of intact bundles of earlier runs."""
-    folder = run.folder.segments
     found: dict[str, Receipt] = {}
     for name in names:
-        receipt = find_bundle(folder, name, kind)
-        # A file that an earlier run could not read may be readable now.
-        if receipt is not None and not receipt["facts"]["skipped"]:
+        receipt = find_bundle(folder, name, kind, run.plan.keys)
+        if receipt is not None:
             found[name] = receipt
     checks = [CheckBundle(folder, receipt) for receipt in found.values()]
     for number, intact in run.engine.run(checks, run.watcher.advance):
@@ -109,7 +142,7 @@ def _find_bundles(run: Run, names: list[str], kind: type[Any]) -> dict[str, Rece
 
 
 def skipped_in(receipts: Iterable[Receipt]) -> Skipped:
-    """The bad files that were skipped when some bundles were made."""
+    """Return the bad files that these receipts list as skipped."""
     return dict(chain.from_iterable(receipt["facts"]["skipped"] for receipt in receipts))
 
 
@@ -119,11 +152,14 @@ def _skipped_of(plan: Plan, part: int, skipped: Skipped) -> Skipped:
 
 
 def _explain_failures(run: Run, failures: list[BadFileError]) -> InputError:
-    """The error for bad files. Records them, because they may be fixed before the run resumes."""
+    """Make the error that lists the bad files, and record their paths.
+
+    When the run resumes, a recorded file may have changed: the user may have fixed it.
+    """
     reasons = {failure.source: failure.reason for failure in failures}
     run.folder.note_failures(list(reasons))
     for part in run.plan.parts:
-        # The file may have been good when its lines were scanned.
+        # The file may have been good when its lines were scanned. If it is replaced, scan it again.
         if any(run.plan.sources[one.source].path in reasons for one in part.ranges):
             (run.folder.segments / f"{part.scan_name}.json").unlink(missing_ok=True)
     hidden = len(reasons) - _LISTED_FAILURES

@@ -1,16 +1,16 @@
 """Clean text by the rules of docs/cleaning.md, many documents at once.
 
-The result for a document does not depend on its neighbours or on where it was cut into fragments;
-cleaning a second time changes nothing; the number of separators stays the same.
+The result for a document does not depend on its neighbours, or on where it was cut into fragments.
+Cleaning a second time changes nothing. The NUL bytes between documents stay.
 
-The method: text is processed in windows that fit in the cache. Each window is compared with every
-byte of interest, and the results are packed to one bit per byte (17 µs for 256 KiB). The rules are
-then a few shifts and ANDs of these bits. Bytes to remove are overwritten with a byte that never
-occurs in UTF-8, and `bytes.replace` deletes it.
+The method: text is processed in windows that fit in the cache. Each window is compared with each
+byte value of interest, and the results are packed to one bit per byte (17 µs for 256 KiB). The
+rules are then a few shifts and ANDs of these bits. Bytes to remove are overwritten with a byte that
+never occurs in UTF-8, and `bytes.replace` deletes it.
 
-Costs on one core: 800 MB/s for prose with nothing to change, 440 for Python source, 240 for the same
-with a blank at the end of every line, 250 for Chinese, 40 to 100 if much must be composed, 13 for
-the worst text known. docs/cleaning.md has the table.
+Speed on one core, in MB/s: 800 for prose with nothing to change, 440 for Python source, 240 for
+Python source with a blank at the end of every line, 250 for Chinese, 40 to 100 for text with many
+characters that NFC composes, 13 for the worst text known. docs/cleaning.md has the table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Bits = npt.NDArray[np.uint64]
 
 _WINDOW = 1 << 18
 _REACH = 1 << 12
-# Cut before a blank that follows a character that is kept: ASCII, or U+00C0 to U+EFFF.
+# A text may be cut before a space or newline, if cleaning keeps the character before that: visible
+# ASCII, or U+00C0 to U+EFFF.
 _CUT = re.compile(
     rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
     re.DOTALL,
@@ -51,11 +52,11 @@ def clean(text: str) -> str:
 def clean_block(
     block: bytes, *, continues: bool = False, unfinished: bool = False, window: int = _WINDOW
 ) -> bytes:
-    """Documents as UTF-8 joined by NUL bytes, each cleaned, still joined by NUL bytes.
+    """Clean a block of documents: UTF-8, joined by NUL bytes. The result has the same form.
 
-    `continues`: the block begins in the middle of a document. `unfinished`: it ends in the middle
-    of one. Such a border must be a place where `Cutter` cuts. `window` is the number of bytes to
-    clean at once.
+    `continues` means that the block begins in the middle of a document, `unfinished` that it ends
+    in the middle of one. In both cases, the document must be cut at a place that `Cutter` allows.
+    `window` is the number of bytes to clean at once.
     """
     view = memoryview(block)
     cleaned = []
@@ -73,7 +74,7 @@ def clean_block(
 
 
 def _cut(block: bytes, start: int, window: int) -> int:
-    """A place to cut, about a window after `start`. Tries only a few places, for speed."""
+    """A place to cut, about one window after `start`. Tries only a few places, for speed."""
     for target in range(start + window, len(block), window):
         if found := _CUT.search(block, target, target + _REACH):
             return found.start()
@@ -129,7 +130,8 @@ def _without_blanks(text: bytes) -> bytes:
     end = newline | nul
     white = end | blank
     if (_bits(array <= _SPACE) ^ white).any() or b"\x7f" in text:
-        # Removing a control character may join a letter and its accent, so start over without them.
+        # Removing a control character may join a letter and its accent, so remove all of these
+        # characters and start over.
         return _clean_padded(text.translate(None, _CONTROLS))
 
     doubled = space & _later(space, 1) & ~_later(white, 2)
@@ -148,7 +150,7 @@ def _without_blanks(text: bytes) -> bytes:
 
 
 def _bits(mask: Mask) -> Bits:
-    """One bit for each byte of the text, in 64-bit words."""
+    """Pack a mask, which has an entry for each byte of the text, into bits in 64-bit words."""
     packed = np.zeros(-(-len(mask) // 64) * 8, np.uint8)
     packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
     return packed.view("<u8")
@@ -175,7 +177,7 @@ def _earlier(bits: Bits, count: int) -> Bits:
 
 
 def _spread(seeds: Bits, allowed: Bits, move: Callable[[Bits, int], Bits]) -> Bits:
-    """The bits of `seeds`, and the run of allowed bits that follows each.
+    """The bits of `seeds`, and the run of allowed bits that follows each in the direction of `move`.
 
     Each round doubles the distance: a run of a million takes 20 rounds.
     """

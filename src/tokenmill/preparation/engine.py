@@ -2,9 +2,10 @@
 
 A task is a small picklable value with a method `run`. Tasks are idempotent and exchange data
 through files, so an engine may run them in any order, anywhere. `LocalEngine` runs them in worker
-processes on this machine. These are started as fresh interpreters rather than by `multiprocessing`,
-so that `prepare` can be called from a notebook, from a script without a main guard, and from a
-process with threads. Starting one takes about 0.3 s.
+processes on this machine; `RayEngine` in `ray_engine.py` runs them on a cluster. Worker processes
+are started as fresh interpreters rather than by `multiprocessing`, so that `prepare` can be called
+from a notebook, from a script without a main guard, and from a process with threads. Starting one
+takes about 0.3 s.
 
 A worker exits when its pipe closes, so nothing outlives a killed run.
 """
@@ -47,20 +48,17 @@ class Engine(Protocol):
     """Runs tasks. All workers of an engine have a copy of the same workspace."""
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
-        """Run all tasks; yields the number and the result of each as it finishes.
+        """Run all tasks. As each task finishes, yield its index and its result.
 
         An exception in a task ends the run and is raised here.
         """
-
-    def run_everywhere(self, task: Task) -> None:
-        """Run a task once on each worker. No other task is running."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
 
 
 class Worker:
-    """Where a task runs: the workspace, and a way to report progress."""
+    """The environment of a task: the workspace, and a way to report progress."""
 
     def __init__(self, workspace: Any, send: Progress) -> None:
         self.workspace = workspace
@@ -75,7 +73,7 @@ class Worker:
         return result
 
     def report(self, *amounts: int) -> None:
-        """Report progress since the last report. Messages are sent ten times a second."""
+        """Report progress since the last report. At most ten messages are sent per second."""
         if len(self._amounts) < len(amounts):
             self._amounts += [0] * (len(amounts) - len(self._amounts))
         for i, amount in enumerate(amounts):
@@ -114,14 +112,14 @@ class _Crashed:
 
 
 class LocalEngine:
-    """Worker processes on this machine. Errors about memory include `advice`: how to use less."""
+    """Worker processes on this machine. Errors about memory include `advice` on how to use less."""
 
     def __init__(self, workers: int, workspace: Any, advice: str = "") -> None:
         self._advice = advice or "Run it again with fewer `workers`."
         self._workers: dict[WorkerPipe, subprocess.Popen[bytes]] = {}
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        # Workers inherit this mask. At Ctrl-C, or when a batch system signals the whole process
-        # group, this process ends them in order.
+        # Workers inherit this mask. So Ctrl-C, or a signal of a batch system to the whole process
+        # group, reaches only this process, which then ends the workers itself.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             for _ in range(workers):
@@ -151,7 +149,7 @@ class LocalEngine:
             process.wait()
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
-        """Run all tasks; yields the number and the result of each as it finishes."""
+        """Run all tasks. As each task finishes, yield its index and its result."""
         waiting = enumerate(tasks)
         busy: dict[WorkerPipe, int] = {}
 
@@ -172,14 +170,7 @@ class LocalEngine:
                     continue
                 number = busy.pop(pipe)
                 hand_out(pipe)
-                yield number, self._result_of(message)
-
-    def run_everywhere(self, task: Task) -> None:
-        """Run a task once on each worker. No other task is running."""
-        for pipe in self._workers:
-            self._send(pipe, task)
-        for pipe in self._workers:
-            self._result_of(self._receive(pipe))
+                yield number, result_of(message, self._advice)
 
     def _send(self, pipe: WorkerPipe, message: Any) -> None:
         try:
@@ -197,36 +188,52 @@ class LocalEngine:
         status = self._workers[pipe].wait()
         if status == -signal.SIGKILL:
             why = "A worker was killed (signal 9), most likely because memory ran out."
-            return WorkError(f"{why}\n{self._advice} It resumes where it stopped.")
+            return out_of_memory(why, self._advice)
         if status == -signal.SIGABRT:
             why = "A worker aborted (signal 6), as native code does if memory runs out."
-            return WorkError(f"{why}\n{self._advice} It resumes where it stopped.")
+            return out_of_memory(why, self._advice)
         return WorkError(
             f"A worker ended unexpectedly (status {status}).\n"
             "Run the same command again; it resumes where it stopped."
         )
 
-    def _result_of(self, message: Any) -> Any:
-        if isinstance(message, _OutOfMemory):
-            raise WorkError(
-                f"A worker ran out of memory.\n{self._advice} It resumes where it stopped."
-            )
-        return _result_of(message)
 
-
-def _result_of(message: Any) -> Any:
+def result_of(answer: Any, advice: str) -> Any:
     """The result of a task. If the task failed, its exception is raised."""
-    if isinstance(message, _Finished):
-        return message.result
-    if isinstance(message, TokenmillError):
-        raise message
-    if isinstance(message, OSError):
-        raise disk_error(message)
-    assert isinstance(message, _Crashed)
+    if isinstance(answer, _Finished):
+        return answer.result
+    if isinstance(answer, _OutOfMemory):
+        raise out_of_memory("A worker ran out of memory.", advice)
+    if isinstance(answer, TokenmillError):
+        raise answer
+    if isinstance(answer, OSError):
+        raise disk_error(answer)
+    assert isinstance(answer, _Crashed)
     raise WorkError(
         f"A worker failed unexpectedly; this is a bug in tokenmill.\n"
-        f"{message.summary}\n{message.trace}"
+        f"{answer.summary}\n{answer.trace}"
     )
+
+
+def out_of_memory(what: str, advice: str) -> WorkError:
+    """The error for a worker that had too little memory."""
+    return WorkError(f"{what}\n{advice} It resumes where it stopped.")
+
+
+def run_task(worker: Worker, task: Task) -> Any:
+    """Run a task; returns an answer that can be sent to another process, also if it failed."""
+    try:
+        return _Finished(worker.run(task))
+    except BrokenPipeError:
+        raise
+    except TokenmillError as error:
+        return error
+    except Exception as error:  # the calling process reports it and stops the run
+        if lacks_memory(error):
+            return _OutOfMemory()
+        if isinstance(error, OSError):
+            return error
+        return _Crashed(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def serve(descriptor: int) -> None:
@@ -236,21 +243,7 @@ def serve(descriptor: int) -> None:
     try:
         worker = Worker(pipe.recv(), lambda *amounts: pipe.send(_Advanced(amounts)))
         while True:
-            task = pipe.recv()
-            try:
-                answer: Any = _Finished(worker.run(task))
-            except BrokenPipeError:
-                raise
-            except TokenmillError as error:
-                answer = error
-            except Exception as error:  # the parent reports it and stops the run
-                if lacks_memory(error):
-                    answer = _OutOfMemory()
-                elif isinstance(error, OSError):
-                    answer = error
-                else:
-                    answer = _Crashed(f"{type(error).__name__}: {error}", traceback.format_exc())
-            pipe.send(answer)
+            pipe.send(run_task(worker, pipe.recv()))
     except (EOFError, OSError):
         os._exit(1)  # the parent is gone
     except MemoryError:  # while a message was received
@@ -263,7 +256,7 @@ def serve(descriptor: int) -> None:
 def _end_with_parent() -> None:
     """Have the kernel end this process together with its parent.
 
-    Where there is no `prctl`, the worker notices only when it sends its next message.
+    Without `prctl`, the worker notices only at its next message that the parent is gone.
     """
     set_death_signal = 1
     with suppress(OSError, AttributeError):
@@ -271,7 +264,7 @@ def _end_with_parent() -> None:
 
 
 def available_cores() -> int:
-    """The cores that this process may use: its affinity, and its container's share.
+    """How many cores this process may use, given its CPU affinity and the quota of its container.
 
     >>> available_cores() >= 1
     True

@@ -2,13 +2,13 @@
 
 Sampling: files of the same kind, compression, extension and size class form a stratum. Each stratum
 is estimated separately, so that a few large books do not stand for a thousand small scripts. Places
-to read are spread evenly over the bytes of a stratum; the next place goes to the stratum with the
-most bytes per place so far. Sampling ends after `_SECONDS` if each stratum has two places by then,
-and after `_MOST_SECONDS` in any case. The head of every file is checked too, to find files that a run
-would refuse, with a time limit of its own.
+to read are spread evenly over the bytes of a stratum. The next place is always in the stratum with
+the largest size / (places + 1)². Sampling ends after `_SECONDS` if each stratum has two places by
+then, and after `_MOST_SECONDS` in any case. A separate check, with its own time limit, reads the head
+of each file to find those that a run would refuse.
 
-The first document of each file is counted exactly; the number of later documents is an estimate.
-For a Parquet file, the footer has the number of rows.
+A file of text or JSON lines counts as one document, plus an estimate of its further documents. For
+a Parquet file, the row count in its footer is the number of documents.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tokenmill.sources.find import PassedOver
 from tokenmill.sources.parquet import measure_text
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import Chunk
+from tokenmill.store.frames import Packer, choose_compression
 
 _HEAD_SECONDS = 4.0  # for the heads of files
 _MAIN_PROCESS = 150 << 20  # bytes of memory
@@ -67,7 +68,8 @@ def estimate(plan: Plan) -> Estimate:
     faults, checked = _find_faults(plan)
     passes = 2 if plan.settings.dedup == "lines" else 1
     tokens, documents = sample.tokens, sample.documents
-    stored = tokens * np.dtype(plan.dtype).itemsize + 48 * documents
+    plain = tokens * np.dtype(plan.dtype).itemsize + 48 * documents
+    stored = plain if sample.packed is None else sample.packed + 48 * documents
     return Estimate(
         files=len(plan.sources),
         passed_over=plan.passed_over,
@@ -76,7 +78,7 @@ def estimate(plan: Plan) -> Estimate:
         tokens=tokens,
         documents=documents,
         disk=stored,
-        disk_while_working=stored + 24 * documents + (size // 2 if passes == 2 else 0),
+        disk_while_working=plain + 44 * documents + (size // 2 if passes == 2 else 0),
         memory=plan.memory + _MAIN_PROCESS,
         seconds=passes * sample.seconds / min(plan.workers, max(1, len(parts))),
         workers=plan.workers,
@@ -106,6 +108,7 @@ class _Sample:
 
     tokens: int
     documents: int
+    packed: int | None  # bytes of the compressed tokens, if they are to be compressed
     seconds: float  # for one worker
     sampled: int  # bytes
     faults: dict[str, str]
@@ -113,8 +116,7 @@ class _Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    """A file, or a row group of a Parquet file. Its text is assumed to be proportional to
-    `size`."""
+    """A file, or a row group of a Parquet file. The amount of text is assumed proportional to `size`."""
 
     source: int
     size: int
@@ -127,6 +129,7 @@ class _Measured:
     size: float
     tokens: float
     documents: float  # not counting the first document of each file
+    packed: float
     seconds: float
 
 
@@ -144,7 +147,10 @@ class _Stratum:
         return int(self.ends[-1])
 
     def draw(self) -> tuple[int, int] | None:
-        """The next place: an item and an offset in it; None if it was read before."""
+        """Choose the next place: the index of an item, and an offset in that item.
+
+        Returns None if that place was read before.
+        """
         place = int(_halton(self.draws) * self.size)
         self.draws += 1
         index = int(np.searchsorted(self.ends, place, side="right"))
@@ -158,8 +164,10 @@ class _Stratum:
         return index, place - start
 
     def rate(self, what: str) -> float:
-        """Tokens, documents or seconds per byte. Larger files have more sampled places, so the mean
-        over the places is the rate of the stratum."""
+        """Tokens, documents or seconds per byte: the mean over all sampled places.
+
+        No weights are needed, because larger files have more places.
+        """
         return float(np.mean([getattr(one, what) / one.size for one in self.measured]))
 
 
@@ -192,7 +200,8 @@ def _take_sample(plan: Plan) -> _Sample:
         read += size
         if measured.size > 0:
             stratum.measured.append(measured)
-    totals = {what: _total(strata, what) for what in ("tokens", "documents", "seconds")}
+    whats = ("tokens", "documents", "packed", "seconds")
+    totals = {what: _total(strata, what) for what in whats}
     first = sum(
         1
         for source in sources
@@ -202,6 +211,7 @@ def _take_sample(plan: Plan) -> _Sample:
     return _Sample(
         tokens=round(totals["tokens"]),
         documents=round(totals["documents"]) + first + rows,
+        packed=None if plan.settings.compress == "none" else round(totals["packed"]),
         seconds=totals["seconds"],
         sampled=read,
         faults=faults,
@@ -219,7 +229,7 @@ def _divide(
             for group, (size, rows) in enumerate(measure_text(source.path, text_field, hold_limit)):
                 item = _Item(source=number, size=size, group=group, rows=rows)
                 strata.setdefault(kind, _Stratum()).items.append(item)
-        elif source.size and source.kind != "array":
+        else:
             key = *kind, source.size.bit_length() // 2
             item = _Item(source=number, size=source.size)
             strata.setdefault(key, _Stratum()).items.append(item)
@@ -229,7 +239,10 @@ def _divide(
 
 
 def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
-    """The sum over all strata. Strata without a sample get the rates of the most similar ones."""
+    """Estimate the total of `what` (tokens, documents or seconds) over all strata.
+
+    A stratum without a sample gets the mean rate of the strata that are most similar to it.
+    """
     rates = {key: one.rate(what) for key, one in strata.items() if one.measured}
     total = 0.0
     for key, stratum in strata.items():
@@ -242,7 +255,10 @@ def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
 
 
 def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
-    """Read a sample at one place of a file; returns its measurements and its bytes of text."""
+    """Read a sample at one place of a file.
+
+    Returns the measurements of the sample, and how many bytes of text it has.
+    """
     started = time.perf_counter()
     source = plan.sources[item.source]
     if source.kind == "parquet":
@@ -268,11 +284,12 @@ def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
     if item.rows:
         size *= item.size / item.rows
     # Text that was read but not tokenized counts at the same rate as the rest.
-    tokens = found.tokens * found.text / found.tokenized if found.tokenized else 0.0
+    share = found.text / found.tokenized if found.tokenized else 0.0
     spent = time.perf_counter() - started
-    seconds = spent * found.text / found.tokenized if found.tokenized else spent
+    seconds = spent * share if found.tokenized else spent
     documents = 0 if item.rows else found.documents
-    return _Measured(size, tokens, documents, seconds), found.text
+    measured = _Measured(size, found.tokens * share, documents, found.packed * share, seconds)
+    return measured, found.text
 
 
 @dataclass
@@ -281,6 +298,7 @@ class _Found:
     tokenized: int = 0
     tokens: int = 0
     documents: int = 0
+    packed: int = 0
 
     def add(self, chunk: Chunk, plan: Plan, source: SourceFile) -> None:
         """Count the documents of a chunk, and tokenize some of them."""
@@ -297,6 +315,10 @@ class _Found:
             ids, _ = plan.tokenizer.encode_terminated(texts)
             ended = len(texts) if plan.settings.eot == "none" else some.unfinished
             self.tokens += len(ids) - ended
+            if (compression := choose_compression(plan.settings.compress)) is not None:
+                frame_bytes = compression.tokens_per_frame * np.dtype(plan.dtype).itemsize
+                packer = Packer(level=compression.level, frame_bytes=frame_bytes)
+                self.packed += len(packer.pack(ids.astype(plan.dtype))) + len(packer.finish())
 
 
 def _some_of(chunk: Chunk) -> Chunk:
@@ -314,7 +336,9 @@ def _some_of(chunk: Chunk) -> Chunk:
 
 
 def _halton(number: int) -> float:
-    """An endless sequence of numbers. Its first n are spread evenly over [0, 1), for any n.
+    """Return element `number` of the Halton sequence with base 2.
+
+    For any n, the first n elements are spread evenly over [0, 1).
 
     >>> [_halton(n) for n in range(4)]
     [0.5, 0.25, 0.75, 0.125]

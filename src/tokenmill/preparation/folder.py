@@ -1,7 +1,11 @@
-"""The output folder of `prepare`, and the work and settings of an earlier run in it.
+"""The output folder of `prepare`, which may hold the work and the settings of an earlier run.
 
-.work, no manifest   an interrupted run: the same command resumes, another is refused
-a manifest           finished: not changed
+A folder with `.work` and no manifest holds an interrupted run. The same command resumes it; a
+command with other settings or input is refused. A folder with a manifest holds a finished dataset,
+which is not changed. With `restart`, either is discarded first.
+
+In an object store, `.work` has only the plan. Segments and receipts are in a folder on this machine.
+Without that folder, the run starts over; it never trusts a shard without a receipt.
 """
 
 from __future__ import annotations
@@ -25,10 +29,11 @@ from tokenmill.storage.reading import DamagedFileError, read_json
 from tokenmill.store.manifest import Manifest
 
 _LOCK_NAME = "lock"
+_PLAN_NAME = "plan.json"
 REJECTED_NAME = "rejected.jsonl"
 REPAIRED_NAME = "repaired.jsonl"
 REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
-# The manifest first: a folder with a manifest counts as a complete dataset.
+# In the order of removal. The manifest is first, because a folder with a manifest counts as complete.
 _WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (
     "Change it back, choose another `out`, or add `restart=True` to discard what is done and start "
@@ -40,18 +45,29 @@ T = TypeVar("T")
 
 
 class PreparationFolder(OutputFolder):
-    """The output folder of `prepare`. Unfinished work is in `.work`, finished shards in their place."""
+    """The output folder of `prepare`. Working files are in `.work`; shards are written in place.
 
-    def __init__(self, path: Path, *, restart: bool) -> None:
-        self.work = path / WORK_NAME
+    `work` is the folder for unfinished work, if it is not in the output folder.
+    """
+
+    def __init__(self, path: Path, *, restart: bool, work: Path | None = None) -> None:
+        self.work = work or path / WORK_NAME
         self.segments = self.work / "segments"
+        self.marks = self.work / "marks"
+        self.fates = self.work / "fates"
         self.shards = self.work / "shards"
-        super().__init__(path, marks=(MANIFEST_NAME, WORK_NAME), lock=f"{WORK_NAME}/{_LOCK_NAME}")
+        self._folders = (self.segments, self.marks, self.fates, self.shards)
+        super().__init__(
+            path,
+            marks=(MANIFEST_NAME, WORK_NAME),
+            lock=f"{WORK_NAME}/{_LOCK_NAME}",
+            work=work,
+        )
         try:
             if restart:
                 self._discard()
-            for folder in (self.segments, self.shards):
-                make_subfolder(path, folder)
+            for folder in self._folders:
+                make_subfolder(work or path, folder)
         except BaseException:
             self.close()
             raise
@@ -72,15 +88,17 @@ class PreparationFolder(OutputFolder):
         for entry in self.work.iterdir():
             if entry.name != _LOCK_NAME:
                 remove(entry)
+        if self.work != self.path / WORK_NAME:
+            remove(self.path / WORK_NAME)
 
     def remove_temporaries(self) -> None:
         """Remove half-written files of any process."""
         super().remove_temporaries()
-        below = (path for path in (self.segments, self.shards) if path.is_dir())
+        below = (path for path in self._folders if path.is_dir())
         remove_temporaries(*(path for path in below if not path.is_symlink()))
 
     def finished(self, plan: Plan) -> Manifest | None:
-        """The manifest if this dataset is finished. Refuses a folder with a different dataset."""
+        """The manifest if this dataset is finished, otherwise None. Refuses a different dataset."""
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)
@@ -103,19 +121,20 @@ class PreparationFolder(OutputFolder):
             self.clean_up()
             raise FolderError(
                 f"{self.path} holds a finished dataset, but {wrong} is missing or cut short.\n"
-                "Copy it again from its source, or add `restart=True` to make it again."
+                "Restore that file from a copy, or add `restart=True` to make the dataset again."
             )
         return manifest
 
     def remember_plan(self, plan: Plan) -> None:
-        """Record the settings of this run; refuse to resume with others.
+        """Record this run's settings and input; refuse if an unfinished run had different ones.
 
-        Files that failed before may differ, because they may have been fixed.
+        Only files that the unfinished run could not read may have changed: the user may have fixed
+        them.
         """
-        path = self.work / "plan.json"
+        name = f"{WORK_NAME}/{_PLAN_NAME}"
         record = orjson.dumps(plan.record())
-        if path.exists():
-            before = _load(path, _PlanRecord, max(_MOST_BYTES, 2 * len(record)))
+        if not self.write_first(name, record):
+            before = _load(self.path / name, _PlanRecord, max(_MOST_BYTES, 2 * len(record)))
             differences = _differences(
                 {**before.settings, "tokenizer": before.tokenizer},
                 {**plan.settings.to_json(), "tokenizer": plan.tokenizer.fingerprint},
@@ -127,7 +146,7 @@ class PreparationFolder(OutputFolder):
                     + "\n  ".join(differences[:10])
                     + f"\n{_CHOICE}"
                 )
-        self.write(f"{WORK_NAME}/plan.json", record)
+            self.write(name, record)
 
     def _changed_sources(
         self, before: Sequence[SourceFile], now: Sequence[SourceFile]
@@ -143,8 +162,8 @@ class PreparationFolder(OutputFolder):
         ]
 
     def failed_files(self) -> list[str]:
-        """The files that the run before could not read."""
-        path = self.work / "failed.json"
+        """The files that the previous run could not read."""
+        path = self.path / WORK_NAME / "failed.json"
         return _load(path, list[str], _MOST_BYTES) if path.exists() else []
 
     def note_failures(self, paths: list[str]) -> None:
@@ -152,7 +171,7 @@ class PreparationFolder(OutputFolder):
         self.write(f"{WORK_NAME}/failed.json", orjson.dumps(sorted(set(paths))))
 
     def clean_up(self) -> None:
-        """Remove the unfinished work of a finished run, the lock last."""
+        """Remove the working files of a finished dataset, and the lock last."""
         self._empty_work()
         self.close(remove_lock=True)
         with suppress(OSError):  # the next run may have started already
@@ -175,7 +194,7 @@ def _load(path: Path, kind: type[T], most: int) -> T:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    # Whether to skip bad files may be decided after seeing one.
+    # `skip_bad_files` may change: the user may decide after an error about a bad file.
     return describe_changes({**before, "skip_bad_files": None}, {**now, "skip_bad_files": None})
 
 

@@ -1,8 +1,9 @@
-"""A part to a segment: read, decode, clean, tokenize, key each document.
+"""Make a segment from a part: read, clean and tokenize its documents, and compute their keys.
 
-Parts are independent, so they can be processed in any order, anywhere. A segment is a bundle of
-files: the tokens, one record per document, and the rejected records. Work proceeds in chunks of a
-few MB, and the loops over documents are in native code except for one hash call.
+A document's key is a hash of its cleaned text. Parts are independent, so they can be processed in any
+order, anywhere. A segment is a bundle of files: the tokens, one record per document, their keys, and
+the rejected records. Work proceeds in chunks of a few MB. The loops over documents are in native
+code, except for one hash call per document.
 
 If a document begins before the part or ends after it, the part has only a fragment of its text. The
 bundle then also contains the fragment, because a key is computed from the whole document.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,19 @@ import xxhash
 
 from tokenmill.errors import TokenizerError, TooLongError
 from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.key_files import KeyWriter, Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
 from tokenmill.preparation.part import PartChunk, PartReader, PartTask, may_skip
-from tokenmill.preparation.segment import CONTINUES, RECORD, UNFINISHED, Bundle, Receipt
-from tokenmill.preparation.texts import Encoder, Texts, clean_chunk
+from tokenmill.preparation.segment import (
+    CONTINUES,
+    RECORD,
+    UNFINISHED,
+    Bundle,
+    Fragment,
+    Receipt,
+    has_key,
+)
+from tokenmill.preparation.texts import MOST_REPLACED, Encoder, Texts, clean_chunk
 from tokenmill.sources.files import BadFileError
 from tokenmill.sources.records import Chunk
 
@@ -59,23 +70,22 @@ class ScanLines(PartTask):
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
-        count = 0
         with Bundle(self.folder, self.name) as bundle:
-            bundle.write("lines", b"")
+            keys = KeyWriter(self.keys, partial(bundle.write, "lines"))
             for part_chunk in PartReader(self, skipped):
                 chunk = part_chunk.chunk
                 texts = clean_chunk(chunk, self.settings, part_chunk.source)
-                keys = _line_keys(texts, chunk, self.settings.min_line)
-                bundle.write("lines", keys)
-                count += len(keys) // 16
+                found = _line_keys(texts, chunk, self.settings.min_line)
+                keys.add(np.frombuffer(found, "<u8").reshape(-1, 2))
                 worker.report(chunk.read)
-            return bundle.finish({"lines": count, "skipped": sorted(skipped.items())})
+            keys.flush()
+            return bundle.finish({"lines": keys.count, "skipped": sorted(skipped.items())})
 
 
 def _without_bad_files(
     task: PartTask, make: Callable[[Skipped], Receipt]
 ) -> Receipt | BadFileError:
-    """Make a bundle, and start again without each file that turns out to be bad.
+    """Make a bundle. Whenever a file turns out to be bad, start again without it.
 
     The receipt lists these files. The caller decides whether the run may continue without them.
     """
@@ -134,12 +144,15 @@ class _Segment:
         self.counts = _Counts()
         self.tokens = self.records = 0
         self.open: _OpenDocument | None = None
+        self.fragments: list[Fragment] = []
         self.remover: LineRemover | None = None
+        self.keys: KeyWriter | None = None
+        settings = task.settings
         if task.repeated_lines is not None:
-            marks, start, end = task.repeated_lines
-            flags = np.fromfile(marks, np.uint8, count=end - start, offset=start)
-            settings = task.settings
-            self.remover = LineRemover(flags, settings.min_line, tidy=settings.normalize)
+            marks = Marks(task.repeated_lines.read())
+            self.remover = LineRemover(marks, settings.min_line, tidy=settings.normalize)
+        if settings.dedup == "documents":
+            self.keys = KeyWriter(task.keys, partial(bundle.write, "keys"))
         for file in ("tokens", "docs"):
             bundle.write(file, b"")
 
@@ -165,6 +178,8 @@ class _Segment:
             self.open.lengthen(len(ids))
             self._write_records([self.open.record(UNFINISHED)])
             self.open = None
+        if self.keys is not None:
+            self.keys.flush()
 
     def _add(self, part_chunk: PartChunk) -> None:
         chunk = part_chunk.chunk
@@ -175,7 +190,7 @@ class _Segment:
         if not len(texts.sizes):
             return
         if len(texts.sizes) != len(part_chunk.sources):
-            # Some texts were dropped; then the chunk comes from one file.
+            # Texts were dropped for invalid UTF-8. Such a chunk comes from a single file.
             part_chunk.sources = part_chunk.sources[: len(texts.sizes)]
         was_empty = texts.text_sizes == 0
         if self.remover is not None:
@@ -185,7 +200,7 @@ class _Segment:
         filled[-1] |= chunk.unfinished
         if not filled.all():
             for i in np.flatnonzero(~filled).tolist():
-                # Empty before lines were removed, or because of it.
+                # The text was empty before lines were removed, or it is empty because of that.
                 reason = "empty" if was_empty[i] else "only repeated lines"
                 self.counts.drop(reason, int(texts.sizes[i]))
             texts, part_chunk.sources = texts.only(filled), part_chunk.sources[filled]
@@ -211,7 +226,7 @@ class _Segment:
                 (chunk.continues and rejection.offset == chunk.offsets[0])
                 or (chunk.unfinished and rejection.offset == chunk.offsets[-1])
             )
-            if rejection.kind != "invalid UTF-8":  # such a document is already counted
+            if rejection.kind != "invalid UTF-8":  # `_add` has counted documents with bad text
                 self.counts.documents += 1
                 self.counts.bytes += rejection.size
             if not in_fragments:
@@ -269,7 +284,7 @@ class _Segment:
         continues: bool,
         unfinished: bool,
     ) -> None:
-        """Write the records of whole documents; join those of a document's fragments."""
+        """Write the records of whole documents, and join the records of a document's fragments."""
         first, last = 0, len(texts)
         if continues:
             if self.open is None:
@@ -293,7 +308,7 @@ class _Segment:
         self.bundle.write("text", text)
 
     def _close(self) -> Any:
-        """The finished record of the open document."""
+        """Close the open document, and return its record."""
         assert self.open is not None
         record = self.open.record(0)
         if not self.open.flags & CONTINUES:
@@ -307,12 +322,18 @@ class _Segment:
             array = np.asarray(records, RECORD)
             self.bundle.write("docs", array.tobytes())
             self.records += len(array)
+            spans = (array["flags"] & (CONTINUES | UNFINISHED)) != 0
+            self.fragments += map(Fragment.of, array[spans])
+            if self.keys is not None:
+                self.keys.add(array["key"][has_key(array)])
 
     def facts(self) -> dict[str, Any]:
         """Facts about the segment that the later stages need besides its files."""
         return {
             "tokens": self.tokens,
             "records": self.records,
+            "keys": self.keys.count if self.keys else 0,
+            "fragments": self.fragments,
             "documents_in": self.counts.documents,
             "bytes_in": self.counts.bytes,
             "dropped": self.counts.dropped,
@@ -333,7 +354,7 @@ class _OpenDocument:
             self._record[name] += record[name]
         self._record["flags"] |= record["flags"]
         replaced = int(self._record["replaced"]) + int(record["replaced"])
-        self._record["replaced"] = min(replaced, 2**32 - 1)
+        self._record["replaced"] = min(replaced, MOST_REPLACED)
         self._record["line"] = self._record["line"] or record["line"]
 
     def lengthen(self, tokens: int) -> None:
@@ -357,7 +378,10 @@ def place_eot(
     continues: bool,
     unfinished: bool,
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Convert terminated texts to tokens in their stored form; returns them and their lengths.
+    """Put the end-of-text id where the settings want it: after each text, before it, or nowhere.
+
+    In `ids`, a terminator follows each text. Returns the tokens to store, and the number of tokens of
+    each document.
 
     >>> ids, offsets = np.array([5, 6, 0, 7, 0], np.uint32), np.array([0, 3, 5])
     >>> tokens, lengths = place_eot(ids, offsets, "before", 0, continues=False, unfinished=False)

@@ -1,4 +1,4 @@
-"""Repeated lines: compute their keys, and remove them from documents.
+"""Repeated lines: compute the keys of lines, and remove repeated lines from documents.
 
 A line counts if it has at least `min_line` characters and is not blank. Scanning and removing visit
 the same lines in the same order. The n-th key of a scan belongs to the n-th line that removal
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.preparation.key_files import Marks
 from tokenmill.sources.records import Cutter
 
 _NEWLINE, _RETURN = 10, 13
@@ -30,7 +31,9 @@ class _Lines:
 
     starts: Places
     ends: Places
-    bare: Places  # ends without a carriage return; a text may be cut before it
+    # Like `ends`, but before the carriage return of a line that has one. Keys exclude carriage returns,
+    # because a text may be cut before one.
+    bare: Places
     counting: Places
 
     def spans(self) -> list[tuple[int, int]]:
@@ -42,9 +45,10 @@ class _Lines:
 def _find_lines(
     text: bytes, min_line: int, *, block: bool, continues: bool = False, mid_line: bool = False
 ) -> _Lines:
-    """The lines of a text, or of a block of texts, in which a line ends at a NUL byte too.
+    """Find the lines of a text. With `block`, lines also end at the NUL bytes between texts.
 
-    Half a line never counts: only a line longer than a block is ever cut.
+    `continues` means that the first line is only part of a line, `mid_line` that the last one is. Such
+    a line never counts.
     """
     array = np.frombuffer(text, np.uint8)
     is_end = array == _NEWLINE
@@ -95,16 +99,16 @@ def line_keys(
 class LineRemover:
     """Removes repeated lines from the documents of one part, in order.
 
-    `repeated` holds a flag for each line of the part that counts. Fragments of a document are
-    returned as fragments that again end with a visible character. If the line before a cut was
-    removed, the end of the fragment is held and returned with the next fragment.
+    `repeated` has a mark for each line of the part that counts. Documents may arrive in
+    fragments. Each fragment that is returned must end with a visible character. So if the last line
+    of a fragment is removed, the end of the text before that line is held back and returned with
+    the next fragment.
     """
 
-    def __init__(self, repeated: npt.NDArray[np.uint8], min_line: int, *, tidy: bool) -> None:
+    def __init__(self, repeated: Marks, min_line: int, *, tidy: bool) -> None:
         self._repeated = repeated
         self._min_line = min_line
         self._tidy = tidy
-        self._next = 0
         self._held = b""
         self._end_gone = False  # whether the last line of the last fragment was removed
         # Whether any line of the current document is kept so far. If the document continues from
@@ -121,8 +125,7 @@ class LineRemover:
             return block
         kept = np.ones(len(lines.starts), np.bool_)
         kept[gone] = False
-        # The document of each line: the same as for the line before, or the next one after a NUL
-        # byte.
+        # Number the document of each line. The line after a NUL byte begins the next document.
         last = np.append(np.frombuffer(block, np.uint8)[lines.ends[:-1]] == 0, True)
         documents = np.cumsum(last) - last
         if self._tidy:
@@ -131,8 +134,7 @@ class LineRemover:
 
     def _take(self, count: int) -> npt.NDArray[np.bool_]:
         """The flags of the next lines that count."""
-        flags: npt.NDArray[np.bool_] = self._repeated[self._next : self._next + count] != 0
-        self._next += count
+        flags = self._repeated.take(count)
         self.removed += int(np.count_nonzero(flags))
         return flags
 
@@ -199,20 +201,21 @@ def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
 
 
 def _same_document_follows(documents: Places) -> Mask:
-    """Whether the next entry is of the same document."""
+    """For each entry, whether the next entry belongs to the same document."""
     same = np.zeros(len(documents), np.bool_)
     same[:-1] = documents[1:] == documents[:-1]
     return same
 
 
 def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
-    """The kept lines of a block, copied in runs.
+    """The kept lines of a block. Consecutive lines are copied together.
 
-    Newlines between the lines of a document stay, and so do all NUL bytes.
+    A newline stays between two kept lines of a document. All NUL bytes stay.
     """
     chosen = np.flatnonzero(kept)
     inner = chosen[_same_document_follows(documents[chosen])]
-    # Both arrays alternate between lines and line ends: whether each stays, and where it begins.
+    # Two arrays with entries for the first line, its line end, the second line, and so on: whether
+    # each stays, and where it begins.
     stays = np.zeros(2 * len(kept), np.bool_)
     stays[::2] = kept
     stays[1::2] = last
@@ -225,7 +228,7 @@ def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: 
 
 
 def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes:
-    """The kept lines, copied in runs."""
+    """The kept lines of a text. Consecutive lines are copied together."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False]))))
     starts, ends = lines.starts[edges[::2]], lines.ends[edges[1::2] - 1]
     return b"\n".join(

@@ -1,13 +1,14 @@
-"""A worker's share of the memory: how much text it allows, and how the worker stays within it.
+"""A worker's share of the memory: how much text fits in it, and how the worker stays within it.
 
 A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be
-held whole takes another `COPIES` times its size. This includes copies of the text as read, parsed
-and cleaned. Most of it is for merging, which takes 25 times the size of a word.
+held whole takes another `COPIES` times its size, for copies of the text as read, parsed and
+cleaned, and above all for the tokenizer: to merge the bytes of a word, the tokenizer takes 25 times
+the size of the word.
 
 A tokenizer caches every word that it has encoded. `Workspace` clears the cache when the process
-grows beyond its share. The check takes about 10 µs and is made after each slice of text. With less
-memory, slices are smaller, because the cache can grow by many times the size of a slice if its
-words never repeat.
+grows too large. Each check takes about 10 µs; there is one after each slice of text. If words never
+repeat, one slice can make the cache grow by many times the size of the slice. So a worker with less
+memory uses smaller slices.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.preparation.engine import Worker
 from tokenmill.sources.records import COPIES
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import size
@@ -43,7 +42,7 @@ def holdable_bytes(share: int) -> int:
 
 
 def share_to_hold(size: int) -> int:
-    """The share of a worker that has to hold this many bytes of one document.
+    """The share of the memory that a worker needs to hold this many bytes of one document.
 
     >>> holdable_bytes(share_to_hold(1 << 30)) == 1 << 30
     True
@@ -52,7 +51,7 @@ def share_to_hold(size: int) -> int:
 
 
 def suggest_less_memory(workers: int, memory: int) -> str:
-    """Advice to run again with less memory: half of the workers' current total, if possible.
+    """Advise running again with half as many workers and half as much memory, if possible.
 
     >>> suggest_less_memory(8, 2_400_000_000)
     'Run it again with `workers=4` and `memory=1200000000`.'
@@ -88,9 +87,9 @@ def memory_in_use() -> int:
 
 
 class Workspace:
-    """The state that a worker keeps between tasks: the tokenizer, and its share of the memory.
+    """The state that a worker keeps between tasks: the tokenizer and a share of the memory.
 
-    Pickling creates a new one in the worker process.
+    Unpickling makes a new workspace, which measures the memory of its own process.
     """
 
     def __init__(self, tokenizer: Tokenizer, share: int) -> None:
@@ -112,6 +111,11 @@ class Workspace:
         if memory_in_use() > limit:
             self.release_memory()
 
+    def spare_memory(self) -> int:
+        """Release memory; returns the bytes of the share that a task may then use."""
+        self.release_memory()
+        return max(0, self._share - (memory_in_use() or _BASE) - _RESERVE)
+
     def release_memory(self) -> None:
         """Clear the tokenizer's cache and return free memory to the system."""
         self.tokenizer.forget()
@@ -120,7 +124,7 @@ class Workspace:
         self._limit = self._next_limit()
 
     def _next_limit(self) -> int:
-        """The size at which to release memory.
+        """The size of the process at which to release memory.
 
         A tokenizer's table of words doubles when it is full. For a moment, the old and the new
         table both exist, so only half of the remaining memory may be used.
@@ -128,12 +132,3 @@ class Workspace:
         now = memory_in_use()
         # If little was freed, releasing again soon would take time and free little.
         return now + max(_LEAST_GROWTH, (self._share - now) // 2)
-
-
-@dataclass(frozen=True)
-class ReleaseMemory:
-    """A task: release the memory that a worker does not need."""
-
-    def run(self, worker: Worker) -> None:
-        """Release the memory."""
-        worker.workspace.release_memory()

@@ -1,8 +1,8 @@
-"""Segments to shards: copy the kept documents, in input order, into files of equal length.
+"""Make shards from segments: copy the kept documents, in input order, into files of equal length.
 
-A shard is a range of the split's tokens, so each can be made independently from the segments that it
-overlaps. Neighbouring documents with the same fate are copied as one range. Memory holds a block of
-records and a block of tokens.
+A shard is a range of the split's tokens, so each shard can be made independently, from the segments
+that it overlaps. Neighbouring documents of the same split are copied as one range. Memory holds a
+block of records and a block of tokens.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.plan import Limits
 from tokenmill.preparation.segment import CONTINUES, UNFINISHED, read_document_records
-from tokenmill.preparation.sift import SPLITS, Sifted, Stitched
-from tokenmill.storage.files import AtomicFile, NpyFile
+from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.spanning import Whole
+from tokenmill.storage.files import NpyFile
+from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE
+from tokenmill.store.shard_file import ShardFile
 from tokenmill.store.shard_receipts import is_intact
 from tokenmill.store.tables import Shard, ShardName
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSlice:
-    """A segment that a shard overlaps; `before` tokens of the split precede it."""
+    """A segment that a shard overlaps; `before` counts the split's tokens in earlier segments."""
 
     segment: Path
-    first_record: int
+    fates: Path
     before: int
+    key: tuple[int, int]  # of the document that begins here and ends in a later part
+    length: int  # its tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +49,6 @@ class PackShard(ShardName):
     start: int
     end: int
     slices: tuple[SegmentSlice, ...]
-    fates: Path
-    stitched: dict[int, Stitched]
     dtype: str
     folder: Path
     limits: Limits
@@ -54,7 +58,7 @@ class PackShard(ShardName):
         dtype = np.dtype(self.dtype).newbyteorder("<")
         documents = 0
         with (
-            AtomicFile(self.folder / self.path) as tokens_file,
+            ShardFile(self.folder / self.path, dtype, self.compression) as tokens_file,
             NpyFile(self.folder / self.documents_path, DOCUMENT_DTYPE) as documents_file,
         ):
             for part in self.slices:
@@ -70,14 +74,19 @@ class PackShard(ShardName):
                         documents += len(table)
             written = tokens_file.size // dtype.itemsize
             if written != self.end - self.start:
-                raise AssertionError(f"{self.path}: {written} tokens, not {self.end - self.start}")
+                raise FolderError(
+                    f"The unfinished run is damaged: {self.path} would have {written:,} tokens, expected "
+                    f"{self.end - self.start:,}. Add `restart=True` to start over."
+                )
+            checksum, compressed = tokens_file.finish()
             return Shard(
                 path=self.path,
                 tokens=written,
                 documents=documents,
-                xxh3_128=tokens_file.finish(),
+                xxh3_128=checksum,
                 documents_path=self.documents_path,
                 documents_xxh3_128=documents_file.finish(),
+                compressed=compressed,
             )
 
 
@@ -94,39 +103,51 @@ class CheckShard:
         return is_intact(self.folder, self.shard, self.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sifted:
+    """The segments, the fates of their documents, and the documents that begin in each and span it."""
+
+    segments: list[Path]
+    fates: list[Path]
+    tokens: dict[str, list[int]]  # a split: tokens from each segment
+    spanning: dict[int, Whole]  # by the number of their first part
+    ledger: dict[str, Any]
+    rejected: list[Path]  # reports of segments
+    repaired: list[Path]
+
+
 def plan_shards(
     sifted: Sifted,
-    segments: list[Path],
     tokens_per_shard: int,
     dtype: str,
     folder: Path,
     limits: Limits,
+    compression: Compression | None,
 ) -> Iterator[PackShard]:
     """The tasks for the shards of all splits."""
-    numbers = list(sifted.stitched)
+    nothing = Whole(())
     for split in SPLITS:
         before = [0, *accumulate(sifted.tokens[split])]
         for number, start in enumerate(range(0, before[-1], tokens_per_shard)):
             end = min(start + tokens_per_shard, before[-1])
             first, last = bisect_right(before, start) - 1, bisect_left(before, end)
-            records = sifted.first_record[first], [*sifted.first_record, 1 << 62][last]
-            spanning = numbers[bisect_left(numbers, records[0]) : bisect_left(numbers, records[1])]
             yield PackShard(
                 split=split,
                 number=number,
+                compression=compression,
                 start=start,
                 end=end,
                 slices=tuple(
                     SegmentSlice(
-                        segment=segments[i],
-                        first_record=sifted.first_record[i],
+                        segment=sifted.segments[i],
+                        fates=sifted.fates[i],
                         before=before[i],
+                        key=sifted.spanning.get(i, nothing).key,
+                        length=sifted.spanning.get(i, nothing).length,
                     )
                     for i in range(first, last)
                     if sifted.tokens[split][i]
                 ),
-                fates=sifted.fates,
-                stitched={number: sifted.stitched[number] for number in spanning},
                 dtype=dtype,
                 folder=folder,
                 limits=limits,
@@ -143,8 +164,7 @@ def _choose(
     fate = 1 + SPLITS.index(task.split)
     in_segment, in_split = 0, part.before
     for start, records in read_document_records(part.segment, task.limits.records):
-        number = part.first_record + start
-        fates = np.fromfile(task.fates, np.uint8, count=len(records), offset=number)
+        fates = np.fromfile(part.fates, np.uint8, count=len(records), offset=start)
         lengths = records["length"].astype(np.int64)
         firsts = in_segment + np.cumsum(lengths) - lengths
         in_segment += int(lengths.sum())
@@ -168,16 +188,15 @@ def _choose(
         for name in ("key", "length", "source", "offset"):
             table[name] = records[name][chosen]
         table["first"] = places[begins] - task.start
-        for index in np.flatnonzero(records["flags"][chosen] & np.uint64(UNFINISHED)):
-            whole = task.stitched[number + int(chosen[index])]
-            table["key"][index], table["length"][index] = whole.key, whole.length
+        if (records["flags"][chosen[-1:]] & UNFINISHED).any():
+            table["key"][-1], table["length"][-1] = part.key, part.length
         yield ranges, table
         if in_split >= task.end:
             return
 
 
 def _merge(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ranges, with adjacent ones merged.
+    """Merge ranges that are adjacent.
 
     >>> _merge(np.array([0, 5, 9]), np.array([5, 7, 12]))
     [(0, 7), (9, 12)]

@@ -6,7 +6,6 @@ of documents in a chunk.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -16,11 +15,12 @@ from typing import Any, Self
 import numpy as np
 
 from tokenmill.errors import TooLongError
+from tokenmill.preparation.key_files import KeyLayout, PartMarks
 from tokenmill.preparation.memory import share_to_hold
 from tokenmill.preparation.plan import Limits, Part, Plan, SourceRange
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.compression import USUAL_WINDOW
-from tokenmill.sources.files import BadFileError, SourceFile, local_path
+from tokenmill.sources.files import BadFileError, SourceFile, stat_source
 from tokenmill.sources.read import LEAST_MEMORY, Reading, read_range
 from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places, is_utf8
 from tokenmill.wording import counted
@@ -41,7 +41,8 @@ class PartTask:
     folder: Path
     reading: Reading
     workers: int
-    repeated_lines: tuple[Path, int, int] | None = None  # file of marks, and the part's range
+    keys: KeyLayout  # of the bundle's key file
+    repeated_lines: PartMarks | None = None
     skipped: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
     @classmethod
@@ -55,6 +56,7 @@ class PartTask:
             dtype=plan.dtype,
             folder=folder,
             reading=_how_to_read(plan, plan.limits),
+            keys=plan.keys,
             workers=plan.workers,
         )
 
@@ -107,7 +109,7 @@ class TooLargeError(BadFileError):
 def _refuse_changed(source: SourceFile) -> None:
     """Refuse a file that changed since the plan was made: its parts would not fit together."""
     try:
-        stat = os.stat(local_path(source.path))  # noqa: PTH116  a Path takes ten times as long
+        stat = stat_source(source.path)
     except OSError:
         return  # opening it raises a better error
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
@@ -122,11 +124,11 @@ class PartChunk:
     number: int  # of the source; of the first one if there are several
     source: SourceFile
     sources: Places  # the number of each document's source
-    lines_before: int  # in the range
+    lines_before: int  # lines of the range before this chunk
 
 
 class PartReader:
-    """Reads the documents of a part. `lines` has the line ends of each range that was read.
+    """Reads the documents of a part. `lines` counts the line ends of each range that was read.
 
     If a file fails before any of its documents was returned, it is added to `skipped`, and reading
     continues with the next file. If it fails later, BadFileError is raised: the part must be read
@@ -137,7 +139,7 @@ class PartReader:
         self._task = task
         self._skipped = skipped
         self._small: list[tuple[int, Chunk]] = []
-        self._held = self._records = 0  # bytes and documents in them
+        self._held = self._records = 0  # bytes and documents in `_small`
         self.lines: list[int] = []
 
     def __iter__(self) -> Iterator[PartChunk]:
@@ -192,9 +194,10 @@ class PartReader:
 
 
 def may_skip(task: PartTask, error: BadFileError) -> bool:
-    """Whether a part may leave out a bad file.
+    """Whether a part may omit a bad file.
 
-    With `dedup="lines"` it may not: without that file, the marks would apply to other lines.
+    If repeated lines are being removed, it may not: the n-th mark is for the n-th line of the part,
+    so without the file, later marks would apply to the wrong lines.
     """
     return task.repeated_lines is None and not isinstance(error, TooLargeError)
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,19 +18,21 @@ import xxhash
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.preparation.engine import available_cores
+from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
 from tokenmill.sources.parquet import measure_row_groups
 from tokenmill.sources.records import BLOCK, overlaps_itself
+from tokenmill.storage.object_path import as_path
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.registry import check_picklable
 from tokenmill.wording import counted
 
 _EXPANSION = 4  # assumed bytes of text per compressed byte
 _LISTED_FAULTS = 20
-_SEGMENT_FORMAT = 2  # a resumed run remakes segments that have another format
+_SEGMENT_FORMAT = 3  # a resumed run remakes segments that have another format
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -47,6 +48,8 @@ class Limits:
     rows: int = 256  # of a Parquet file, decoded at once
     records: int = (4 << 20) // 64  # of a segment, read at once
     copied_tokens: int = 1 << 20
+    partition_bytes: int = 256 << 20  # bytes of input for each partition of the keys
+    run_keys: int = 1 << 19  # keys that a part orders by partition at once
     sorted_keys: int | None = None  # None: as many as the memory allows
 
 
@@ -71,7 +74,7 @@ class Part:
 
     @property
     def scan_name(self) -> str:
-        """The name of the bundle of the part's line keys."""
+        """The name of the bundle that holds the part's line keys."""
         return hash_names("lines", self.name)
 
 
@@ -93,13 +96,18 @@ class Plan:
 
     @cached_property
     def size(self) -> int:
-        """The bytes of all sources on disk."""
+        """The size of all sources on disk, in bytes."""
         return sum(source.size for source in self.sources)
 
     @cached_property
     def name(self) -> str:
-        """A hash of the content of all segments."""
+        """A hash of everything that decides the content of the segments."""
         return hash_names(*(part.name for part in self.parts))
+
+    @property
+    def keys(self) -> KeyLayout:
+        """The layout of key files."""
+        return _choose_layout(self.size, self.limits)
 
     @property
     def share(self) -> int:
@@ -107,7 +115,7 @@ class Plan:
         return self.memory // self.workers
 
     def record(self) -> dict[str, Any]:
-        """The settings and input that a resumed run must share."""
+        """The settings and input that must be the same when a run resumes."""
         return {
             "settings": self.settings.to_json(),
             "tokenizer": self.tokenizer.fingerprint,
@@ -127,10 +135,14 @@ def make_plan(
     tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
     workers: int | None = None,
     memory: int | None = None,
+    machine: int | None = None,
     limits: Limits | None = None,
     **settings: Any,
 ) -> Plan:
-    """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`."""
+    """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
+
+    `machine` is the memory of all machines in bytes; None means this one.
+    """
     limits = limits or Limits()
     checked = PrepareSettings(**settings)
     if workers is not None and workers < 1:
@@ -150,11 +162,12 @@ def make_plan(
     dtype = _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
-    sources, passed_over = find_files(inputs, leave_out=Path(out))
+    sources, passed_over = find_files(inputs, leave_out=as_path(out))
     if not checked.skip_bad_files:
         _refuse_faults(sources)
+    available = machine_memory() if machine is None else machine
     # Without a limit, a document that must be held whole may take half of the machine's memory.
-    hold_limit = holdable_bytes((memory or max(total, machine_memory() // 2)) // workers)
+    hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
     parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit)
     return Plan(
         settings=checked,
@@ -204,10 +217,10 @@ def cut_into_parts(
     limits: Limits,
     hold_limit: int,
 ) -> tuple[tuple[Part, ...], int]:
-    """The parts of some sources, and the distance between borders of parts in a file.
+    """Divide the sources into parts. Also return the size, in bytes, at which files are cut.
 
-    A plain file is cut into ranges of bytes, a Parquet file into runs of row groups; a compressed
-    file is not cut. Small files of any kind share a part.
+    A plain file is cut at the multiples of this size, a Parquet file between row groups; a
+    compressed file is not cut. Small files of any kind share a part.
     """
     total = sum(source.size for source in sources)
     step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))
@@ -217,11 +230,11 @@ def cut_into_parts(
     parts: list[Part] = []
     group: list[SourceRange] = []
     text_bytes = disk_bytes = 0  # of the group; the first is an estimate
-    # The settings that decide the content of a segment, besides its ranges. The split is not among
-    # them, because it is decided later. Skipped bad files are not either: a segment's receipt lists
-    # them.
+    # The settings that decide the content of a segment, besides its ranges. The splits and shards
+    # are made later. Files that were skipped are listed in a segment's receipt.
     context = {
         "format": _SEGMENT_FORMAT,
+        "keys": vars(_choose_layout(total, limits)),
         "tokenizer": fingerprint,
         "settings": {
             name: value
@@ -260,10 +273,15 @@ def cut_into_parts(
     return tuple(parts), step
 
 
+def _choose_layout(size: int, limits: Limits) -> KeyLayout:
+    partitions = choose_partitions(size, limits.partition_bytes)
+    return KeyLayout(partitions=partitions, run_keys=limits.run_keys)
+
+
 def _cut(
     number: int, source: SourceFile, step: int, hold_limit: int, text_can_be_cut: bool
 ) -> tuple[list[SourceRange], int]:
-    """The ranges of a source, and an estimate of its bytes of text."""
+    """Return the ranges of a source, and an estimate of how many bytes of text the source has."""
     if source.kind == "parquet":
         return _row_group_ranges(number, source, step, hold_limit)
     if source.compression:
@@ -277,7 +295,7 @@ def _cut(
 def _row_group_ranges(
     number: int, source: SourceFile, step: int, hold_limit: int
 ) -> tuple[list[SourceRange], int]:
-    """Runs of row groups of about a part's size, and the bytes of all."""
+    """Return ranges of row groups, each about a part's size, and the bytes in all row groups."""
     ranges: list[SourceRange] = []
     start = held = 0
     sizes = measure_row_groups(source.path, hold_limit)

@@ -1,15 +1,17 @@
 """`prepare`: turn text into a dataset, in stages that can each be interrupted.
 
-    plan      inputs to parts
-    scan      part to line keys, on the engine, if repeated lines are to be removed
-    grind     part to segment, on the engine
-    sift      which documents stay, and in which split
-    pack      segments to shards, on the engine
+    plan      divide the input into parts
+    scan      compute the keys of each part's lines, if repeated lines are to be removed
+    grind     make a segment from each part
+    sift      decide which documents stay, and in which split
+    pack      make shards from the segments
     manifest  written last: a folder with a manifest is a complete dataset
 
+Worker processes do the tasks of scan, grind, sift and pack; see `engine.py`.
+
 The bytes of the dataset depend only on the input and the settings, not on workers, memory or
-interruptions. Finished work is found by its file names and checked; the rest is made.
-Everything that can be done is done before a bad file ends the run.
+interruptions. A resumed run finds finished work by its file names, checks it, and makes the rest.
+If a file is bad, a stage still processes all other files before the run ends with an error.
 """
 
 from __future__ import annotations
@@ -17,38 +19,37 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import orjson
 
-from tokenmill.errors import InputError
+from tokenmill.errors import UsageError
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
+from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
-from tokenmill.preparation.memory import ReleaseMemory, Workspace, suggest_less_memory
-from tokenmill.preparation.pack import CheckShard, PackShard, plan_shards
+from tokenmill.preparation.key_files import PartMarks
+from tokenmill.preparation.memory import Workspace, suggest_less_memory
+from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shards
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
-from tokenmill.preparation.repeats import keys_in_memory, mark_repeats, read_keys
-from tokenmill.preparation.reports import (
-    describe_files,
-    list_rejections,
-    list_repairs,
-    write_json_lines,
-)
+from tokenmill.preparation.reports import join_reports
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
-from tokenmill.preparation.sift import SPLITS, Sifted, sift
+from tokenmill.preparation.sift import SPLITS
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
 from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.object_path import ObjectPath, as_path
+from tokenmill.storage.output import choose_work_folder
+from tokenmill.store.frames import choose_compression
 from tokenmill.store.manifest import Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
-from tokenmill.store.tables import Shard, ShardTable, Source, SourceTable
+from tokenmill.store.tables import Shard, ShardName, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer
 
 
@@ -82,10 +83,14 @@ def prepare(
     tokens_per_shard: int = 100_000_000,
     eot: Literal["after", "before", "none"] = "after",
     dtype: Literal["auto", "uint16", "uint32"] = "auto",
+    compress: Literal["none", "zstd"] = "none",
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair",
     skip_bad_files: bool = False,
     workers: int | None = None,
     memory: int | None = None,
+    work: str | os.PathLike[str] | None = None,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
     restart: bool = False,
     progress: bool | None = None,
     watcher: Watcher | None = None,
@@ -95,10 +100,14 @@ def prepare(
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
     run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
     `tokenmill.preparation.settings.PrepareSettings`. `memory` is the limit in bytes for all workers
-    together.
+    together. Inputs and `out` may be in an object store. Unfinished work then stays on this machine,
+    in the folder `work`; by default that is a folder in the user's cache.
+
+    With `engine="ray"`, the workers are on a Ray cluster: the one at `ray_address`, or the one that
+    is running on this machine.
 
     Progress is shown in terminals and notebooks. `progress=False` turns it off, and `progress=True`
-    prints it elsewhere too. A `watcher` receives it instead.
+    prints it elsewhere too. If you pass a `watcher`, it receives the progress instead.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -107,11 +116,11 @@ def prepare(
     >>> report.manifest.splits["train"].documents, report.manifest.splits["train"].tokens
     (2, 43)
     """
-    plan = make_plan(
+    find_plan = partial(
+        make_plan,
         inputs,
         out,
         tokenizer=tokenizer,
-        workers=workers,
         memory=memory,
         documents=documents,
         text_field=text_field,
@@ -122,11 +131,34 @@ def prepare(
         tokens_per_shard=tokens_per_shard,
         eot=eot,
         dtype=dtype,
+        compress=compress,
         on_bad_text=on_bad_text,
         skip_bad_files=skip_bad_files,
     )
+    _check_engine(engine, ray_address)
     with watching(watcher, progress) as shown:
-        return run_plan(plan, Path(out), shown, restart=restart)
+        target = as_path(out)
+        if engine == "local":
+            return run_plan(find_plan(workers=workers), target, shown, restart=restart, work=work)
+        if isinstance(target, ObjectPath) and work is None:
+            raise UsageError(
+                "`engine='ray'` with `out` in an object store needs `work`: a folder that all nodes "
+                "share."
+            )
+        from tokenmill.preparation.ray_engine import RayCluster
+
+        with RayCluster(ray_address) as cluster:
+            plan = find_plan(workers=workers or cluster.cores, machine=cluster.memory or None)
+            shared = choose_work_folder(target, work) or target
+            start = partial(cluster.start, out=shared, workers=workers)
+            return run_plan(plan, target, shown, restart=restart, work=work, start=start)
+
+
+def _check_engine(engine: str, ray_address: str | None) -> None:
+    if engine not in ("local", "ray"):
+        raise UsageError(f"`engine` is {engine!r}; it must be one of local, ray.")
+    if ray_address is not None and engine != "ray":
+        raise UsageError("`ray_address` is for `engine='ray'` only.")
 
 
 def start_engine(plan: Plan) -> Engine:
@@ -142,10 +174,14 @@ def run_plan(
     watcher: Watcher,
     *,
     restart: bool = False,
+    work: str | os.PathLike[str] | None = None,
     start: Callable[[Plan], Engine] = start_engine,
 ) -> Report:
     """Run the unfinished stages of a plan. `start` starts the engine."""
-    with explain_disk_errors(), PreparationFolder(out, restart=restart) as folder:
+    with (
+        explain_disk_errors(),
+        PreparationFolder(out, restart=restart, work=choose_work_folder(out, work)) as folder,
+    ):
         manifest = folder.finished(plan)
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
         if manifest is None:
@@ -156,9 +192,11 @@ def run_plan(
                 run = Run(plan, folder, engine, watcher)
                 marks, skipped = scan(run) if plan.settings.dedup == "lines" else (None, {})
                 segments = grind(run, marks, skipped)
-                sifted = sift_segments(run, segments)
-                shards = pack(run, segments, sifted)
-            manifest = write_manifest(run, segments, sifted, shards)
+                sifted = sift(run, segments)
+                if not sifted.ledger["documents_kept"]:
+                    raise explain_nothing_kept(run, sifted)
+                shards = pack(run, sifted)
+            manifest = write_manifest(run, sifted, shards)
             done_before, bytes_read = segments.done_before, segments.bytes_read
         folder.clean_up()
         return Report(
@@ -171,15 +209,7 @@ def run_plan(
         )
 
 
-@dataclass(frozen=True)
-class LineMarks:
-    """The repeated lines of the whole input: a file with one byte per line, and each part's range."""
-
-    path: Path
-    ranges: list[tuple[int, int]]
-
-
-def scan(run: Run) -> tuple[LineMarks, Skipped]:
+def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
     """Find the repeated lines of the whole input. Also returns the bad files."""
     plan, folder = run.plan, run.folder.segments
     names = [part.scan_name for part in plan.parts]
@@ -191,21 +221,10 @@ def scan(run: Run) -> tuple[LineMarks, Skipped]:
         lambda i, **more: ScanLines.of(plan, plan.parts[i], folder, **more),
         {},
     )
-    counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
-    run.watcher.begin("finding repeated lines", 0)
-    marks = run.folder.work / "repeated_lines"
-    keys = chain.from_iterable(read_keys(folder / f"{name}.lines") for name in names)
-    mark_repeats(keys, sum(counts), marks, run.folder.work / "spill", _sorted_keys(plan))
-    ends = np.cumsum(counts, dtype=np.int64).tolist()
-    ranges = [(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    return LineMarks(marks, ranges), skipped_in(scans.receipts)
+    return mark_lines(run, scans), skipped_in(scans.receipts)
 
 
-def _sorted_keys(plan: Plan) -> int:
-    return plan.limits.sorted_keys or keys_in_memory(plan.memory * 5 // 8)
-
-
-def grind(run: Run, marks: LineMarks | None, skipped: Skipped) -> Bundles:
+def grind(run: Run, marks: Sequence[PartMarks] | None, skipped: Skipped) -> Bundles:
     """The segments of all parts."""
     plan = run.plan
     names = [part.name for part in plan.parts]
@@ -214,73 +233,34 @@ def grind(run: Run, marks: LineMarks | None, skipped: Skipped) -> Bundles:
         names = [hash_names(plan.name, str(sorted(skipped)), name) for name in names]
 
     def make_task(i: int, **more: Any) -> GrindPart:
-        lines = None if marks is None else (marks.path, *marks.ranges[i])
+        lines = None if marks is None else marks[i]
         return GrindPart.of(plan, plan.parts[i], run.folder.segments, repeated_lines=lines, **more)
 
-    segments = make_bundles(run, "tokenizing", SegmentReceipt, names, make_task, skipped)
-    run.engine.run_everywhere(ReleaseMemory())  # sifting needs memory in this process
-    return segments
+    return make_bundles(run, "tokenizing", SegmentReceipt, names, make_task, skipped)
 
 
-def sift_segments(run: Run, segments: Bundles) -> Sifted:
-    """Decide the fate of every document, and complete the ledger."""
-    plan = run.plan
-    run.watcher.begin("choosing documents", 0)
-    sifted = sift(
-        segments.paths(run.folder.segments),
-        segments.receipts,
-        plan.settings,
-        run.folder.work,
-        sorted_keys=_sorted_keys(plan),
-        count=plan.limits.records,
-    )
-    if not sifted.ledger["documents_kept"]:
-        raise InputError(_explain_nothing_kept(run, segments, sifted))
-    sifted.ledger["set_aside"] = [
-        {"source": plan.sources[number].path, "reason": reason}
-        for number, reason in sorted(skipped_in(segments.receipts).items())
-    ]
-    sifted.ledger["other_encodings"] = describe_files(sifted.repaired_files, plan.sources)
-    return sifted
-
-
-def _explain_nothing_kept(run: Run, segments: Bundles, sifted: Sifted) -> str:
-    plan, dropped = run.plan, sifted.ledger["dropped"]
-    lines = [f"No document was kept out of {sifted.ledger['documents_in']:,}:"]
-    lines += [f"  {reason}: {entry['documents']:,}" for reason, entry in dropped.items()]
-    first = next(list_rejections(plan, segments.receipts, run.folder.segments), None)
-    if first is not None:
-        place = f"line {first['line']}" if first.get("line") else f"row {first.get('row')}"
-        lines.append(f"The first: {first['source']}, {place}: {first['reason']}")
-    if any(source.kind in ("jsonl", "parquet") for source in plan.sources):
-        lines.append(
-            f"If the text is in another field than {plan.settings.text_field!r}, name it with "
-            "`text_field=NAME` and add `restart=True`."
-        )
-    return "\n".join(lines)
-
-
-def pack(run: Run, segments: Bundles, sifted: Sifted) -> dict[str, list[Shard]]:
-    """The shards of each split, made now or before."""
+def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
+    """The shards of each split, made by this run or by an earlier one."""
     plan, root = run.plan, run.folder.path
     for split in SPLITS:
         make_subfolder(root, root / split)
-    paths = segments.paths(run.folder.segments)
     per_shard = plan.settings.tokens_per_shard
-    check_shard_count(map(sum, sifted.tokens.values()), per_shard)
-    tasks = list(plan_shards(sifted, paths, per_shard, plan.dtype, root, plan.limits))
+    compression = choose_compression(plan.settings.compress)
+    check_shard_count(map(sum, sifted.tokens.values()), per_shard, compression)
+    tasks = list(plan_shards(sifted, per_shard, plan.dtype, root, plan.limits, compression))
     context = hash_names(plan.name, str(sifted.ledger["tokens"]))
     receipts = {
         task.path: run.folder.shards / f"{context}-{task.split}-{task.number:05}.json"
         for task in tasks
     }
     done = _find_shards(run, tasks, receipts)
-    _remove_strays(root, done.values())
+    _remove_strays(root, tasks)
     missing = [task for task in tasks if task.path not in done]
     total, left = sifted.ledger["tokens"], sum(task.end - task.start for task in missing)
     run.watcher.begin("writing shards", total, total - left, "tokens")
     for number, shard in run.engine.run(missing, run.watcher.advance):
-        ShardReceipt(shard=shard).write(receipts[shard.path])
+        library = missing[number].library
+        ShardReceipt(shard=shard, library=library).write(receipts[shard.path])
         done[missing[number].path] = shard
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     for task in tasks:
@@ -315,8 +295,11 @@ def _find_shards(
     return done
 
 
-def _remove_strays(root: Path, shards: Iterable[Shard]) -> None:
-    """Remove unfinished and changed shards of an interrupted run."""
+def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
+    """Remove shards of an interrupted run that will not be written again.
+
+    In an object store another process may be writing the same shards, so those stay.
+    """
     wanted = {path for shard in shards for path in (shard.path, shard.documents_path)}
     for split in SPLITS:
         for path in (root / split).glob("shard_*"):
@@ -324,15 +307,11 @@ def _remove_strays(root: Path, shards: Iterable[Shard]) -> None:
                 path.unlink()
 
 
-def write_manifest(
-    run: Run, segments: Bundles, sifted: Sifted, shards: dict[str, list[Shard]]
-) -> Manifest:
+def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> Manifest:
     """Write the reports and the tokenizer, and the manifest last."""
     plan, folder = run.plan, run.folder
-    rejections = list_rejections(plan, segments.receipts, folder.segments)
-    write_json_lines(folder.path / REJECTED_NAME, rejections)
-    repairs = list_repairs(plan, segments.receipts, sifted.repairs)
-    write_json_lines(folder.path / REPAIRED_NAME, repairs)
+    join_reports(sifted.rejected, folder.path / REJECTED_NAME)
+    join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(
@@ -348,6 +327,7 @@ def write_manifest(
         ),
         settings=plan.settings.to_json(),
         ledger=sifted.ledger,
+        compression=choose_compression(plan.settings.compress),
     )
     manifest.write(folder)
     return manifest

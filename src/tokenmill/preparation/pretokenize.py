@@ -1,8 +1,9 @@
 """`pretokenize`: the ids of one text file as one `.npy` file beside it.
 
-This is `prepare` without cleaning, deduplication and split, in its own folder beside the text. It
-has the same speed and memory limit, and can be resumed. The ids are then copied into one file,
-which is complete or absent. If a checksum does not match during the copy, the ids are made again.
+It first runs `prepare` without cleaning, deduplication or a validation split, in a temporary folder
+beside the text. So it has the speed and the memory limit of `prepare`, and can be resumed. Then it
+copies the ids into one file, which is complete or absent. If a checksum does not match during the
+copy, `pretokenize` makes the ids again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ _ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretokenized:
-    """The result of `pretokenize`; the last three fields are None if the file already existed."""
+    """The result of `pretokenize`.
+
+    If the file already existed, `characters` and `documents` are None, and `dropped`, `repaired`
+    and `rejected` keep their defaults.
+    """
 
     path: Path
     tokens: int
@@ -83,8 +88,8 @@ def pretokenize(
 ) -> Pretokenized:
     """Write the ids of a text file to a `.npy` file beside it.
 
-    The text is not cleaned. Documents are split at `<|endoftext|>` if the file has it, and the
-    end-of-text id follows each.
+    The text is not cleaned. Documents are split at `<|endoftext|>` if the file has it. The end-of-text
+    id follows each document.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "x.txt"
@@ -100,7 +105,7 @@ def pretokenize(
     tokenizer = load_tokenizer(tokenizer)
     kind = _kind(dtype, tokenizer)
     folder = target.with_name(f".{target.name}.work")
-    refuse_link(folder)  # the user did not name it
+    refuse_link(folder)  # a link could lead to a folder that the user did not choose
     if target.exists() and not restart:
         found = _check_existing(source, target, kind, tokenizer)
         with explain_disk_errors():
@@ -146,7 +151,7 @@ def pretokenize(
 
 
 def _move_report(report: Path, target: Path) -> Path | None:
-    """Write a report next to the ids, if there is one; returns its path."""
+    """Move a report next to the ids, if there is one; returns its new path."""
     if not report.exists():
         return None
     return report.replace(target.with_suffix(f".{report.name}"))
@@ -166,7 +171,7 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
 def _check_existing(
     source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
 ) -> Pretokenized:
-    """The existing file, if it can be the requested one."""
+    """Describe the existing file. Refuse it if it is outdated, damaged or made with other settings."""
     again = "Add `restart=True` to make it again."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
         raise FolderError(f"{target} is older than {source}. {again}")

@@ -1,31 +1,31 @@
 """Find repeated keys in a long list, exactly and in bounded memory.
 
-The list is all document keys, or all line keys, of an input, in input order. The result is a file
-with one byte per key: 1 if an equal key is earlier in the list. Keys that do not fit in memory are
-first distributed to files by their leading bits, and each file is sorted separately.
+The list holds one partition of the keys of all documents, or of all lines, in input order. The result
+is a file with one byte per key: 1 if an equal key is earlier in the list. Keys that do not fit in
+memory are first distributed to files by their leading bits, and each file is sorted separately.
 
-Costs one sort of 64-bit numbers, about 10 million keys a second, and 24 bytes of disk per key if they
-do not fit in memory.
+Costs one sort of 64-bit numbers, about 10 million keys a second. If the keys do not fit in memory, it
+also costs 24 bytes of disk per key.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.preparation.key_files import Keys
+
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
-_TABLE = 1 << 20  # keys read from a table at once
+_TABLE = 1 << 18  # keys handled at once
 _PAGES = 1 << 15  # marks to write before the pages of the map are released
 _ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
-
-Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
 
 
 def keys_in_memory(memory: int) -> int:
@@ -33,15 +33,8 @@ def keys_in_memory(memory: int) -> int:
     return max(_LEAST_KEYS, memory // _SORT_BYTES)
 
 
-def read_keys(path: Path, table: int = _TABLE) -> Iterator[Keys]:
-    """The keys in a file of keys, `table` at a time."""
-    with path.open("rb") as file:
-        while data := file.read(table * 16):
-            yield np.frombuffer(data, "<u8").reshape(-1, 2)
-
-
 def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
-    """Write the marks of `total` keys to the file `marks`; returns how many are repeats.
+    """Write a mark for each of `total` keys to the file `marks`; returns how many are repeats.
 
     At most `limit` keys are sorted at once. If there are more, all keys go to files in the folder
     `spill`. Files left there by an earlier run are removed.
@@ -132,7 +125,11 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
-    """Mark the repeats among some keys at ascending `places`. None means all places, in order."""
+    """Mark the repeats among some keys.
+
+    `places` are the positions of the keys in the list, ascending. If None, `keys` is the whole
+    list.
+    """
     found = _find(keys)
     return _write(found if places is None else places[found], marks)
 
@@ -140,8 +137,8 @@ def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
     """The places of keys that also occur earlier in the list.
 
-    Sorts one number per key: its leading bits, followed by its place. NumPy sorts plain numbers ten
-    times as fast as it computes an order, and equal keys stay in order.
+    Sorts one number per key: its leading bits, followed by its place. So equal keys stay in order,
+    and NumPy sorts plain numbers ten times as fast as `argsort` computes an order.
     """
     mask = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
     packed = keys[:, 0] & ~mask

@@ -1,44 +1,110 @@
-"""Reports about the input: rejected records, repaired documents, files in other encodings.
+"""Reports about the input: rejected records, repaired documents, files that may not be UTF-8.
 
-Positions are computed only here: segments count lines from their own start. The list of repairs is
-written to disk in input order, 40 bytes per repaired document, while `sift` decides which documents
-to keep. Memory holds a few numbers for each file with repaired documents.
+Segments count lines from their own start. Each segment's reports are written when it is sifted, with
+the positions in its files; the reports of the dataset are these, one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import FolderError
 from tokenmill.preparation.plan import Plan
-from tokenmill.preparation.segment import Receipt
+from tokenmill.preparation.segment import CONTINUES, UNFINISHED, Receipt, Records
+from tokenmill.preparation.spanning import Whole
 from tokenmill.sources.encodings import guess_encoding
 from tokenmill.sources.files import BadFileError, SourceFile, open_source
 from tokenmill.sources.read import read_head
+from tokenmill.storage.decoding import load_json
 from tokenmill.storage.files import AtomicFile
 from tokenmill.wording import counted
 
-REPAIR = np.dtype(
-    [
-        ("segment", "<u8"),  # the line is counted from its start
-        ("source", "<u8"),
-        ("line", "<u8"),  # of the first invalid byte within the segment's range, from 1; 0: unknown
-        ("offset", "<u8"),  # of the document
-        ("replaced", "<u8"),  # number of bytes
-    ]
-)
 _SUSPICIOUS = 200  # if one byte in this many was replaced, a file is not UTF-8
 _SAMPLE = 1 << 16
 _EXAMPLES = 20
-_READ = 1 << 16  # records
+_COPY = 4 << 20  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """Writes the reports of one segment."""
+
+    sources: Mapping[int, SourceFile]  # of the part
+    lines_before: int  # lines of its first source in earlier parts
+    has_rejections: bool
+    first_repair: int | None  # line of the document that begins here and ends in a later part
+
+    def list_rejections(self, segment: Path) -> Iterator[bytes]:
+        """The rejected records as JSON lines."""
+        if self.has_rejections:
+            with segment.with_suffix(".rejected").open("rb") as file:
+                for record in file:
+                    number, line, offset, reason = load_json(record)
+                    if line is not None:
+                        line += 1 + self._count_before(number)
+                    yield self._encode(number, line, offset, reason=reason)
+
+    def list_repairs(self, kept: Records, begins: Whole | None) -> Iterator[bytes]:
+        """The documents that were repaired, out of some kept records, as JSON lines."""
+        replaced = kept["replaced"].astype(np.int64)
+        replaced[(kept["flags"] & CONTINUES) != 0] = 0
+        last = int(kept["flags"][-1]) & (CONTINUES | UNFINISHED) if len(kept) else 0
+        if begins is not None and last == UNFINISHED:
+            replaced[-1] = begins.replaced
+        for i in np.flatnonzero(replaced).tolist():
+            number, line = int(kept["source"][i]), int(kept["line"][i])
+            known = line + self._count_before(number) if line else None
+            if kept["flags"][i] & UNFINISHED:
+                known = self.first_repair
+            offset = int(kept["offset"][i])
+            yield self._encode(number, known, offset, replaced_bytes=int(replaced[i]))
+
+    def _count_before(self, number: int) -> int:
+        return self.lines_before if number == next(iter(self.sources)) else 0
+
+    def _encode(self, number: int, line: int | None, offset: int, **more: Any) -> bytes:
+        source = self.sources[number]
+        place = {"row": offset} if source.unit == "row" else {"line": line, "offset": offset}
+        return orjson.dumps({"source": source.path} | place | more) + b"\n"
+
+
+class SourceCounts:
+    """Sums up the sources of a segment's records, which are added in input order.
+
+    An entry is the number of a source, the offset of its first repaired document, its replaced
+    bytes and its bytes. Entries without replaced bytes are omitted between the first and the last.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[list[int]] = []
+
+    def add(self, records: Records) -> None:
+        """Add some records."""
+        if not len(records):
+            return
+        sources = records["source"]
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(sources)) + 1))
+        replaced = np.add.reduceat(records["replaced"], starts, dtype=np.int64)
+        sizes = np.add.reduceat(records["raw"], starts, dtype=np.int64)
+        ends = np.append(starts[1:], len(records))
+        for run, source in enumerate(sources[starts].tolist()):
+            if not self.entries or self.entries[-1][0] != source:
+                if len(self.entries) > 1 and not self.entries[-1][2]:
+                    self.entries.pop()
+                self.entries.append([source, 0, 0, 0])
+            entry = self.entries[-1]
+            if replaced[run] and not entry[2]:
+                inside = records[starts[run] : ends[run]]
+                entry[1] = int(inside["offset"][inside["replaced"] > 0][0])
+            entry[2] += int(replaced[run])
+            entry[3] += int(sizes[run])
 
 
 @dataclass
@@ -50,45 +116,20 @@ class FileRepairs:
     size: int = 0  # bytes of all documents of the file
 
 
-class RepairLog:
-    """Writes the list, and sums up each file. Records are added in input order."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.files: dict[int, FileRepairs] = {}
-        self._file = file
-        self._source, self._size = -1, 0  # the file of the last record, and its bytes so far
-
-    def add(self, repairs: npt.NDArray[np.void]) -> None:
-        """Add some documents, one REPAIR each."""
-        self._file.write(repairs.tobytes())
-
-    def count(self, records: npt.NDArray[np.void]) -> None:
-        """Sum up the files of some records."""
-        if not len(records):
-            return
-        sources = records["source"]
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(sources)) + 1))
-        replaced = np.add.reduceat(records["replaced"], starts, dtype=np.int64)
-        sizes = np.add.reduceat(records["raw"], starts, dtype=np.int64)
-        ends = np.append(starts[1:], len(records))
-        for run, source in enumerate(sources[starts].tolist()):
-            if source != self._source:
-                self._source, self._size = source, 0
-            self._size += int(sizes[run])
-            if replaced[run] and source not in self.files:
-                inside = records[starts[run] : ends[run]]
-                first = int(inside["offset"][inside["replaced"] > 0][0])
-                self.files[source] = FileRepairs(first)
-            if source in self.files:
-                self.files[source].replaced += int(replaced[run])
-                self.files[source].size = self._size
-
-
-def _read_repairs(path: Path) -> Iterator[tuple[int, int, int, int, int]]:
-    """The list, one document at a time: segment, source, line, offset, replaced bytes."""
-    with path.open("rb") as file:
-        while data := file.read(_READ * REPAIR.itemsize):
-            yield from np.frombuffer(data, REPAIR).tolist()
+def sum_repairs(entries: Iterable[Sequence[int]]) -> dict[int, FileRepairs]:
+    """The repairs by number of the source. Takes the entries of all segments, in input order."""
+    files: dict[int, FileRepairs] = {}
+    current, size_so_far = -1, 0
+    for source, first, replaced, size in entries:
+        if source != current:
+            current, size_so_far = source, 0
+        size_so_far += size
+        if replaced and source not in files:
+            files[source] = FileRepairs(first)
+        if source in files:
+            files[source].replaced += replaced
+            files[source].size = size_so_far
+    return files
 
 
 def describe_files(
@@ -124,38 +165,11 @@ def _read_sample(source: SourceFile, offset: int) -> bytes:
         return b""
 
 
-def list_rejections(
-    plan: Plan, receipts: Sequence[Receipt], folder: Path
-) -> Iterator[dict[str, Any]]:
-    """The rejected records of all segments, with their position in their file."""
-    for receipt, before in zip(receipts, _lines_before(plan, receipts), strict=True):
-        if "rejected" in receipt["files"]:
-            with (folder / f"{receipt['name']}.rejected").open("rb") as file:
-                for record in file:
-                    number, line, offset, reason = orjson.loads(record)
-                    if line is not None:
-                        line += 1 + before.get(number, 0)
-                    yield _position(plan, number, line, offset) | {"reason": reason}
-
-
-def list_repairs(
-    plan: Plan, receipts: Sequence[Receipt], repairs: Path
-) -> Iterator[dict[str, Any]]:
-    """The documents that were repaired and kept, with their position in their file."""
-    parts = enumerate(_lines_before(plan, receipts))
-    part, before = next(parts)
-    for segment, number, line, offset, replaced in _read_repairs(repairs):
-        while part < segment:
-            part, before = next(parts)
-        known = line + before.get(number, 0) if line else None
-        yield _position(plan, number, known, offset) | {"replaced_bytes": replaced}
-
-
-def _lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[dict[int, int]]:
-    """For each part, the number of lines of each source in the parts before it."""
+def count_lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[int]:
+    """For each part, the number of lines of its first source in the parts before it."""
     before: dict[int, int] = {}
     for part, receipt in zip(plan.parts, receipts, strict=True):
-        yield before
+        yield before.get(part.ranges[0].source, 0)
         facts = receipt["facts"]
         skipped = dict(facts["skipped"])
         read = [one.source for one in part.ranges if one.source not in skipped]
@@ -169,20 +183,16 @@ def _lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[dict[int,
             before[source] = before.get(source, 0) + count
 
 
-def _position(plan: Plan, number: int, line: int | None, offset: int) -> dict[str, Any]:
-    source = plan.sources[number]
-    if source.unit == "row":
-        return {"source": source.path, "row": offset}
-    return {"source": source.path, "line": line, "offset": offset}
-
-
-def write_json_lines(path: Path, entries: Iterator[dict[str, Any]]) -> None:
-    """Write a report; without entries, no file is written."""
-    first = next(entries, None)
+def join_reports(paths: Iterable[Path], target: Path) -> None:
+    """Write a report of the dataset from those of segments; without any, no file is written."""
+    some = iter(paths)
+    first = next(some, None)
     if first is None:
-        path.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
         return
-    with AtomicFile(path) as file:
-        for entry in chain([first], entries):
-            file.write(orjson.dumps(entry) + b"\n")
+    with AtomicFile(target) as file:
+        for path in chain([first], some):
+            with path.open("rb") as report:
+                while block := report.read(_COPY):
+                    file.write(block)
         file.finish()

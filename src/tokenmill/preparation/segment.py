@@ -1,30 +1,30 @@
-"""The files of a segment, the result of processing a part: complete, or absent.
+"""The files of a segment, which is the result of processing a part. They are complete or absent.
 
-A bundle is `NAME.tokens`, `NAME.docs`, … and a receipt `NAME.json` that is written last: if the
-receipt is there, the files are complete. The files are not flushed to the disk one by one, which
-would take longer than making them. Instead the receipt holds their checksums and its own, and a
-resumed run checks them. A file damaged by a crash is made again.
+A bundle is a set of files, `NAME.tokens`, `NAME.docs`, …, and a receipt `NAME.json` that is written
+last: if the receipt exists, the files are complete. The files are not flushed to the disk one by one,
+because that would take longer than making them. Instead, the receipt holds checksums of the files and
+of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
 
-The bundle of a segment has the tokens, one `RECORD` per document, the rejected records, and the
-texts of documents that continue in another part.
+The bundle of a segment has the tokens, one `RECORD` per document, the keys of documents, the rejected
+records, and the texts of documents that continue in another part.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypedDict
+from typing import Any, BinaryIO, Literal, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
-from tokenmill.storage.files import hash_file
+from tokenmill.preparation.key_files import KeyLayout, damaged, mark_file_size
+from tokenmill.storage.files import hash_file, temporary_path
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.store.tables import Count
@@ -43,8 +43,8 @@ RECORD = np.dtype(
         ("replaced", "<u4"),  # bytes that were not UTF-8
     ]
 )
-# Flags of a record: the document begins in an earlier part, ends in a later one; its text is
-# invalid UTF-8 and dropped, or repaired.
+# Flags of a record. The document begins in an earlier part; it ends in a later part; it has invalid
+# UTF-8 and is dropped; it had invalid UTF-8 and was repaired.
 CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED = 1, 2, 4, 8
 
 Records = npt.NDArray[np.void]  # of RECORD
@@ -52,6 +52,23 @@ Records = npt.NDArray[np.void]  # of RECORD
 
 Receipt = dict[str, Any]
 _Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and its fault
+
+
+class Fragment(NamedTuple):
+    """The record of a document that begins in an earlier part or ends in a later one."""
+
+    flags: Count
+    length: Count
+    raw: Count
+    text: Count
+    characters: Count
+    replaced: Count
+    line: Count
+
+    @classmethod
+    def of(cls, record: Any) -> Fragment:
+        """The fields of a RECORD."""
+        return cls(*(int(record[name]) for name in cls._fields))
 
 
 class _ScanFacts(TypedDict):
@@ -62,6 +79,8 @@ class _ScanFacts(TypedDict):
 class _SegmentFacts(TypedDict):
     tokens: Count
     records: Count
+    keys: Count  # of whole documents that are not dropped yet
+    fragments: list[Fragment]  # the first record, the last record, or both
     documents_in: Count
     bytes_in: Count
     dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
@@ -70,8 +89,29 @@ class _SegmentFacts(TypedDict):
     skipped: _Skipped
 
 
+class _MarkFacts(TypedDict):
+    keys: Count
+    runs: Count
+    repeats: Count
+    spanning: list[tuple[Count, bool]]  # the first part of a spanning document, and its mark
+
+
+class _FateFacts(TypedDict):
+    records: Count
+    tokens: list[Count]  # for each split
+    kept: Count
+    kept_bytes: Count
+    text: Count
+    characters: Count
+    repaired: Count
+    dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
+    # The first source, the last one and all with repairs: the source, the offset of the first
+    # repaired document, replaced bytes, bytes.
+    sources: list[tuple[Count, Count, Count, Count]]
+
+
 class ScanReceipt(TypedDict):
-    """The receipt of a part's line keys: the size and checksum of each file, and facts."""
+    """The receipt of a part's line keys: size and checksum of each file, and facts about the part."""
 
     name: str
     files: dict[Literal["lines"], tuple[Count, str]]
@@ -82,15 +122,31 @@ class SegmentReceipt(TypedDict):
     """The receipt of a segment."""
 
     name: str
-    files: dict[Literal["tokens", "docs", "rejected", "text"], tuple[Count, str]]
+    files: dict[Literal["tokens", "docs", "keys", "rejected", "text"], tuple[Count, str]]
     facts: _SegmentFacts
+
+
+class MarkReceipt(TypedDict):
+    """The receipt of the marks of a partition."""
+
+    name: str
+    files: dict[Literal["marks"], tuple[Count, str]]
+    facts: _MarkFacts
+
+
+class FateReceipt(TypedDict):
+    """The receipt of the fates of a segment's documents."""
+
+    name: str
+    files: dict[Literal["fates", "rejected", "repaired"], tuple[Count, str]]
+    facts: _FateFacts
 
 
 _READ_BYTES = 4 << 20
 
 
 class Bundle:
-    """Writes one bundle. Unless `finish` is called, the `with` block removes its files."""
+    """Writes one bundle. If the `with` block ends without `finish`, the bundle's files are removed."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -109,8 +165,7 @@ class Bundle:
             self._temporary(name).unlink(missing_ok=True)
 
     def _temporary(self, file: str) -> Path:
-        # The process number separates a new run from one that is still being killed.
-        return self._folder / f"{self._name}.{file}.{os.getpid()}.tmp"
+        return temporary_path(self._folder / f"{self._name}.{file}")
 
     def write(self, file: str, data: Any) -> None:
         """Append to one of the bundle's files."""
@@ -148,20 +203,35 @@ class Bundle:
             return hash_file(file)
 
 
-def find_bundle(folder: Path, name: str, kind: type[Any]) -> Receipt | None:
-    """The `ScanReceipt` or `SegmentReceipt` of a bundle; None if it is absent or damaged."""
+def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> Receipt | None:
+    """The receipt of a bundle, of type `kind`; None if it is absent or damaged."""
     receipt: Receipt | None = read_receipt(folder / f"{name}.json", kind)
     if receipt is None or receipt["name"] != name:
         return None
-    files, facts = receipt["files"], receipt["facts"]
-    # These counts decide how much memory is allocated.
+    facts, sizes = receipt["facts"], {file: size for file, (size, _) in receipt["files"].items()}
+    # These counts decide how much memory is allocated, so they must fit the sizes of the files.
     if kind is ScanReceipt:
-        is_right = files.keys() == {"lines"} and files["lines"][0] == facts["lines"] * 16
+        is_right = sizes == {"lines": layout.size(facts["lines"])}
+    elif kind is MarkReceipt:
+        is_right = sizes == {"marks": mark_file_size(facts["runs"], facts["keys"])}
+    elif kind is FateReceipt:
+        is_right = sizes.get("fates") == facts["records"] and len(facts["tokens"]) == 2
     else:
-        is_right = files.keys() >= {"tokens", "docs"} and (
-            files["docs"][0] == facts["records"] * RECORD.itemsize
+        is_right = (
+            "tokens" in sizes
+            and sizes.get("docs") == facts["records"] * RECORD.itemsize
+            and sizes.get("keys", 0) == layout.size(facts["keys"])
         )
     return receipt if is_right else None
+
+
+def fingerprint(receipts: Iterable[Receipt]) -> str:
+    """A hash of the content of some bundles."""
+    digest = xxhash.xxh3_128()
+    for receipt in receipts:
+        checksums = sorted((file, checksum) for file, (_, checksum) in receipt["files"].items())
+        digest.update(f"{receipt['name']} {checksums}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -185,8 +255,14 @@ class CheckBundle:
         return True
 
 
+def has_key(records: Records) -> npt.NDArray[np.bool_]:
+    """Which records have a key in the key file: those of whole documents with valid text."""
+    without: npt.NDArray[np.bool_] = (records["flags"] & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
+    return without
+
+
 def read_document_records(segment: Path, count: int) -> Iterator[tuple[int, Records]]:
-    """The records of a segment, `count` at a time, with the number of the first in each group."""
+    """Yield a segment's records, `count` at a time, each group with the index of its first record."""
     start = 0
     with segment.with_suffix(".docs").open("rb") as file:
         while data := file.read(count * RECORD.itemsize):
@@ -195,30 +271,20 @@ def read_document_records(segment: Path, count: int) -> Iterator[tuple[int, Reco
             start += len(records)
 
 
-def read_end_records(segment: Path) -> list[tuple[int, Any]]:
-    """The first and the last record with their numbers; one entry if they are the same record."""
-    path = segment.with_suffix(".docs")
-    count = path.stat().st_size // RECORD.itemsize
-    with path.open("rb") as file:
-        first = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
-        file.seek(-RECORD.itemsize, os.SEEK_END)
-        last = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
-    return [(0, first)] if count == 1 else [(0, first), (count - 1, last)]
-
-
-def read_fragment(segment: Path, record: Any) -> Iterator[bytes]:
+def read_fragment(segment: Path, fragment: Fragment) -> Iterator[bytes]:
     """The text of a document that continues in another part, block by block.
 
-    In the file, the text that continues from an earlier part is first, and the unfinished one last.
+    The file has at most two texts. The first belongs to a document that began in an earlier part,
+    the last to a document that continues in the next part.
     """
     path = segment.with_suffix(".text")
-    length = int(record["text"])
+    length = fragment.text
     with path.open("rb") as file:
-        if not record["flags"] & CONTINUES:
-            file.seek(-length, os.SEEK_END)
+        if not fragment.flags & CONTINUES:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
         while length > 0:
             block = file.read(min(_READ_BYTES, length))
             if not block:
-                raise FolderError(f"{path} is damaged. Add `restart=True` to start over.")
+                raise damaged(path)
             length -= len(block)
             yield block

@@ -26,26 +26,32 @@ class PrepareSettings:
     Parameters
     ----------
     documents
-        What a document is in plain text: auto (split at <|endoftext|> if a file has it),
-        file, line, blank-line, or your own separator.
+        How to split plain text into documents: auto, file (one document per file), line,
+        blank-line, or any other text as the separator. auto splits at <|endoftext|>.
     text_field
-        The JSON field, or Parquet column, with the text.
+        Name of the JSON field or Parquet column that contains the text.
     normalize
-        Clean the text: Unicode NFC, line ends, control characters, white space.
+        Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
+        space.
     dedup
-        Remove repeated documents, or repeated lines; the first one stays.
+        Duplicates to remove: documents, lines or none. The first copy stays.
     min_line
-        Lines with fewer characters are never removed as repeated.
+        Length, in characters, of the shortest repeated line to remove. Used only if `dedup` is
+        lines.
     val_fraction
-        Share of the documents for validation.
+        Share of the documents to hold out for validation.
     tokens_per_shard
-        Tokens per shard; the last shard has fewer.
+        Tokens per shard. The last shard of a split may have fewer.
     eot
-        Where to put the end-of-text token: after each document, before it, or nowhere.
+        Where to put the end-of-text token: after each document, before each document, or nowhere
+        (none).
     dtype
-        How to store ids; auto takes uint16 if the vocabulary allows, else uint32.
+        Type of the stored ids. auto means uint16 if the vocabulary allows it, otherwise uint32.
+    compress
+        Compress shards with zstd: a third of the size, for slower loading.
     on_bad_text
-        What to do with invalid UTF-8: repair it with U+FFFD, drop the document, or refuse.
+        What to do about invalid UTF-8: repair replaces invalid bytes with U+FFFD, drop drops the
+        document, refuse rejects the file.
     skip_bad_files
         Skip files that cannot be read, instead of stopping with an error.
     """
@@ -59,6 +65,7 @@ class PrepareSettings:
     tokens_per_shard: int = 100_000_000
     eot: Literal["after", "before", "none"] = "after"
     dtype: Literal["auto", "uint16", "uint32"] = "auto"
+    compress: Literal["none", "zstd"] = "none"
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
 
@@ -107,8 +114,8 @@ class PrepareSettings:
     def separator(self) -> bytes | None:
         """The bytes between two documents of a plain text; None if a file is one document.
 
-        For `auto` the separator is `<|endoftext|>`, since a file without it is one document either
-        way. An empty separator means blank lines.
+        For `auto`, the separator is `<|endoftext|>`: a file that does not contain it is one document.
+        An empty separator means blank lines.
         """
         known = {"auto": EOT_TEXT.encode(), "file": None, "line": b"\n", "blank-line": b""}
         if self.documents in known:
@@ -120,12 +127,14 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as the manifest stores them."""
-        return asdict(self)
+        """The settings as the manifest stores them; `compress` only if shards are compressed."""
+        settings = asdict(self)
+        compress = settings.pop("compress")
+        return settings if compress == "none" else {**settings, "compress": compress}
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether text has no lone surrogates. Python makes them from arguments that are not UTF-8."""
+    """Whether text has no lone surrogates. Python makes them from command-line bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

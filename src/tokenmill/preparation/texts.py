@@ -1,10 +1,12 @@
 """The texts of a chunk: check, repair, clean and encode them.
 
-Many documents are checked, cleaned and encoded at once, joined by NUL bytes; only a chunk with
+Many documents are checked, cleaned and encoded at once, joined by NUL bytes. Only a chunk with
 invalid UTF-8 is examined text by text. Encoding proceeds slice by slice and checks the memory after
-each, so that memory does not grow with the chunk. A document that arrives in fragments is encoded
-as one text. If the ids at the end of a fragment are not final, that end is held until the next
-fragment, so fragments need not be cut where tokens end.
+each slice, so that memory does not grow with the chunk.
+
+A document that arrives in fragments gets the ids of the whole text, wherever it was cut. The ids at
+the end of a fragment may depend on the next fragment, so the end is held back and encoded with the
+next fragment.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ MARK = np.dtype(
         ("line", "<u4"),  # line of the first of them within the chunk, from 1; 0: unknown
     ]
 )
-_MOST_REPLACED = 2**32 - 1
+MOST_REPLACED = int(np.iinfo(np.uint32).max)
 _LONG = 2 * WINDOW  # a longer text is encoded in windows
 
 Marks = npt.NDArray[np.void]
@@ -67,7 +69,7 @@ class Texts:
         marks: Marks | None,
         joined: bytes | None = None,
     ) -> Texts:
-        """Listed texts, also as a block unless one of them contains a NUL byte."""
+        """Make `Texts` from a list. Unless a text contains a NUL byte, all are also joined to a block."""
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
         return cls(texts, block if whole else None, offsets, sizes, marks)
@@ -95,7 +97,7 @@ class Texts:
 
     @property
     def text_sizes(self) -> Places:
-        """The bytes of each document."""
+        """The number of bytes in each document."""
         if self.block is None:
             return np.fromiter(map(len, self.texts), np.int64, len(self.texts))
         starts, ends = self._borders
@@ -112,7 +114,7 @@ class Texts:
 
     @property
     def characters(self) -> Places:
-        """The characters of each document."""
+        """The number of characters in each document."""
         if self.block is None:
             return np.array([len(text.decode()) for text in self.texts], np.int64)
         return count_characters(self.block, *self._borders)
@@ -165,7 +167,7 @@ def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> 
 def _repair(
     chunk: Chunk, settings: PrepareSettings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
-    """The texts of a chunk. Invalid UTF-8 is repaired, and its text marked as repaired or bad."""
+    """Replace invalid UTF-8 in the texts of a chunk. Each such text is marked as repaired, or as bad."""
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:
@@ -177,7 +179,7 @@ def _repair(
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,
-                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); repair it, or set "
+                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); fix the file, or set "
                     "`on_bad_text` to repair or drop",
                 ) from error
             texts[i] = repaired = text.decode("utf-8", "replace").encode()
@@ -186,7 +188,7 @@ def _repair(
                 replaced = _count_replaced(text, repaired)
                 marks[i] = (
                     REPAIRED,
-                    min(replaced, _MOST_REPLACED),
+                    min(replaced, MOST_REPLACED),
                     0 if line is None else line + 1,
                 )
             else:
@@ -266,7 +268,7 @@ class Encoder:
         return terminate_texts([joined], self._tokenizer.eot_id)
 
     def _feed(self, long: LongText, text: bytes) -> list[Ids]:
-        """The ids of a long text that are final."""
+        """Encode more of a long text, slice by slice; returns the ids that are final."""
         found: list[Ids] = []
         start = 0
         while start < len(text):

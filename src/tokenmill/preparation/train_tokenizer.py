@@ -1,13 +1,13 @@
 """Train a byte-level BPE tokenizer on your own text.
 
-The same files give the same bytes of tokenizer.json, in any order. The `tokenizers` library learns
-the same merges from the same texts, and both libraries give the same ids. `<|endoftext|>` is id
-256, after the 256 bytes; it ends a document, and its spelling is not learned. Text is split as
-GPT-2 splits it. The file is complete or absent.
+The same files, in any order, give the same bytes of tokenizer.json. The `tokenizers` library learns
+the same merges from the same texts and gives the same ids. `<|endoftext|>` is id 256, after the 256
+bytes. Where the text contains it, a document ends, and no merges are learned from its characters.
+Text is split as GPT-2 splits it. The file is complete or absent.
 
 Costs 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with the
-number of *different* words, about 60 bytes each, and nothing spills to disk, so train on a sample of
-a few GB; more text hardly changes a vocabulary. Training runs in a process of its own (`main`), so
+number of *different* words, about 60 bytes each, and nothing is moved to disk. So train on a sample of
+a few GB: more text hardly changes a vocabulary. Training runs in a process of its own (`main`), so
 that its memory is returned at the end and a crash is an ordinary error. The text of JSON lines,
 Parquet and compressed files is extracted to the folder for temporary files.
 """
@@ -31,6 +31,8 @@ from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import BLOCK, Cutter
+from tokenmill.storage.addresses import is_address
+from tokenmill.storage.decoding import load_json
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import is_temporary, make_folder, write_file
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
@@ -50,8 +52,8 @@ def train_tokenizer(
     """Train a tokenizer on text, write its tokenizer.json, and load it.
 
     Inputs are files, folders and globs, in any format that `prepare` reads; `text_field` is the
-    field, or column, that holds the text. Records without one are skipped. Text with few different
-    words gives fewer ids than `vocab_size`.
+    field, or column, that holds the text. Records without that field are skipped. Text with few
+    different words gives fewer ids than `vocab_size`.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one two three, one two three\\n" * 10)
@@ -88,7 +90,7 @@ def train_tokenizer(
 
 
 def _remove_left_behind(target: Path) -> None:
-    """Remove half-written files of killed processes; another run may be writing its own."""
+    """Remove half-written files of killed processes. Files of running processes stay."""
     for path in target.parent.iterdir():
         if is_temporary(path.name) and path.name.startswith(f"{target.name}."):
             try:
@@ -100,14 +102,15 @@ def _remove_left_behind(target: Path) -> None:
 
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
-    """Files of plain text, sorted. The text of all other files is written to `rest`."""
+    """Return all input as plain text files, sorted. `rest` gets the text of other kinds of files."""
     plain = {
         source: Path(source.path).resolve()
         for source in sources
         if source.kind == "text"
         and not source.compression
-        # gigatoken cannot open a file whose name is not UTF-8
+        # gigatoken cannot open an object, or a file whose name is not UTF-8
         and local_path(source.path) == source.path
+        and not is_address(source.path)
     }
     try:
         with rest.open("wb") as file:
@@ -123,7 +126,7 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
 
 
 def extract_text(source: SourceFile, text_field: str, file: BinaryIO, block: int = BLOCK) -> None:
-    """Append the texts of a source to a file, each document after END_OF_TEXT."""
+    """Append the texts of a source to a file, with END_OF_TEXT before each document."""
     hold_limit = holdable_bytes(max(DEFAULT_SHARE, machine_memory() // 2))
     how = Reading(text_field=text_field, cutter=Cutter(), block=block, hold_limit=hold_limit)
     try:
@@ -149,7 +152,7 @@ def _learn_merges(
         check=False,
     )
     if done.returncode == 0:
-        pairs = orjson.loads(result.read_bytes())
+        pairs = load_json(result.read_bytes())
         return [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in pairs]
     if done.returncode < 0:
         raise TokenizerError(
@@ -219,7 +222,7 @@ def main() -> None:
     """The training process: read a job from standard input, write merges to the file in argv[1]."""
     import gigatoken
 
-    job = orjson.loads(sys.stdin.buffer.read())
+    job = load_json(sys.stdin.buffer.read())
     source = gigatoken.TextFileSource(job["paths"], separator=END_OF_TEXT)
     _, merges = gigatoken.train_bpe(source, job["vocab_size"], [END_OF_TEXT])
     pairs = [(left.hex(), right.hex()) for left, right in merges]

@@ -1,4 +1,4 @@
-"""Compressed files as streams of their content: gzip, zstd, bz2 and xz.
+"""Read compressed files as streams: gzip, zstd, bz2 and xz.
 
 A stream is read to its trailer. A truncated or altered stream raises one of the errors in
 `DAMAGED`; it never just ends early. A file may hold several streams in a row, with zeros between
@@ -40,7 +40,7 @@ class Stream(Protocol):
 
 
 class WindowError(Exception):
-    """A valid stream with a larger window than allowed. `window` is its size in bytes."""
+    """A valid stream needs a larger window than allowed: `window` bytes."""
 
     def __init__(self, window: int) -> None:
         super().__init__(f"a window of {window:,} bytes")
@@ -48,7 +48,7 @@ class WindowError(Exception):
 
 
 def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -> Stream:
-    """The content of an open file. `window` limits the memory of a zstd or xz stream.
+    """Decompress an open file while it is read. `window` limits the memory of a zstd or xz stream.
 
     >>> import gzip, io
     >>> decompress(io.BytesIO(gzip.compress(b"text") + bytes(512)), "gzip").read(100)
@@ -64,9 +64,10 @@ def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -
 
 
 class _Members:
-    """The streams of a file, one after another.
+    """Decompresses a file that holds one or more compressed streams in a row.
 
-    Python's own readers mistake a damaged stream after the first one for the end of the file.
+    Python's own readers are not used: they can mistake a damaged second stream for the end of the
+    file.
     """
 
     def __init__(self, raw: BinaryIO, start: Callable[[], Any]) -> None:
@@ -75,7 +76,7 @@ class _Members:
         self._decompressor = start()
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end of the last stream."""
+        """Read up to `size` bytes; empty at the end of the last stream."""
         blocks: list[bytes] = []
         while size and (block := self._read(size)):
             blocks.append(block)
@@ -123,7 +124,11 @@ class _Gzip:
 
 
 class _Limited(ABC):
-    """A decompressor with a limit on memory, which keeps the first bytes to explain a refusal."""
+    """A decompressor with a limit on memory.
+
+    If the limit is too low, the first bytes of the stream show how much memory is needed. So these
+    bytes are kept.
+    """
 
     _longest_head: int
     _inner: zstd.ZstdDecompressor | lzma.LZMADecompressor
@@ -143,7 +148,7 @@ class _Limited(ABC):
 
     @abstractmethod
     def _find_needed(self, error: Exception) -> int | None:
-        """Enough memory for the stream, if it needs more than the limit."""
+        """How much memory is enough for the stream; None if the limit is not the cause of `error`."""
 
     @property
     def eof(self) -> bool:
@@ -175,7 +180,7 @@ class _Zstd(_Limited):
 
 
 class _Xz(_Limited):
-    """One xz stream. If it needs too much memory, raises WindowError with an amount that is enough.
+    """One xz stream. If it needs more memory than allowed, raises WindowError with a sufficient amount.
 
     The older format LZMA is refused: it has no checksum, and a file of zeros would be a valid empty
     file.
@@ -197,7 +202,10 @@ def _needs_memory(error: Exception) -> bool:
 
 
 def _find_xz_memory(head: bytes, limit: int) -> int:
-    """Find from its first bytes how much memory a stream needs; at most twice the actual need."""
+    """How much memory is enough for a stream with these first bytes.
+
+    Doubles the limit until the stream can be read. So the result is at most twice what is needed.
+    """
     while (limit := 2 * limit) < LARGEST_WINDOW:
         try:
             lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit).decompress(head, 1)

@@ -1,4 +1,4 @@
-"""Recognise text where tokens were expected, for a better error than a list of token formats.
+"""Recognise text where tokens were expected, so that the error can say that the path holds text.
 
 Costs: reads the first bytes of some files, only after every format has refused the path.
 """
@@ -22,7 +22,7 @@ _TOKENS = (".bin", ".idx", ".npy", ".npz", ".ds", ".mds", ".array_record", ".arr
 
 
 def explain_text(path: Path) -> str | None:
-    """The error message for a path that holds text instead of tokens; None if it does not.
+    """The error message for a path that holds text instead of tokens; None for any other path.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "my input.txt"
@@ -64,7 +64,7 @@ def looks_like_text(head: bytes) -> bool:
 
 
 def _holds_text(folder: Path) -> bool:
-    """Whether a folder has text, and neither a dataset nor token files near its top."""
+    """Whether a folder holds text, but no dataset, and no token files near its top."""
     found = False
     for file in islice(_walk(folder), _MOST):
         if file.name == MANIFEST_NAME:
@@ -103,7 +103,9 @@ def _has_strings(path: Path) -> bool:
 
     try:
         # Without a limit, a list that claims a million entries takes 700 MB.
-        types = pq.ParquetFile(path, thrift_container_size_limit=_MOST_ENTRIES).schema_arrow.types
+        with path.open("rb") as file:
+            found = pq.ParquetFile(file, thrift_container_size_limit=_MOST_ENTRIES)
+            types = found.schema_arrow.types
     except (pa.ArrowException, OSError):
         return False
     return any(pa.types.is_string(one) or pa.types.is_large_string(one) for one in types)

@@ -15,6 +15,7 @@ _MARKS = (  # UTF-32 first: its little-endian mark begins with the mark of UTF-1
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
+# For each encoding: how many bytes a character has, and which of them is the highest.
 _WIDE = {"UTF-32LE": (4, 3), "UTF-32BE": (4, 0), "UTF-16LE": (2, 1), "UTF-16BE": (2, 0)}
 _STOPS_LE = tuple(stop.encode("utf-16-le") for stop in "、。")
 _STOPS_BE = tuple(stop.encode("utf-16-be") for stop in "、。")
@@ -39,7 +40,7 @@ _GUESSED = {  # Python's name of each codec, and iconv's; the most common first
 
 
 def find_wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the first bytes of a text; None for every other encoding.
+    """Recognise UTF-16 or UTF-32 by the first bytes of a text; None for every other encoding.
 
     >>> find_wide_encoding("words".encode("utf-16-le")), find_wide_encoding(b"words")
     ('UTF-16LE', None)
@@ -50,11 +51,12 @@ def find_wide_encoding(head: bytes) -> str | None:
     head = head[:_HEAD]
     if head.count(0) * _FEW >= len(head):
         for name, (width, high) in _WIDE.items():
-            # Few characters have a low byte of 0; read in the wrong byte order, most do.
+            # In the right byte order, few characters have a low byte of 0; in the wrong one, most do.
             low = head[width - 1 - high :: width].count(0)
             if head[high::width].count(0) > 4 * low and _decode(head, name):
                 return name
-    # Chinese and Japanese have few NUL bytes, but their full stop U+3002 contains control bytes.
+    # Chinese and Japanese have few NUL bytes. But their comma U+3001 and full stop U+3002 contain a
+    # control byte (1 or 2), which text in other encodings hardly ever has.
     for name, stops in (("UTF-16LE", _STOPS_LE), ("UTF-16BE", _STOPS_BE)):
         if any(stop in head for stop in stops) and {"、", "。"} & _decode(head, name):
             return None if _decode(head, "UTF-8") else name
@@ -62,7 +64,7 @@ def find_wide_encoding(head: bytes) -> str | None:
 
 
 def _decode(head: bytes, encoding: str) -> set[str]:
-    """The bytes decoded, or an empty string if they are not text in that encoding."""
+    """The distinct characters of a text; an empty set if the bytes are not text in that encoding."""
     try:
         characters = set(codecs.getincrementaldecoder(encoding)().decode(head))
     except UnicodeDecodeError:
@@ -75,7 +77,7 @@ def _decode(head: bytes, encoding: str) -> set[str]:
 
 
 def guess_encoding(sample: bytes) -> str | None:
-    """The likely encoding of some bytes that are not UTF-8, as iconv calls it; None if unclear.
+    """Guess the encoding of text that is not UTF-8. Returns its name for iconv, or None if unclear.
 
     >>> guess_encoding("Привет, как дела? Всё хорошо, спасибо.".encode("koi8-r"))
     'KOI8-R'
@@ -91,7 +93,8 @@ def guess_encoding(sample: bytes) -> str | None:
     best = matches[0]
     fitting = set(best.could_be_from_charset)
     for match in matches:
-        # By chance, Western European text can look even more like Central European words.
+        # By chance, Western European text can score higher as Central European. So if one of them is
+        # the best, the other is accepted too, and the more common one is chosen.
         latin = {best.encoding, match.encoding} == {"cp1250", "cp1252"}
         if match.chaos <= best.chaos and (latin or match.coherence == best.coherence):
             fitting.update(match.could_be_from_charset)

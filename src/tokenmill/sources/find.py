@@ -20,8 +20,11 @@ from pathlib import Path
 from tokenmill.errors import InputError
 from tokenmill.hub.paths import is_hub_path
 from tokenmill.sources.files import SourceFile, is_about_process, name_source
+from tokenmill.sources.objects import find_input_objects
 from tokenmill.sources.recognize import NOT_TEXT, is_archive, recognize, why_not_text
+from tokenmill.storage.addresses import is_address
 from tokenmill.storage.names import MANIFEST_NAME
+from tokenmill.storage.object_path import as_object, as_path
 from tokenmill.storage.reading import find_near
 
 _SPECIAL = "a pipe, socket or device"
@@ -50,7 +53,7 @@ class PassedOver:
 
 
 def describe_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
-    """How many of each kind were passed over, with an example of each.
+    """What was passed over, in words: how many of each kind, with an example.
 
     >>> some = [PassedOver(path=name, reason="not text") for name in ("a.png", "b.png")]
     >>> describe_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
@@ -70,23 +73,24 @@ def find_files(
 ) -> tuple[list[SourceFile], list[PassedOver]]:
     """Find the files for a list of paths, folders and globs, in the given order.
 
-    Folders are walked in the order of names, without hidden entries and without `leave_out`.
-    Returns each source once, and the entries that were passed over: files that are not text,
-    archives, datasets, pipes and the like, and links that lead out of an input folder. Links to
-    folders inside it are passed over too, because their files are found anyway. Inputs that are
-    links are followed. Broken links and unreadable paths are sources with a fault.
+    Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns
+    each source once, and the entries that were passed over: files that are not text, archives,
+    datasets, pipes and the like, and links that lead out of an input folder. A link to another
+    folder inside the same input folder is passed over too, because the files of that folder are
+    found anyway. Inputs that are links are followed. Broken links and unreadable paths are sources
+    with a fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
     found: dict[str, SourceFile] = {}
     folders: dict[str, str] = {}
     passed_over: list[PassedOver] = []
-    paths = _expand([os.fspath(item) for item in inputs], leave_out, passed_over)
-    for path, named in paths:
+    items = [str(as_path(item)) if is_address(item) else os.fspath(item) for item in inputs]
+    for path, named, known in _expand(items, leave_out, passed_over):
         real = _real_path(path, folders)
         if real in found:
             continue
-        source = recognize(path)
+        source = recognize(path, known)
         if source is None:
             passed_over.append(PassedOver(path=name_source(path), reason=_SPECIAL))
             continue
@@ -98,7 +102,7 @@ def find_files(
         found[real] = source
     if not found:
         raise InputError(
-            f"No text was found in {', '.join(name_source(os.fspath(item)) for item in inputs)}"
+            f"No text was found in {', '.join(map(name_source, items))}"
             + (f"; passed over: {describe_passed_over(passed_over)}." if passed_over else ".")
             + (_FOLLOW if any(entry.reason == _OUTSIDE for entry in passed_over) else "")
         )
@@ -116,14 +120,20 @@ def _refuse_what_is_never_text(source: SourceFile) -> None:
 
 def _expand(
     inputs: Iterable[str], leave_out: Path | None, passed_over: list[PassedOver]
-) -> Iterator[tuple[str, bool]]:
-    """Paths of files, and whether the user named the file itself."""
+) -> Iterator[tuple[str, bool, os.stat_result | None]]:
+    """Paths of files, whether the user named the file itself, and facts that are known about it."""
     for item in inputs:
         path = Path(item)
         if is_hub_path(item):
             from tokenmill.hub.cache import find_cached_files
 
-            yield from ((str(found), True) for found in find_cached_files(item))
+            yield from ((str(found), True, None) for found in find_cached_files(item))
+        elif is_address(item):
+            objects = find_input_objects(as_object(item), leave_out)
+            yield from ((name, objects.named, known) for name, known in objects.files)
+            passed_over += [
+                PassedOver(path=name, reason="a finished dataset") for name in objects.datasets
+            ]
         elif os.path.isdir(item):  # noqa: PTH112  unlike Path.is_dir, it never raises
             if _is_dataset(path):
                 raise InputError(
@@ -132,7 +142,7 @@ def _expand(
                 )
             yield from _walk(path, leave_out, passed_over)
         elif os.path.isfile(item):  # noqa: PTH113
-            yield item, True
+            yield item, True, None
         elif glob.has_magic(item):
             matches = sorted(glob.glob(item, recursive=True))
             if not matches:
@@ -142,9 +152,9 @@ def _expand(
                     if not _is_left_out(Path(match), leave_out, passed_over):
                         yield from _walk(Path(match), leave_out, passed_over)
                 else:
-                    yield match, False
+                    yield match, False, None
         elif os.path.islink(item):  # noqa: PTH114  a broken one
-            yield item, True
+            yield item, True, None
         elif os.path.exists(item):  # noqa: PTH110
             raise InputError(f"{item} is neither a file nor a folder.")
         else:
@@ -165,7 +175,7 @@ def _explain_missing(path: Path) -> str:
 
 def _walk(
     folder: Path, leave_out: Path | None, passed_over: list[PassedOver]
-) -> Iterator[tuple[str, bool]]:
+) -> Iterator[tuple[str, bool, None]]:
     # Without recursion: folders may be nested deeper than Python's stack.
     waiting = [folder]
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
@@ -177,7 +187,7 @@ def _walk(
         except OSError as error:
             if is_about_process(error):
                 raise
-            yield str(here), False  # reported later as a folder that cannot be read
+            yield str(here), False, None  # reported later as a folder that cannot be read
             continue
         folders: list[Path] = []
         # Strings, because creating a Path per file would take most of the time.
@@ -188,7 +198,7 @@ def _walk(
                     PassedOver(path=name_source(prefix + entry.name), reason=_OUTSIDE)
                 )
             elif not _is_folder(entry):
-                yield prefix + entry.name, False
+                yield prefix + entry.name, False, None
             elif entry.is_symlink():
                 name = name_source(prefix + entry.name)
                 passed_over.append(PassedOver(path=name, reason="a link to a folder"))
@@ -232,7 +242,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _real_path(path: str, folders: dict[str, str]) -> str:
-    """`os.path.realpath`, but it resolves the folders above a file only once per folder."""
+    """Like `os.path.realpath`, but resolves each folder only once: `folders` keeps the results."""
     if os.path.islink(path):  # noqa: PTH114
         return os.path.realpath(path)
     folder, name = os.path.split(path)

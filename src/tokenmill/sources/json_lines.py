@@ -1,9 +1,9 @@
-"""JSON lines to documents: one field of one record per line.
+"""Read documents from JSON lines. Each line is a record, and one of its fields is the text.
 
 A line that cannot be used is a `Rejection` with its position and the reason; the lines around it are
-kept. A line is held whole, because it has to be parsed whole. A long one is refused if its values
-would not fit in memory: two bytes of JSON can become 80 bytes of Python. Costs one pass for any
-length of line, and a second one for long lines with many values.
+kept. A line is held whole, because it has to be parsed whole. A long line is refused if its values
+would not fit in memory: two bytes of JSON can become 80 bytes of Python. Reading takes one pass over
+a line of any length, and a second pass over a long line with many values.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _refuse_many_values(line: bytes, start: int, hold_limit: int) -> None:
     """Raise TooLongError if the values of a line take too much memory once they are parsed."""
     most = COPIES // 2 * hold_limit // _VALUE  # the other half is for the line and its text
     values = sum(count_byte(line, byte) for byte in _SEPARATORS)
-    if values > most:
+    if values > most:  # do not count separators in long strings
         for string in _STRING.finditer(line):
             first, end = string.span()
             if end - first > _LONG_STRING:
@@ -118,7 +118,10 @@ def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """Parse a line that the fast path refused. Without a text, adds a rejection and returns None."""
+    """The text of a line that the fast path could not use; None if the line has no text.
+
+    For a line without a text, adds a rejection to `chunk`, unless the line is blank.
+    """
     if not line.strip():
         return None
     size = len(line)
@@ -161,6 +164,8 @@ def list_names(names: list[str]) -> str:
 
     >>> list_names(["id", "x" * 50])
     'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'
+    >>> list_names([*"abcdefghijklmnopqrst"])[-4:], list_names([*"abcdefghijklmnopqrstu"])[-4:]
+    ('s, t', 't, …')
     """
     shown = [one_line(name if len(name) <= 40 else f"{name[:40]}…") for name in names[:20]]
     return ", ".join([*shown, "…"] if len(names) > 20 else shown)

@@ -1,8 +1,8 @@
 """Unicode NFC of UTF-8 bytes, in time proportional to the characters that may change.
 
-`unicodedata.normalize` decodes, checks and encodes everything, normalises a whole text because of one
-accent, and takes quadratic time for a long run of combining marks. Here the leading bytes of
-characters select the few that NFC may change; each of them is normalised with its neighbours, and
+`unicodedata.normalize` has to decode and encode the whole text, normalises all of it because of one
+accent, and takes quadratic time for a long run of combining marks. Here, the few characters that NFC
+may change are found by their first bytes. Only these are normalised, each with its neighbours, and
 long runs of marks are sorted first. The Unicode version is Python's.
 """
 
@@ -20,21 +20,21 @@ Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
 _TABLED = 0x30000  # code points in the tables; NFC changes no larger ones
-_NEAR = 32
-_MANY_MARKS = 32
+_NEAR = 32  # bytes: places closer than this are normalised together
+_MANY_MARKS = 32  # in a row: from here on, `unicodedata` takes too long to sort them
 
 
 class _Tables(NamedTuple):
-    leads: bytes  # by first byte; nonzero: NFC may change characters that begin with it
-    classes: Bytes  # by the key of a character: its canonical combining class
-    unsure: Mask  # by key: whether the character changes or may compose with the one before it
-    classes_by_code: Bytes
+    leads: bytes  # for each first byte: nonzero if NFC may change characters that begin with it
+    classes: Bytes  # for each key, see `_key`: the canonical combining class of the character
+    unsure: Mask  # for each key: whether the character changes or may compose with the one before
+    classes_by_code: Bytes  # for each code point: its canonical combining class
     moved: frozenset[int]  # code points that change or may compose with the character before
 
 
 @functools.cache
 def _tables() -> _Tables:
-    """Built in 60 ms from `unicodedata`."""
+    """Make the tables from `unicodedata`, in 60 ms."""
     characters = [chr(code) for code in range(_TABLED)]
     classes_by_code = np.array([*map(unicodedata.combining, characters), 0], np.uint8)
     moved: set[int] = set()
@@ -52,7 +52,7 @@ def _tables() -> _Tables:
         leads[encoded[0]] = 1
         key = _key(encoded)
         keys = slice(key, key + 64 if len(encoded) == 2 else key + 1)
-        # Each key of four-byte characters stands for 64 of them, so check all 64.
+        # A key has no fourth byte, so it stands for 64 characters of four bytes: mark all 64.
         unsure[keys] = code in moved or len(encoded) == 4
         classes[keys] = 0 if len(encoded) == 4 else classes_by_code[code]
     leads[0xF0:0xF5] = b"\1" * 5
@@ -61,7 +61,11 @@ def _tables() -> _Tables:
 
 
 def _key(encoded: bytes) -> int:
-    """18 bits of a character's first three bytes; a two-byte character has 64 consecutive keys."""
+    """The index of a character in the tables: 18 bits from the first three bytes of its encoding.
+
+    If the character has only two bytes, the third byte belongs to the next character and can be
+    anything. So the tables have 64 consecutive entries for a two-byte character.
+    """
     first, second, third, *_ = encoded + b"\x80"
     return (first & 0x3F) << 12 | (second & 0x3F) << 6 | (third & 0x3F)
 

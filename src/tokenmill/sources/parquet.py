@@ -1,9 +1,10 @@
-"""Parquet files to documents: one column of text.
+"""Read documents from Parquet files. One column is the text.
 
-Row groups are decoded a few rows at a time, about one block. A damaged file is a `BadFileError`; a
-null is a `Rejection` with its row. Before Arrow reads, `_bound_footer` measures the memory for the
-footer, and `parquet_pages.py` for the pages. As many rows are decoded at once as fit in memory. If
-not even one row fits, the file is refused.
+Row groups are decoded a few rows at a time: about one block, or less if that would not fit in
+memory. If not even one row fits, the file is refused. A damaged file is a `BadFileError`; a null is
+a `Rejection` with its row. Arrow would allocate any amount that a file asks for. So before Arrow
+reads, `_bound_footer` computes how much memory the footer can take, and `parquet_pages.py` how much
+the pages take.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LEAST_FOOTER = 1 << 16  # bytes that are always allowed
 
 
 def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
-    """The stored bytes of each row group; empty if the file's footer cannot be read."""
+    """How many bytes each row group takes in the file; empty if the file's footer cannot be read."""
     import pyarrow as pa
 
     try:
@@ -52,9 +53,9 @@ def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
 
 
 def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[tuple[int, int]]:
-    """The uncompressed bytes of the text column, and the rows, of each row group.
+    """For each row group, the uncompressed size of its text column and its number of rows.
 
-    Empty if the footer cannot be read or has no such column.
+    The list is empty if the footer cannot be read or has no such column.
     """
     import pyarrow as pa
 
@@ -93,11 +94,11 @@ def _open(raw: BinaryIO, hold_limit: int) -> Any:
 
 
 def _bound_footer(raw: BinaryIO, start: int, size: int) -> int:
-    """The maximum number of bytes that Arrow takes for a footer.
+    """The most memory, in bytes, that Arrow can take for a footer.
 
-    Each structure ends with a zero byte, and an empty text is a zero byte, so the number of zeros
-    bounds both. A single byte can be a whole structure. A footer with 1,000 row groups of 10
-    columns takes 1.5 MB, and a sixth of its bytes are zeros.
+    Each structure ends with a zero byte; an empty structure has no other bytes. An empty text is a
+    zero byte. So there are at most as many structures and empty texts as zero bytes. As an example, a
+    footer with 1,000 row groups of 10 columns has 1.5 MB, and a sixth of its bytes are zeros.
     """
     raw.seek(start)
     zeros = 0
@@ -115,7 +116,7 @@ def _find_footer(raw: BinaryIO) -> tuple[int, int]:
 
 
 def _read_columns(raw: BinaryIO, metadata: Any, column: str) -> tuple[tuple[ColumnChunk, ...], ...]:
-    """The chunks of a column in each row group. `_open` has bounded the footer."""
+    """The chunks of a column in each row group. `_open` has checked that the footer is small."""
     start, size = _find_footer(raw)
     raw.seek(start)
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
@@ -137,7 +138,7 @@ def read_parquet(
     block: int = BLOCK,
     rows: int = ROWS,
 ) -> Iterator[Chunk]:
-    """The documents in the row groups from `start` to `end`."""
+    """The documents in the row groups [start, end)."""
     import pyarrow as pa
 
     try:
@@ -162,7 +163,7 @@ def read_parquet(
                     yield from limit_chunk(chunk, cutter, block)
             if row != first + expected:
                 raise ValueError(f"expected {expected:,} rows, found {row - first:,}")
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: pages or rows
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: damaged pages or rows
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
             raise  # not the file's fault, or an error of the file system with its own reason
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -250,7 +251,7 @@ def _text_column(schema: Any, text_field: str, source: SourceFile, pa: Any) -> s
         cure = (
             f"; use {' or '.join(f'`text_field={name!r}`' for name in texts[:5])}"
             if texts
-            else ", none with text"
+            else "; none of them holds text"
         )
         reason = f"no column {text_field!r}; it has {list_names(schema.names)}{cure}"
         raise BadFileError(source.path, reason)

@@ -21,12 +21,12 @@ _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of pages
 _STORED_ONCE = (0, 6)  # encodings that store every text in full: plain, delta length
 _HEADER = 256  # bytes to read; statistics can make a header longer
 _LONGEST_HEADER = 16 << 20  # as in Arrow
-_DEEPEST = 8  # structures in a header
+_DEEPEST = 8  # nested structures in a header
 PER_VALUE = 8  # bytes for the lengths of a text and of its prefix, in delta encodings
 
 
 class Page(NamedTuple):
-    """The header of a page. `stored` and `size` are its bytes before and after decompression."""
+    """The header of a page. The page has `stored` bytes compressed and `size` bytes decompressed."""
 
     kind: int
     stored: int
@@ -39,18 +39,19 @@ class Page(NamedTuple):
 class ColumnPages:
     """The pages of one column in one row group."""
 
-    page: int  # bytes of the largest page, compressed and decompressed
-    dictionary: int  # bytes
+    page: int  # bytes of the largest page, compressed plus decompressed
+    dictionary: int  # bytes of the dictionary
     repeated: int  # bytes of the longest text that can occur in many rows
     lengths: int  # bytes for the lengths of the texts in a page
-    ends: Places  # rows up to the end of each data page that stores all its texts
-    sizes: Places  # bytes of text up to there
+    # Only data pages that store each of their texts in full:
+    ends: Places  # the number of rows up to the end of each page
+    sizes: Places  # the bytes of text up to the end of each page
 
     def most_bytes(self, rows: int) -> int:
-        """The most bytes of text that this many rows can have."""
+        """The maximum size, in bytes, of the texts in `rows` consecutive rows."""
         stored = 0
         if len(self.ends):
-            # The worst case begins with the last row of a page, which may have all bytes of that page.
+            # In the worst case, the first row is the last one of a page and has all its bytes.
             last = np.searchsorted(self.ends, self.ends + (rows - 1), side="left")
             before = np.concatenate(([0], self.sizes[:-1]))
             stored = int((self.sizes[np.minimum(last, len(self.ends) - 1)] - before).max())
@@ -59,7 +60,8 @@ class ColumnPages:
     def memory(self, rows: int) -> int:
         """The bytes of memory needed to read this many rows at once.
 
-        Arrow holds a dictionary as read and as decoded; for some columns it is also part of the result.
+        Arrow holds a dictionary twice, as read and as decoded. For some columns, the array
+        that Arrow returns contains the dictionary as well.
         """
         return self.page + 2 * self.dictionary + self.lengths + self.most_bytes(rows)
 
@@ -91,7 +93,7 @@ def measure_pages(file: BinaryIO, start: int, size: int, values: int) -> ColumnP
 
 
 def _read_pages(file: BinaryIO, start: int, size: int, values: int) -> Iterator[Page]:
-    """The pages that Arrow would read."""
+    """Read the headers of the pages that Arrow would read for a column chunk."""
     place, end = start, start + size
     while place < end and values > 0:
         page, place = _read_page(file, place)
@@ -102,7 +104,7 @@ def _read_pages(file: BinaryIO, start: int, size: int, values: int) -> Iterator[
 
 
 def _read_page(file: BinaryIO, place: int) -> tuple[Page, int]:
-    """The page with its header at a position, and where its content begins."""
+    """The page whose header is at offset `place`, and the offset at which its content begins."""
     size = _HEADER
     while True:
         file.seek(place)
@@ -136,8 +138,11 @@ def _find_number(fields: dict[int, object], number: int) -> int:
 
 
 class ColumnChunk(NamedTuple):
-    """A column in a row group, according to the footer. `stored` and `size` are its bytes before and
-    after decompression; `start` is where its first page begins."""
+    """A column in a row group, according to the footer.
+
+    `stored` and `size` are the sizes of the column, compressed and decompressed. `start` is where its
+    first page begins.
+    """
 
     start: int
     stored: int
@@ -145,7 +150,7 @@ class ColumnChunk(NamedTuple):
     values: int
 
 
-@lru_cache(maxsize=1)  # the parts of a file are read one after another
+@lru_cache(maxsize=1)  # parts of a file are read one after another, with the same footer
 def read_footer(footer: bytes, columns: tuple[int, ...]) -> tuple[tuple[ColumnChunk, ...], ...]:
     """The chunks of some columns in each row group; raises ValueError if the footer is damaged.
 
@@ -208,7 +213,6 @@ def _read_value(data: bytes, place: int, kind: int, depth: int) -> tuple[object,
         return _read_number(data, place)
     if kind == 8:
         size, place = _read_varint(data, place)
-        data[place + size - 1]  # IndexError if the data ends before
         return data[place : place + size], place + size
     if kind == 9:
         return _read_list(data, place, depth)

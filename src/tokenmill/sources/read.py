@@ -1,4 +1,4 @@
-"""Input files to documents: plain text, JSON lines and Parquet, compressed or not.
+"""Read documents from input files: plain text, JSON lines and Parquet, compressed or not.
 
 Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
 truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
@@ -33,8 +33,9 @@ LEAST_MEMORY = 128 << 20  # per worker, without the window of a zstd stream
 class Reading:
     """How to read a source.
 
-    `step` is the distance between the nominal borders of parts in a file. `border_cutter` says where
-    a border may be inside a document, `cutter` where a document may be divided into fragments.
+    A file is divided into parts about every `step` bytes (see `records.find_border`). `border_cutter`
+    says where a border between parts may be inside a document. `cutter` says where a document may be
+    divided into fragments.
     """
 
     separator: bytes | None = None
@@ -49,9 +50,10 @@ class Reading:
 
 
 def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterator[Chunk]:
-    """The documents of a range of a file: of bytes, or of row groups for Parquet.
+    """The documents in the range [start, end) of a file.
 
-    A compressed file is always read whole.
+    For Parquet, the range counts row groups; otherwise it counts bytes. A compressed file is always
+    read whole.
     """
     try:
         if source.kind == "parquet":
@@ -165,13 +167,14 @@ def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
                 chunk.read, place = raw.tell() - place, raw.tell()
                 yield chunk
         except WindowError as error:
-            # Not a bad file, because the dataset must not depend on `memory`.
+            # Not a BadFileError: such files may be skipped, and then the dataset would depend on
+            # `memory`.
             need = error.window + LEAST_MEMORY
             raise InputError(
                 f"{source.path} was compressed with a window of {error.window:,} bytes, which is "
                 "more than a worker may use.\n"
-                f"Pass `workers=1` and `memory={need}`, or as much for each worker; or compress "
-                "the file again with a smaller window."
+                f"Pass `workers=1` and `memory={need}` (or more workers, with that much "
+                "memory for each), or compress the file again with a smaller window."
             ) from error
 
 

@@ -1,7 +1,8 @@
 """Decide how to read a file, by its name, and by its first bytes if the name is not enough.
 
-Costs reading 64 KiB of `.json` files and of files with unknown names. `find_fault` also reads 64 KiB,
-or the footer of a Parquet file; damage further on is found only by reading the file.
+Costs reading 64 KiB of each `.json` file, and 8 KiB of each file with an unknown name. `find_fault`
+also reads 64 KiB, or the footer of a Parquet file. Damage elsewhere in a file is found only when the
+file is read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tokenmill.sources.detect_text import HEAD, looks_like_text
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, name_source
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
+from tokenmill.storage.decoding import load_json
 
 NOT_TEXT = "not text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
@@ -38,13 +40,13 @@ _ARRAY = "it is one JSON array, not one record per line; convert it with `jq -c 
 _HEAD = 1 << 16
 
 
-def recognize(path: str) -> SourceFile | None:
-    """How to read a path; None for a pipe, a socket or a device.
+def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | None:
+    """How to read a path; None for a pipe, a socket or a device. `known` are facts about it.
 
-    Broken links, and files or folders without permission, have a fault.
+    If the path cannot be read (a broken link, no permission), the result has a `fault`.
     """
     try:
-        stat = os.stat(path)  # noqa: PTH116
+        stat = known or os.stat(path)  # noqa: PTH116
         if S_ISDIR(stat.st_mode):
             os.scandir(path).close()
             raise OSError(EIO, "the folder could not be listed a moment ago")
@@ -98,7 +100,7 @@ def why_not_text(source: SourceFile) -> str | None:
 
 
 def _split(path: str) -> tuple[str | None, str]:
-    """The compression that a name indicates, and the suffix of the content."""
+    """The compression and the suffix of the content. For `a.jsonl.gz`, they are gzip and `.jsonl`."""
     plain, suffix = os.path.splitext(path)
     compression = _COMPRESSIONS.get(suffix.lower())
     return compression, os.path.splitext(plain if compression else path)[1].lower()
@@ -107,8 +109,8 @@ def _split(path: str) -> tuple[str | None, str]:
 def _judge_json(source: SourceFile) -> SourceFile:
     """Decide whether a `.json` file is JSON lines or one JSON document over many lines.
 
-    A file of JSON lines may have broken lines. So a file is one document only if its head parses as
-    the beginning of a document, or if few lines of the head look like records.
+    A file of JSON lines may have broken lines. So a file counts as one document only in two cases: its
+    head parses as the beginning of a document, or few lines of its head look like records.
     """
     try:
         head = read_head(source, _HEAD)
@@ -129,15 +131,16 @@ def _judge_json(source: SourceFile) -> SourceFile:
 
 def _parses(line: bytes) -> bool:
     try:
-        orjson.loads(line)
+        load_json(line)
     except orjson.JSONDecodeError:
         return False
     return True
 
 
 def _begins_document(head: bytes, whole: bool) -> bool:
-    """Whether some bytes are one JSON value, or, if not `whole`, the beginning of one."""
-    # No JSON string contains a line end, so the beginning of a valid document fails only at its end.
+    """Whether `head` is one JSON value or, unless `whole`, the beginning of a JSON value."""
+    # A JSON string cannot contain a line end. So if a valid document is cut after a line end, the
+    # parser fails only where the text ends.
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
     try:
         _, end = json.JSONDecoder().raw_decode(text)
@@ -156,7 +159,7 @@ def _has_records(head: bytes) -> bool:
 
 
 def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -> str | None:
-    """Why a file cannot be read, or has no text where it should be; None if it looks fine.
+    """Why a file cannot be read, or has no text in `text_field`; None if it looks fine.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -3,11 +3,13 @@
 A record is the text between two separators. Records are found in a stream block by block, in native
 code (`bytes.split`, `re`), and memory holds one block, for any size of file.
 
-A document longer than a block is passed on in fragments. Borders of parts inside a document are
-between a letter and a newline or space: every pre-tokenizer in use ends a token there, so the two
-sides can be tokenized independently, and one huge document keeps all cores busy. Fragments within a
-part may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`), because one worker tokenizes
-them in order (`preparation/texts.py`).
+A document longer than a block is passed on in fragments. There are two kinds of cuts:
+
+- A border between two parts can be inside a document. It is then between a letter and a newline or
+  space. Every pre-tokenizer in use ends a token there, so two workers can tokenize the two sides, and
+  one huge document keeps all cores busy.
+- Inside a part, one worker tokenizes the fragments in order (`preparation/texts.py`). So a document
+  may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`).
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ Places = npt.NDArray[np.int64]
 
 BLOCK = 4 << 20  # bytes read at once; also the longest fragment of a document, normally
 MOST_RECORDS = 1 << 15  # documents per chunk: each takes up to 1 kB of memory until it is tokenized
-COPIES = 32  # bytes of memory per byte of text that is held whole, from reading to tokenizing
-PARSED = 4  # a record that is parsed whole and then cut may be this many times larger
+COPIES = 32  # a text that is held whole takes this many times its size in memory until tokenized
+PARSED = 4  # a record that is parsed whole and then cut may be this many times the hold limit
 _NEWLINE = 10
 _CONTEXT = 8  # bytes before a space or line end that show whether a letter is there
-_TRIES = 20_000  # newlines to try as a cut before trying other places
+_TRIES = 20_000  # places of one kind to try as a cut before trying another kind
 _WIDEST = 4  # bytes of a character
 
 # A run of blank lines with something after it. No part of a run can match in two ways, so the
@@ -43,9 +45,10 @@ _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*+\n)++(?=[ \t\r]*+[^ \t\r\n])")
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A record that cannot become a document. `line` counts from the range's start, from 0.
+    """A record that cannot become a document.
 
-    The ledger counts it under `kind`; `reason` is for the user.
+    `line` is its line number, counted from 0 at the start of the range that is read. The ledger
+    counts the record under `kind`; `reason` is for the user.
     """
 
     line: int | None
@@ -60,7 +63,7 @@ class Chunk:
     """Some consecutive documents of one source, undecoded, with the offset of each.
 
     `continues`: the first text continues a document of the chunk before. `unfinished`: the last
-    document continues in the next chunk; `mid_line` if it was cut within a line.
+    document continues in the next chunk. `mid_line`: that document was cut within a line.
     """
 
     texts: list[bytes]
@@ -71,10 +74,10 @@ class Chunk:
     rejections: list[Rejection] = field(default_factory=list)
     lines: int = 0  # line ends in the block that this chunk was cut from
     read: int = 0  # bytes of the source, for progress
-    whole: bytes = b""  # the block that this chunk was cut from, if known, and the block's offset
-    begin: int = 0
-    # For records that are not UTF-8, by offset: where the first invalid byte is. In plain text,
-    # the text shows it.
+    whole: bytes = b""  # the block that this chunk was cut from, if known
+    begin: int = 0  # the offset of that block
+    # Where the first invalid byte is, for each record that is not UTF-8, by the offset of the record.
+    # Plain text has no entries here, because the text itself shows the place.
     bad_bytes: dict[int, int] = field(default_factory=dict)
     _newlines: Places | None = None
 
@@ -89,15 +92,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """Where a long document may be cut.
+    """Where a long document may be cut: after a letter, before a line end or a space.
 
-    `short_line`: the line before the cut must be plain ASCII and shorter than this. Such short
-    lines are never removed as duplicates, so the cut stays next to a letter. 0 means any line.
+    `short_line`: if it is 0, cut at any line end or space. Otherwise cut only at line ends, and only
+    after a line that is plain ASCII and shorter than `short_line`. Cleaning never removes such short
+    lines as duplicates, so the cut stays next to a letter.
 
-    `anywhere`: if there is no such place, cut at any place where cleaning the fragments separately
-    still gives the cleaned document. The first choice is between a visible character and a line
-    end. The second is before a character that is not white space, and that cleaning neither removes
-    nor composes with the character before it.
+    `anywhere`: also cut at other places where cleaning the fragments one by one gives the same text
+    as cleaning the document:
+
+    - between a visible character and a line end;
+    - as a last resort, before a character that is not white space, if cleaning neither removes it
+      nor composes it with the character before it.
     """
 
     short_line: int = 0
@@ -152,7 +158,7 @@ def _is_letter_before(data: bytes, place: int) -> bool:
     if last < 0x80:
         return 65 <= last & 0xDF <= 90
     letter = _character_before(data, place)
-    # Cleaning splits some letters, such as U+0958, into a letter and a mark; no cut is after a mark.
+    # Cleaning splits some letters, such as U+0958, into a letter and a mark. A mark is not a letter.
     return letter.isalpha() and normalize("NFC", letter).isalpha()
 
 
@@ -175,7 +181,7 @@ def _character_before(data: bytes, place: int) -> str:
 
 
 def _is_solid(data: bytes) -> bool:
-    """Whether the first character is unaffected by cleaning the text before it."""
+    """Whether cleaning leaves the first character as it is, whatever text comes before it."""
     first = data[0]
     if first < 0x80:
         return 0x20 < first < 0x7F
@@ -190,7 +196,9 @@ def _is_solid(data: bytes) -> bool:
 
 
 def overlaps_itself(separator: bytes) -> bool:
-    """Whether two occurrences can share bytes, so that matches depend on where a search begins.
+    """Whether two occurrences of a separator can overlap.
+
+    If so, the occurrences that a search finds depend on where the search begins.
 
     >>> overlaps_itself(b"----"), overlaps_itself(b"<|endoftext|>")
     (True, False)
@@ -210,9 +218,10 @@ def find_border(
     """The border for a nominal `place`: the first position from there on where a part may begin.
 
     Returns the position and whether a record starts there (otherwise a document continues there).
-    The border depends only on the bytes of the file, so both parts next to it find the same one.
-    The start of a record is preferred to a cut inside a document. `step` is the distance between
-    borders: if nothing is found within it, this border and the next are the same.
+    The border depends only on the bytes of the file, so the parts before and after it find the same
+    border. The start of a record is preferred to a cut inside a document. `step` is the distance
+    between nominal places. If nothing is found near `place`, the search continues from the next
+    nominal place. Then two nominal places have the same border, and the part between them is empty.
     """
     while 0 < place < size:
         back = min(place, max(4096, len(separator or b"")))
@@ -256,8 +265,8 @@ def split_records(
 ) -> Iterator[Chunk]:
     """The records in a stream of blocks. The stream begins at offset `start` of its source.
 
-    `continues`: the first record began before the stream. `unfinished`: the last record ends
-    after it. `hold_limit` is how many bytes may be held if they cannot be cut.
+    `continues`: the first record began before the stream. `unfinished`: the last record ends after
+    the stream. `hold_limit` is how many bytes may be held if they cannot be cut.
     """
     held: list[bytes] = []  # blocks before the rest, with neither a separator nor a place to cut
     rest = b""
@@ -275,11 +284,11 @@ def split_records(
             yield chunk
         if len(rest) < block_bytes and not held:
             continue
-        # A separator may be cut off at the end: do not cut inside it.
+        # The last bytes may be the beginning of a separator: do not cut inside it.
         high = len(rest) - max(1, len(separator or b""))
         cut = cutter.last(rest, 0, high) if cutter is not None and high > 0 else -1
         if cut < 0:
-            # Searching all of it again would take quadratic time.
+            # Set aside what was searched: searching it again for each block takes quadratic time.
             edge = high - _CONTEXT
             if separator == b"":
                 edge = min(edge, len(rest.rstrip(b" \t\r\n")))
@@ -310,7 +319,7 @@ def split_records(
 
 
 def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutter | None) -> int:
-    """The bytes up to the next place to cut, for the error message."""
+    """Count the bytes up to the end of the next block that can be cut; for the error message."""
     size = 0
     for block in blocks:
         size += len(block)
@@ -322,7 +331,7 @@ def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutte
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether some bytes are valid UTF-8."""
+    """Whether `data` is valid UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -338,7 +347,9 @@ def count_byte(data: bytes, byte: int) -> int:
 
 
 def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
-    """The characters in some ranges of valid UTF-8: all bytes except continuation bytes.
+    """Count the characters in each range data[start:end]. The data must be valid UTF-8.
+
+    Every byte is the start of a character, unless it is a continuation byte.
 
     >>> count_characters("é aé".encode(), np.array([0, 3]), np.array([2, 6])).tolist()
     [1, 2]
@@ -351,7 +362,7 @@ def count_characters(data: bytes, starts: Places, ends: Places) -> Places:
 
 
 def _without_blank_end(data: bytes) -> bytes:
-    """Remove blank lines at the end, as if more text followed."""
+    """Remove blank lines at the end: splitting removes only the blank lines between records."""
     text = len(data.rstrip(b" \t\r\n"))
     return data[: data.find(b"\n", text)] if data.count(b"\n", text) > 1 else data
 
@@ -364,7 +375,7 @@ def _one_text(text: bytes, start: int, continues: bool) -> Chunk:
 
 
 def _split_off(data: bytes, separator: bytes | None, start: int, most: int) -> Chunk | None:
-    """Complete records at the beginning of some bytes, at most `most`; None if there are none."""
+    """At most `most` complete records from the beginning of `data`; None if no record is complete."""
     if separator is None:
         return None
     if separator == b"":
@@ -393,7 +404,7 @@ def _split_at_blank_lines(data: bytes, most: int) -> tuple[list[bytes], list[int
 
 
 def limit_chunk(chunk: Chunk, cutter: Cutter | None, block: int = BLOCK) -> Iterator[Chunk]:
-    """The same documents in chunks of about a block, long ones in fragments."""
+    """Divide a chunk into chunks of about a block. Long documents are divided into fragments."""
     if sum(map(len, chunk.texts)) <= 2 * block:
         yield chunk
         return

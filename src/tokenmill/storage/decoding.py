@@ -1,7 +1,7 @@
 """Decode untrusted JSON. A ValueError says briefly why a text cannot be used.
 
-The number of values is limited too. A list of empty lists takes 20 times its size in memory, so a
-limit on bytes is not enough. Counting the values takes three searches of the text.
+A limit on the size of the text is not enough: a list of empty lists takes 20 times its size in
+memory. So the number of values is limited as well. Counting them takes three searches of the text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,24 @@ def parse_json(data: bytes, most: int = MOST_VALUES) -> Any:
     {'a': [1, 2]}
     """
     check_values(data, most)
-    return orjson.loads(data)
+    return load_json(data)
+
+
+def load_json(data: bytes) -> Any:
+    """Parse JSON of any size. A lack of memory is a MemoryError; orjson calls it invalid JSON."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if error.msg.startswith("Not enough memory"):
+            raise MemoryError from error
+        raise
 
 
 def decode(data: bytes | memoryview, kind: type[T]) -> T:
-    """Decode JSON as a type; the type limits the number of values.
+    """Decode JSON as a type.
+
+    Does not limit the number of values. If the type allows anything and the text may be large, call
+    `check_values` first.
 
     >>> decode(b'{"step": true}', dict[str, int])
     Traceback (most recent call last):

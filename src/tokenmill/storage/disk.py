@@ -11,7 +11,7 @@ from tokenmill.errors import WorkError
 
 @contextmanager
 def explain_disk_errors(kept: str = "nothing is lost") -> Iterator[None]:
-    """Raise every OSError of a block as a WorkError.
+    """Raise every OSError of a block as a WorkError. `kept` says what work is not lost.
 
     >>> with explain_disk_errors("step 100 is kept"):
     ...     raise OSError(errno.ENOSPC, "No space left on device", "runs/a/model")

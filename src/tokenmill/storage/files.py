@@ -8,6 +8,10 @@ while the next bytes are computed.
 The content of an output folder may be untrusted. A run could follow a link and overwrite another
 file of the user, and opening a pipe would hang. So a link, a pipe, a device or a hard link inside
 an output folder is refused. The output folder itself may be a link, because the user named it.
+
+In an object store, a file appears when it is uploaded. Until then it is in the temporary folder of
+this machine, without a name, so a killed process leaves nothing behind. Folders, links and flushing
+do not exist there.
 """
 
 from __future__ import annotations
@@ -17,29 +21,44 @@ import os
 import re
 import shutil
 import stat
+import tempfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import xxhash
 
-from tokenmill.errors import FolderError
+from tokenmill.errors import FolderError, WorkError
+from tokenmill.storage.object_path import ObjectPath
 
 _TEMPORARY = re.compile(r"\.[0-9]+\.tmp$")
 _BLOCK = 4 << 20  # bytes to read at once
 _EARLY = 32 << 20  # bytes after which the disk starts writing
-# SMB and some other network file systems cannot flush a folder, and return one of these.
+# SMB and some other network file systems cannot flush a folder, and return one of these errors.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
+_machine = ""  # the digits that set this machine apart from others which share its files
+
+
+def name_machine(name: str) -> None:
+    """Use other temporary names than the processes of other machines, which may have equal numbers."""
+    global _machine
+    _machine = str(zlib.crc32(name.encode()))
+
+
 def temporary_path(path: Path) -> Path:
-    """The name of a file until it is complete."""
-    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """The path that a file has until it is complete."""
+    return path.with_name(f"{path.name}.{_machine}{os.getpid()}.tmp")
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write a small file atomically and durably."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(data)
+        return
     with AtomicFile(path) as file:
         file.write(data)
         file.finish()
@@ -47,6 +66,11 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file, a link or a whole folder. A missing one is not an error."""
+    if isinstance(path, ObjectPath):
+        for name in [entry.name for entry in path.storage.list()]:
+            path.storage.delete(name)
+        path.unlink()
+        return
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -61,6 +85,8 @@ def is_temporary(name: str) -> bool:
 def remove_temporaries(*folders: Path) -> None:
     """Remove the half-written files of killed processes from some folders."""
     for folder in folders:
+        if isinstance(folder, ObjectPath):
+            continue
         for name in filter(is_temporary, os.listdir(folder)):
             remove(folder / name)
 
@@ -72,7 +98,9 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Some file systems cannot; that is not an error."""
+    """Make the names in a folder durable. A file system that cannot do this is not an error."""
+    if isinstance(folder, ObjectPath):
+        return
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:  # a folder that this user may write to, but not list
@@ -87,8 +115,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that the user named, and its missing parents. It may be a link to a folder."""
-    if not path.is_dir():
+    """Make a folder that the user named, and its missing parents. A link to a folder is accepted."""
+    if not isinstance(path, ObjectPath) and not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)
         try:
@@ -102,6 +130,8 @@ def make_folder(path: Path) -> None:
 def make_subfolder(root: Path, path: Path) -> None:
     """Make the folder `path` somewhere below the folder `root`; refuses links on the way."""
     make_folder(root)
+    if isinstance(path, ObjectPath):
+        return
     folder = root
     for name in path.relative_to(root).parts:
         folder /= name
@@ -112,7 +142,7 @@ def make_subfolder(root: Path, path: Path) -> None:
 def create_file(path: Path) -> BinaryIO:
     """Create an empty file, in place of any file or link of that name."""
     path.unlink(missing_ok=True)
-    return path.open("xb")  # "x" does not follow a link that appears now
+    return path.open("x+b")  # with "x", this fails if a link appears after the line above
 
 
 def open_entry(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
@@ -133,7 +163,7 @@ a link.
         # O_NONBLOCK: otherwise opening a pipe waits for a process at its other end.
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe or a socket, a folder
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # it is a pipe or a socket, or a folder
             raise _refuse_kind(path) from error
         raise
     try:
@@ -147,7 +177,7 @@ a link.
 def check_entries(folder: Path) -> None:
     """Refuse a folder that contains, at any depth, anything but ordinary files and folders."""
     refuse_link(folder)
-    if not folder.is_dir():
+    if isinstance(folder, ObjectPath) or not folder.is_dir():
         return
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -186,8 +216,8 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = temporary_path(path)
-        self._file = create_file(self._temporary)
+        self._temporary = None if isinstance(path, ObjectPath) else temporary_path(path)
+        self._file = create_file(self._temporary) if self._temporary else create_unnamed(path)
         self._hash = xxhash.xxh3_128()
         self._unflushed = 0
         self._finished = False
@@ -200,7 +230,8 @@ class AtomicFile:
         if not self._finished:
             with suppress(OSError):  # the disk may be full, and the file is removed anyway
                 self._file.close()
-            self._temporary.unlink(missing_ok=True)
+            if self._temporary is not None:
+                self._temporary.unlink(missing_ok=True)
 
     def write(self, data: Any) -> None:
         """Append bytes, or an array's bytes."""
@@ -209,7 +240,7 @@ class AtomicFile:
         self._hash.update(view)
         self.size += len(view)
         self._unflushed += len(view)
-        if self._unflushed >= _EARLY:
+        if self._unflushed >= _EARLY and self._temporary is not None:
             self._file.flush()
             start_writeback(self._file.fileno(), self.size - self._unflushed, self._unflushed)
             self._unflushed = 0
@@ -217,9 +248,14 @@ class AtomicFile:
     def finish(self) -> str:
         """Make the file durable under its name; returns its xxh3-128 checksum."""
         self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._temporary.replace(self.path)
+        if isinstance(self.path, ObjectPath):
+            self.path.upload(self._file)
+            self._file.close()
+        else:
+            assert self._temporary is not None
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self.path)
         self._finished = True
         sync_folder(self.path.parent)
         return self._hash.hexdigest()
@@ -248,11 +284,23 @@ class NpyFile(AtomicFile):
         """Write the header, then finish like any file; the checksum includes the header."""
         self._file.seek(0)
         self._file.write(npy_header(self._dtype, self.size // self._dtype.itemsize, self._HEADER))
-        self._file.flush()
-        with self._temporary.open("rb") as written:
-            digest = hash_file(written)
+        self._file.seek(0)
+        digest = hash_file(self._file)
         super().finish()
         return digest
+
+
+def create_unnamed(folder: Path) -> BinaryIO:
+    """A file without a name, in a folder; for a folder in an object store, on this machine."""
+    if not isinstance(folder, ObjectPath):
+        return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
+    try:
+        return cast("BinaryIO", tempfile.TemporaryFile())
+    except OSError as error:
+        raise WorkError(
+            f"A file for the upload cannot be created in {tempfile.gettempdir()}: {error.strerror}. "
+            "Set the environment variable TMPDIR to another folder."
+        ) from error
 
 
 def hash_file(file: BinaryIO) -> str:

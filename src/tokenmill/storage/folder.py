@@ -1,17 +1,11 @@
-"""The interface to stored files: five operations, implemented for a folder on disk.
-
-`Storage` is the interface; `Folder` implements it for a folder on disk. An object store can implement
-the same operations.
-"""
+"""A folder on disk as a `Storage`."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from tokenmill.storage.files import (
     create_file,
@@ -22,37 +16,9 @@ from tokenmill.storage.files import (
     temporary_path,
     write_file,
 )
-
-
-class Entry(NamedTuple):
-    """A file in a storage: its name relative to the storage, with slashes, and its size."""
-
-    name: str
-    size: int
-
-
-class Storage(ABC):
-    """Files by name. A file appears whole or not at all, and stays after a crash."""
-
-    @abstractmethod
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes of a file from `start` on, at most `length`. FileNotFoundError if missing."""
-
-    @abstractmethod
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        """The files whose names begin with `prefix`, sorted by name."""
-
-    @abstractmethod
-    def write(self, name: str, data: bytes | memoryview) -> None:
-        """Write a whole file, or replace it."""
-
-    @abstractmethod
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a whole file unless one of that name exists; returns whether it was written."""
-
-    @abstractmethod
-    def delete(self, name: str) -> None:
-        """Remove a file. A missing one is not an error."""
+from tokenmill.storage.interface import Entry as Entry
+from tokenmill.storage.interface import Storage as Storage
+from tokenmill.storage.object_path import ObjectPath
 
 
 class Folder(Storage):
@@ -63,17 +29,33 @@ class Folder(Storage):
     >>> folder.write("a/b.json", b"{}"), folder.create("a/b.json", b"other")
     (None, False)
     >>> folder.read("a/b.json"), list(folder.list())
-    (b'{}', [Entry(name='a/b.json', size=2)])
+    (b'{}', [Entry(name='a/b.json', size=2, version='')])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
+    def __repr__(self) -> str:
+        return f"<Folder {self.path}>"
+
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes of a file from `start` on, at most `length`."""
+        """At most `length` bytes of a file from `start` on."""
         with os.fdopen(open_entry(self.path / name, os.O_RDONLY), "rb") as file:
             file.seek(start)
             return file.read(-1 if length is None else length)
+
+    def find(self, name: str) -> Entry:
+        """The size of a file."""
+        return Entry(name, (self.path / name).stat().st_size)
+
+    def read_ranges(
+        self,
+        name: str,
+        ranges: Sequence[tuple[int, int]],
+        version: str = "",  # noqa: ARG002
+    ) -> Sequence[bytes]:
+        """The bytes of ranges [start, stop) of a file."""
+        return [self.read(name, start, stop - start) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """The files whose names begin with `prefix`, sorted by name; unfinished ones are skipped."""
@@ -110,3 +92,12 @@ class Folder(Storage):
     def delete(self, name: str) -> None:
         """Remove a file. A missing one is not an error."""
         (self.path / name).unlink(missing_ok=True)
+
+
+def storage_for(path: Path) -> Storage:
+    """The files below a path, on disk or in an object store.
+
+    >>> storage_for(Path("data")), storage_for(ObjectPath("s3://bucket/data"))
+    (<Folder data>, <ObjectStorage s3://bucket/data>)
+    """
+    return path.storage if isinstance(path, ObjectPath) else Folder(path)

@@ -1,6 +1,7 @@
 """An exclusive lock on a file or a folder.
 
-The system releases it when its process ends for any reason, so a crash leaves no lock behind.
+The system releases the lock when the process that holds it ends for any reason. So a crash leaves no
+lock behind.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class FileLock:
                 raise
             if self._is_current(handle):
                 break
-            os.close(handle)  # a run that has just finished removed the file
+            os.close(handle)  # a run that has just finished removed the file: try again
         if not self._is_folder:
             with suppress(OSError):  # the number is only for messages, and the disk may be full
                 os.ftruncate(handle, 0)
@@ -68,7 +69,7 @@ class FileLock:
             raise FolderError(f"{what}{owner}. {cure}")
 
     def release(self, *, remove: bool = False) -> None:
-        """Release the lock; does nothing if this process does not hold it."""
+        """Release the lock, if this process holds it. `remove` also deletes the lock file."""
         if self._handle < 0:
             return
         if remove:

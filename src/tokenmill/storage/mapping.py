@@ -1,9 +1,13 @@
-"""Map files of tokens and documents into memory. Mapping reads nothing.
+"""Map files of tokens and documents into memory. Mapping a local file reads nothing.
 
-Before Python 3.13, each map keeps its file open, and the number of open files is limited. All
-`Maps` therefore share one limit, `OPEN_FILES`; the oldest map is dropped first. A file in steady
-use is mapped again once per `OPEN_FILES` misses, which takes about 30 µs. A hit is one dict lookup.
-There is no lock, so threads may share maps, and a fork is safe.
+An object cannot be mapped, so it is copied into memory; `MOST_COPIED` limits the copies that `Maps`
+keep.
+
+Before Python 3.13, each map keeps its file open, and the number of open files is limited. So all
+`Maps` of a process together keep at most `OPEN_FILES` maps. The map that was made first is dropped
+first, even if it is used often. The next use maps its file again, which takes about 30 µs. Finding a
+map that is still kept takes one dict lookup. Threads may share maps. There is no lock, so a fork is
+safe.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.reading import CURE, DamagedFileError, find_cure
 
 # From Python 3.13 on, a map need not keep its file open; on Windows, from 3.15 on.
@@ -26,10 +31,10 @@ _CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 
 
 def _find_open_files() -> int:
-    """How many files may stay mapped: half of the files that the process may open, within bounds.
+    """How many files may stay mapped: half of the files that the process may open, at most 16,384.
 
-    A quarter if the limit is very low, because copying rows needs more maps and the program also
-    opens files.
+    Copying rows needs further maps, and the program itself also opens files. So if the process may
+    open fewer than 64 files, only a quarter of that number may stay mapped.
     """
     if _CLOSES:
         return 16384
@@ -44,13 +49,16 @@ def _find_open_files() -> int:
 
 
 OPEN_FILES = _find_open_files()
+MOST_COPIED = 256 << 20  # bytes of objects; the newest copy may be larger
 _AHEAD = 1 << 21  # bytes that the system reads ahead in one request
 
 Mapped = TypeVar("Mapped")
 
 
 class Maps(dict[int, Mapped]):
-    """A cache of `make(number)`; all caches together keep the last `OPEN_FILES` results.
+    """A cache: `maps[number]` calls `make(number)` on first use.
+
+    All caches of a process together keep the last `OPEN_FILES` results.
 
     >>> maps = Maps(lambda number: [number])
     >>> maps[7], maps[7] is maps[7]
@@ -62,10 +70,10 @@ class Maps(dict[int, Mapped]):
         self._make = make
 
     def __missing__(self, number: int) -> Mapped:
-        # Stored before it is counted, so that a failure between the two cannot lose count.
+        # Counted only after it was made and stored, so a failure of `make` is not counted.
         made = self[number] = self._make(number)
         _made.append((weakref.ref(self), number))
-        while len(_made) > OPEN_FILES:
+        while len(_made) > OPEN_FILES or (len(_made) > 1 and sum(_copied.values()) > MOST_COPIED):
             try:
                 owner, oldest = _made.popleft()
             except IndexError:  # another thread was faster
@@ -75,8 +83,15 @@ class Maps(dict[int, Mapped]):
         return made
 
 
-# A deque's ends are safe to use from several threads.
+# What was made, oldest first. Several threads may append to a deque and pop from it.
 _made: deque[tuple[weakref.ref[Maps[Any]], int]] = deque()
+_copied: dict[int, int] = {}  # the bytes of each copy of an object that is in use
+
+
+def _count_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    _copied[id(array)] = array.nbytes
+    weakref.finalize(array, _copied.pop, id(array), None)
+    return array
 
 
 def map_file(
@@ -84,12 +99,14 @@ def map_file(
 ) -> npt.NDArray[Any]:
     """Map `count` numbers or records of a file from byte `offset` on, as an array.
 
-    The system is advised that reads are scattered; otherwise it would read some MB around each row of
-    a few kB. `read_ahead` is for reading in order.
+    Tells the system that reads will be scattered. Otherwise the system would read several MB around
+    each row of a few kB. Before reading in order, call `read_ahead`.
     """
     if not count:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     try:
+        if isinstance(file, ObjectFile):
+            return _count_copy(file.read_array(dtype, count, offset))
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_CLOSES)
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)
@@ -111,6 +128,6 @@ def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
         return
     before = ids.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).ctypes.data
     start, end = before + first * ids.itemsize, before + stop * ids.itemsize
-    # Linux reads only the beginning of a long request.
+    # In several requests, because Linux reads only the beginning of a long one.
     for place in range(start - start % mmap.PAGESIZE, end, _AHEAD):
         mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))

@@ -1,21 +1,25 @@
 """Claim a folder for writing: one run at a time, and never a folder that holds other files.
 
-empty or missing         a new run starts
-one of the run's marks   an earlier run: resumed if its settings are the same, refused otherwise
-anything else            refused
+What the folder contains decides what happens:
+
+nothing, or the folder is missing   a new run starts
+a file that marks an earlier run    that run is resumed if its settings are the same, else refused
+anything else                       the folder is refused
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
+import xxhash
 
-from tokenmill.errors import FolderError
+from tokenmill.errors import FolderError, UsageError
+from tokenmill.storage.decoding import load_json
 from tokenmill.storage.files import (
     check_entries,
     is_temporary,
@@ -24,21 +28,28 @@ from tokenmill.storage.files import (
     remove_temporaries,
     sync_folder,
 )
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.folder import storage_for
+from tokenmill.storage.interface import Entry, Storage
+from tokenmill.storage.listing import list_names
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import WORK_NAME
+from tokenmill.storage.object_path import ObjectPath
 from tokenmill.storage.reading import DamagedFileError, read_json
 
 _MOST_BYTES = 1 << 20  # of saved settings, unless the settings of this run need more
 
 
-class OutputFolder(Folder):
-    """A folder that this process has locked, without half-written files.
+class OutputFolder(Storage):
+    """An output folder that this process has locked. Half-written files of earlier runs are removed.
 
-    `marks` are file names that show that the folder belongs to a run of this kind. Files named in
-    `ignored` may be in a folder without a mark. `lock` is the name of the lock file; by default the
-    folder itself is locked. `argument` is the Python argument that chose the folder, for error
-    messages.
+    A folder in an object store has no lock, and needs none: the record of the settings is created
+    only if there is none, and runs with the same settings write the same bytes. `work` is a local
+    folder that such a run locks instead.
+
+    `marks` are file names that show that the folder belongs to a run of this kind. A folder with
+    none of them must be empty, except for files named in `ignored`. `lock` is the name of the lock
+    file; by default the folder itself is locked. `argument` is the Python argument that chose the
+    folder, for error messages.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "out"
@@ -60,16 +71,24 @@ is 'mds'. Choose another `out`, or delete that folder.
         ignored: Collection[str] = (),
         lock: str = ".",
         argument: str = "out",
+        work: Path | None = None,
     ) -> None:
-        super().__init__(path)
+        self.path = path
         self.argument = argument
+        self._files = storage_for(path)
+        if isinstance(path, ObjectPath) and not path.is_listable:
+            raise UsageError(f"{path} is on a web server, which cannot be written to.")
         self._refuse_if_foreign(marks, ignored)
-        self._lock = FileLock(path / lock, is_folder=path / lock == path)
+        locked = path / lock if work is None else work / Path(lock).name
+        is_remote = isinstance(locked, ObjectPath)
+        self._lock = None if is_remote else FileLock(locked, is_folder=locked == path)
         self._take_lock()
         try:
             sync_folder(path)  # an earlier run may have been killed before it did this
             self.remove_temporaries()
-            check_entries(path / WORK_NAME)  # its files are opened by name from now on
+            check_entries(
+                work or path / WORK_NAME
+            )  # refuse links now: its files are opened by name later
         except BaseException:
             self.close()
             raise
@@ -80,21 +99,59 @@ is 'mds'. Choose another `out`, or delete that folder.
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def find(self, name: str) -> Entry:
+        return self._files.find(name)
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._files.read(name, start, length)
+
+    def read_ranges(
+        self, name: str, ranges: Sequence[tuple[int, int]], version: str = ""
+    ) -> Sequence[bytes]:
+        return self._files.read_ranges(name, ranges, version)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        return self._files.list(prefix)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        self._files.write(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._files.create(name, data)
+
+    def delete(self, name: str) -> None:
+        self._files.delete(name)
+
     def close(self, *, remove_lock: bool = False) -> None:
-        """Release the lock. First removes half-written files of this run, if the disk allows it."""
+        """Remove half-written files, if the disk allows it, and release the lock."""
         try:
             with suppress(OSError):
                 self.remove_temporaries()
         finally:
-            self._lock.release(remove=remove_lock)
+            if self._lock is not None:
+                self._lock.release(remove=remove_lock)
 
     def remove_temporaries(self) -> None:
         """Remove half-written files of any process, here and one level below."""
+        if isinstance(self.path, ObjectPath):
+            return
         below = (path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink())
         remove_temporaries(self.path, *below)
 
+    def write_first(self, name: str, data: bytes) -> bool:
+        """Write a file unless it exists; returns whether it was written.
+
+        With a lock, no other process can write the file between the two.
+        """
+        if isinstance(self.path, ObjectPath):
+            return self.create(name, data)
+        if (self.path / name).exists():
+            return False
+        self.write(name, data)
+        return True
+
     def remember(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Record the settings of a run; refuse to resume one with other settings."""
+        """Record the settings of a run. Refuses to resume a run that had other settings."""
         record = orjson.dumps(settings)
         if self.create(name, record):
             return
@@ -102,18 +159,19 @@ is 'mds'. Choose another `out`, or delete that folder.
             before = read_json(self.path, name, dict[str, Any], max(_MOST_BYTES, 2 * len(record)))
         except DamagedFileError as error:
             raise FolderError(f"{self.path / name} {error.what}. Delete {self.path}.") from None
-        if changes := describe_changes(before, orjson.loads(record)):
+        if changes := describe_changes(before, load_json(record)):
             raise FolderError(
                 f"{self.path} holds an unfinished run with other settings: {'; '.join(changes)}. "
                 f"Choose another `{self.argument}`, or delete that folder."
             )
 
     def _take_lock(self) -> None:
-        while True:
+        while self._lock is not None:
             make_folder(self.path)
             sync_folder(self.path.parent)  # an earlier run may have been killed before it did this
             if self._lock.path != self.path:
-                make_subfolder(self.path, self._lock.path.parent)
+                parent = self._lock.path.parent
+                make_subfolder(self.path if parent.is_relative_to(self.path) else parent, parent)
             with suppress(FileNotFoundError):  # a run that has just finished removed the folder
                 self._lock.acquire_or_refuse(
                     f"Another run is working in {self.path}",
@@ -126,7 +184,7 @@ is 'mds'. Choose another `out`, or delete that folder.
             raise FolderError(
                 f"{self.path} is a file; `{self.argument}` must name a folder to write to."
             )
-        names = sorted(os.listdir(self.path)) if self.path.exists() else []
+        names = list_names(self.path)
         if any((self.path / mark).exists() for mark in marks):
             return
         foreign = [
@@ -142,6 +200,25 @@ is 'mds'. Choose another `out`, or delete that folder.
                 f"{self.path} holds other files ({shown}). "
                 f"Choose a new or empty folder for `{self.argument}`."
             )
+
+
+def choose_work_folder(out: Path, work: str | os.PathLike[str] | None) -> Path | None:
+    """The local folder for the unfinished work of a run into an object store.
+
+    None for a run into a local folder, which has its own. By default the folder depends on the
+    address, so that the same command finds it again.
+    """
+    if not isinstance(out, ObjectPath):
+        if work is not None:
+            raise UsageError(
+                f"`work` is for an `out` in an object store. The unfinished work of {out} is in "
+                f"{out / WORK_NAME}."
+            )
+        return None
+    if work is None:
+        work = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tokenmill", "work")
+    name = f"{out.name}-{xxhash.xxh3_64_hexdigest(str(out).encode())}"
+    return Path(work).expanduser().absolute() / name
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -165,4 +242,4 @@ def _is_empty_folder(path: Path) -> bool:
     """Whether a folder holds nothing, or only half-written files of a killed process."""
     if not path.is_dir() or path.is_symlink():
         return False
-    return all(is_temporary(name) for name in os.listdir(path))
+    return all(is_temporary(name) for name in list_names(path))

@@ -1,7 +1,7 @@
 """Open untrusted files.
 
-A file that is missing, has the wrong size or is not a regular file is refused by name, with the cure.
-Links that lead out of a dataset's folder are not followed.
+For a file that is missing, has the wrong size or is not a regular file, the error names the file and
+says what to do. Links that lead out of a dataset's folder are not followed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ import difflib
 import errno
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from tokenmill.errors import DatasetError
 from tokenmill.storage.decoding import decode
+from tokenmill.storage.object_file import ObjectFile
+from tokenmill.storage.object_path import ObjectPath
+from tokenmill.storage.object_store import read_files_together
 from tokenmill.wording import one_line
 
 CURE = (
@@ -28,6 +32,7 @@ _SYSTEM_CURES = {
     errno.ENFILE: _MORE_FILES,
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
+    errno.ESTALE: "Open the data again, or run the same command again.",
 }
 
 T = TypeVar("T")
@@ -45,7 +50,7 @@ class DamagedFileError(DatasetError):
 
 
 def find_cure(error: BaseException, cure: str) -> str:
-    """The cure for a system error; `cure` if the file itself is at fault.
+    """Return the cure for a system error. If the file itself is at fault, return `cure`.
 
     >>> find_cure(PermissionError(errno.EACCES, "Permission denied"), FOREIGN_CURE)
     'Let this user read it: chmod a+r on the file, and a+x on the folders it is in.'
@@ -71,7 +76,7 @@ file again from its source, or run the same tokenmill prepare command with --res
         raise DamagedFileError(
             path,
             f"is a link that leads out of {folder}, to {str(target)!r}",
-            "Such links are not followed: replace it with the file.",
+            "Such links are not followed: replace the link with the file.",
         )
     return _open(target, folder, path, CURE)
 
@@ -90,6 +95,8 @@ file again from its source.
 
 def _open(target: Path, folder: Path, path: str, cure: str) -> BinaryIO:
     try:
+        if isinstance(target, ObjectPath):
+            return cast("BinaryIO", target.open("rb"))
         # A pipe or a device would block, or never end.
         if not stat.S_ISREG(target.stat().st_mode):
             raise DamagedFileError(path, f"in {folder} is not a regular file", cure)
@@ -113,7 +120,7 @@ def read_foreign(folder: Path, path: str, most: int) -> bytes:
 
 
 def _read_all(file: BinaryIO, folder: Path, path: str, most: int, cure: str) -> bytes:
-    size = os.fstat(file.fileno()).st_size
+    size = measure_file(file)
     if size > most:
         raise DamagedFileError(
             path, f"in {folder} has {size:,} bytes, but at most {most:,} are allowed", cure
@@ -125,7 +132,7 @@ def _read_all(file: BinaryIO, folder: Path, path: str, most: int, cure: str) -> 
 
 
 def read_json(folder: Path, path: str, kind: type[T], most: int) -> T:
-    """Read a small JSON file of a dataset, of at most `most` bytes, as a type."""
+    """Read a JSON file of a dataset, of at most `most` bytes, and decode it as the type `kind`."""
     data = read_inside(folder, path, most)
     try:
         return decode(data, kind)
@@ -138,9 +145,59 @@ def _refuse(path: str, folder: Path, error: Exception, cure: str) -> DamagedFile
     return DamagedFileError(path, f"in {folder} cannot be read: {reason}", find_cure(error, cure))
 
 
+def measure_file(file: BinaryIO) -> int:
+    """The size of an open file in bytes."""
+    return file.size if isinstance(file, ObjectFile) else os.fstat(file.fileno()).st_size
+
+
+def read_pieces(
+    file: BinaryIO,
+    places: Sequence[int],
+    pieces: Sequence[memoryview],
+    between: Callable[[], None] | None = None,
+) -> bool:
+    """Fill each piece with the bytes from its place in the file on; False if the file is too short.
+
+    `between` may be called before each piece.
+    """
+    if isinstance(file, ObjectFile):
+        ranges = [(at, at + len(one)) for at, one in zip(places, pieces, strict=True)]
+        for piece, data in zip(pieces, file.read_ranges(ranges), strict=True):
+            piece[:] = data
+        return True
+    descriptor = file.fileno()
+    for place, piece in zip(places, pieces, strict=True):
+        if between is not None:
+            between()
+        while (count := os.preadv(descriptor, [piece], place)) < len(piece):
+            if not count:
+                return False
+            piece, place = piece[count:], place + count
+    return True
+
+
+def is_mappable(folder: Path) -> bool:
+    """Whether files of a folder can be mapped into memory; objects cannot."""
+    return not isinstance(folder, ObjectPath)
+
+
+def for_each_file(
+    folder: Path,
+    call: Callable[[Any], None],
+    items: Sequence[Any],
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Call a function that reads a file of a folder, for each item; objects are read together."""
+    if isinstance(folder, ObjectPath):
+        read_files_together(call, items, between)
+    else:
+        for item in items:
+            call(item)
+
+
 def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:
     """Refuse a file that does not have the expected size."""
-    size = os.fstat(file.fileno()).st_size
+    size = measure_file(file)
     if size != expected:
         kind = "short" if size < expected else "long"
         source = "it had when it was opened" if foreign else "the manifest says"
@@ -153,7 +210,7 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
 
 
 def find_near(path: Path) -> Path | None:
-    """The file or folder whose name is most similar to a missing one beside it.
+    """For a path that does not exist: the entry of its folder with the most similar name, or None.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -1,9 +1,9 @@
-"""The documents of a split: their positions, their sources, and the starts inside a row.
+"""The documents of a split: their positions, their sources, and where they start inside rows.
 
-A split's documents tile its tokens: each starts where the one before ends. Finding a document costs
-two binary searches in its shard's table, which is mapped, not read. `mapping.Maps` limits how many
-tables stay mapped, together with the shards. All tables can be used from several threads and survive
-forks and pickling.
+A split's documents cover all its tokens: each starts where the one before ends. Finding a document
+takes a few binary searches, in the list of shards and in the table of one shard. That table is
+mapped, not read. `mapping.Maps` limits how many tables and shards together stay mapped. All tables
+can be used from several threads and survive forks and pickling.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Document:
 
 
 class DocumentTable(ABC):
-    """The documents of a split, in order: `documents[n]`, and `documents.at(token)`."""
+    """The documents of a split, in order.
+
+    `documents[n]` is document n, and `documents.at(token)` is the document that contains a token.
+    """
 
     _split: str
 
@@ -67,11 +70,15 @@ class DocumentTable(ABC):
 
     @abstractmethod
     def count_before(self, token: int) -> int:
-        """How many documents start before a token of the split, or before its end."""
+        """How many documents start before a token. `token` may also be the length of the split."""
 
     @abstractmethod
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [row, row + length), joined end to end; sorted."""
+        """Where documents start in the rows [row, row + length).
+
+        Returns sorted positions in the rows joined end to end. With a length of 3, position 5 is the
+        last token of the second row.
+        """
 
     def __iter__(self) -> Iterator[Document]:
         return (self[number] for number in range(len(self)))
@@ -135,7 +142,7 @@ class Documents(DocumentTable):
         number = int(self._numbers[shard]) - 1  # the last document that starts before this shard
         if self._shards.documents[shard]:
             place = np.uint64(token - int(self._token_starts[shard]))
-            # Same type on both sides, or NumPy would convert the whole column first.
+            # uint64 on both sides: otherwise NumPy would first convert the whole column.
             number += int(np.searchsorted(self._map(shard)["first"], place, side="right"))
         if number >= 0:
             document = self[number]
@@ -159,7 +166,7 @@ class Documents(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents start before a token of the split, or before its end."""
+        """How many documents start before a token. `token` may also be the length of the split."""
         shard = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if shard < 0 or not self._shards.documents[shard]:
             return int(self._numbers[max(shard, 0)])
@@ -167,14 +174,14 @@ class Documents(DocumentTable):
         return int(self._numbers[shard]) + int(np.searchsorted(self._map(shard)["first"], place))
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [row, row + length), joined end to end; sorted."""
+        """Where documents start in the rows [row, row + length); see `DocumentTable.find_starts`."""
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._disorder)
 
     def _find_in(self, shard: int, ranges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         if not self._shards.documents[shard]:
             return np.zeros_like(ranges), np.empty(0, np.int64)
         firsts = self._map(shard)["first"]
-        # Same type on both sides, or NumPy would convert the whole column first.
+        # uint64 on both sides: otherwise NumPy would first convert the whole column.
         numbers = firsts.searchsorted(ranges.view(np.uint64).ravel()).reshape(-1, 2)
         return numbers, firsts[between(numbers)]
 
@@ -186,7 +193,7 @@ class Documents(DocumentTable):
 
 
 class JoinedDocuments(DocumentTable):
-    """The documents of several tables end to end; `tokens` are the tokens of each."""
+    """The documents of several tables end to end; `tokens[n]` is the number of tokens of table n."""
 
     def __init__(self, parts: Sequence[DocumentTable], tokens: Sequence[int], split: str) -> None:
         self._parts, self._split = list(parts), split
@@ -229,7 +236,7 @@ class JoinedDocuments(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents start before a token of the split, or before its end."""
+        """How many documents start before a token. `token` may also be the length of the split."""
         part = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if part < 0:
             return 0
@@ -237,7 +244,7 @@ class JoinedDocuments(DocumentTable):
         return int(self._numbers[part]) + before
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [row, row + length), joined end to end; sorted."""
+        """Where documents start in the rows [row, row + length); see `DocumentTable.find_starts`."""
         bounds = self._token_starts
         first = bounds.searchsorted(rows, "right") - 1
         last = bounds.searchsorted(rows + (length - 1), "right") - 1
@@ -299,11 +306,15 @@ def find_by_shard(
     find: Callable[[int, Integers], tuple[Integers, npt.NDArray[Any]]],
     damaged: Callable[[int], DatasetError],
 ) -> Integers:
-    """Where documents start in the rows [row, row + length), joined end to end; sorted, each once.
+    """`DocumentTable.find_starts` for a split in several shards.
 
-    A row is divided where it crosses shards. All ranges in one shard are looked up together. `find`
-    gets a shard and ranges of its tokens, (ranges, 2). It returns how many documents start before
-    the beginning and before the end of each range, and the starts inside the ranges, in order.
+    Documents that start at the same position, because some are empty, give that position once.
+
+    A row is divided where it crosses shards. All ranges in one shard are looked up together, by
+    `find(shard, ranges)`. `ranges` has the shape (ranges, 2) and counts tokens from the start of the
+    shard. `find` returns two arrays. The first has, for each range, how many documents start before
+    its beginning and how many before its end. The second has the starts of the documents inside the
+    ranges, in order. `damaged(shard)` is the error for a table with impossible numbers.
     """
     # Sorted, because searches for neighbours read the same places of a table.
     order = rows.argsort()
@@ -332,7 +343,7 @@ def find_by_shard(
     starts: Integers = numbers[at] * length + places
     starts.sort()
     fresh = starts[1:] != starts[:-1]
-    if not fresh.all():  # an empty document has no first token
+    if not fresh.all():  # an empty document starts where the next one does
         starts = starts[np.append(True, fresh)]
     return starts
 
@@ -340,7 +351,8 @@ def find_by_shard(
 def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
     """Divide the numbers [first, last) among the parts that start at `starts`.
 
-    Yields the part, the range of numbers in it, and how many numbers came before.
+    For each part with some of these numbers, yields four integers: the index of the part, the range of
+    its numbers relative to the start of the part, and how many of the numbers are in earlier parts.
 
     >>> list(split_numbers(np.array([0, 3, 3, 9]), 1, 5))
     [(0, 1, 3, 0), (2, 0, 2, 2)]
@@ -357,7 +369,7 @@ def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int
 
 
 def between(bounds: Integers) -> Integers:
-    """All integers in the ranges [first, second) of the pairs, (pairs, 2).
+    """All integers in the ranges [first, second), joined. `bounds` has the shape (ranges, 2).
 
     >>> between(np.array([[3, 5], [9, 9], [0, 1]])).tolist()
     [3, 4, 0]
@@ -386,7 +398,7 @@ def sums(counts: npt.ArrayLike) -> Integers:
 
 
 def inside(index: int, length: int, what: str) -> int:
-    """Check an index. A negative index counts from the end."""
+    """Check an index and return it counted from the start. A negative index counts from the end."""
     place = operator.index(index)
     place += length if place < 0 else 0
     if not 0 <= place < length:

@@ -4,27 +4,36 @@ If a mapped file is truncated, or its disk fails, reading the missing part kills
 (SIGBUS). Here, the read raises an exception that names the file. The rows are the same as from
 `Gatherer`.
 
-Costs: each call opens a file once for all its rows, and checks its size (30 µs). Every row is one
-system call (1 µs and the copy). No file stays open. `benchmarks/load.py` measures it.
+Costs: each call opens a file once for all rows in the file, and checks the file's size (30 µs). Every
+row is one system call (1 µs and the copy). No file stays open. `benchmarks/load.py` measures these
+costs. In an object store, rows close together are one request, and the requests of all shards run at
+once.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.storage.reading import for_each_file
 from tokenmill.store.documents import sums
-from tokenmill.store.gather import RowReader
-from tokenmill.store.shards import Shards, read_rows
+from tokenmill.store.gather import PIECE, RowReader, join_near
+from tokenmill.store.shards import Shards, are_files, find_file, find_object_folder, read_rows
+
+_AHEAD = 1 << 21  # bytes: Linux reads only the beginning of a longer request
 
 Integers = npt.NDArray[np.int64]
 
 
 class FileRows:
-    """Reads tokens of shards that are joined end to end. `between` is called before each row.
+    """Reads rows of tokens from shards as if the shards were joined end to end.
+
+    `between` is called before each row.
 
     >>> from tokenmill.store.shards import ArrayShard
     >>> read = FileRows(ArrayShard(np.array([5, 6, 7, 8]))).find_rows(np.array([2, 0, 1]), 2)
@@ -38,9 +47,10 @@ class FileRows:
         self.counts = shards.counts
         self.starts = sums(self.counts)
         self._shards, self._between = shards, between
+        self._folder = find_object_folder(shards) or Path()
 
     def locate(self, token: int) -> tuple[int, int]:
-        """The number of the shard that holds a token, and the token's place in it."""
+        """The index of the shard that holds a token, and the token's position in that shard."""
         shard = int(np.searchsorted(self.starts, token, side="right")) - 1
         return shard, token - int(self.starts[shard])
 
@@ -55,7 +65,10 @@ class FileRows:
             copy_range(self._shards, self.counts, *self.locate(start), ids)
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length), to read in parts; all must be in the split."""
+        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+
+        All rows must be inside the split.
+        """
         shards = self.starts.searchsorted(starts, "right") - 1
         firsts = starts - self.starts[shards]
         crosses = firsts + length > self.counts[shards]
@@ -66,10 +79,14 @@ class FileRows:
             within = np.flatnonzero(~crosses[some])
             own = shards[some][within]
             order = own.argsort(kind="stable")
-            for group in np.split(within[order], np.flatnonzero(np.diff(own[order])) + 1):
-                if len(group):
-                    shard = int(shards[some][group[0]])
-                    read_rows(self._shards, shard, firsts[some][group], rows, group, self._between)
+
+            def read_group(group: Integers) -> None:
+                shard = int(shards[some][group[0]])
+                read_rows(self._shards, shard, firsts[some][group], rows, group, self._between)
+
+            groups = np.split(within[order], np.flatnonzero(np.diff(own[order])) + 1)
+            groups = [group for group in groups if len(group)]
+            for_each_file(self._folder, read_group, groups, self._between)
             for place in np.flatnonzero(crosses[some]).tolist():
                 self.copy(int(starts[first + place]), rows[place])
             return rows
@@ -79,11 +96,35 @@ class FileRows:
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Does nothing: the system reads ahead by itself, unlike with maps."""
 
+    def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
+        """Ask the system to read rows soon; ends early once `is_stopped` returns True."""
+        is_local = are_files(self._shards) and find_object_folder(self._shards) is None
+        if not is_local or not hasattr(os, "posix_fadvise"):
+            return
+        for start, stop in join_near(np.sort(starts), length, PIECE // self._shards.dtype.itemsize):
+            shard, first = self.locate(start)
+            while start < stop and not is_stopped():
+                count = min(stop - start, int(self.counts[shard]) - first)
+                if count:
+                    _advise(self._shards, shard, first, first + count)
+                start, shard, first = start + count, shard + 1, 0
+
+
+def _advise(shards: Shards, shard: int, first: int, last: int) -> None:
+    """Ask the system to read the ids [first, last) of a shard, in large requests."""
+    files, number, first_id = find_file(shards, shard, first)
+    width = files.dtype.itemsize
+    begin = int(files.offsets[number]) + first_id * width
+    end = begin + (last - first) * width
+    with files._open(number) as file:
+        for place in range(begin, end, _AHEAD):
+            os.posix_fadvise(file.fileno(), place, min(_AHEAD, end - place), os.POSIX_FADV_WILLNEED)
+
 
 def copy_range(
     shards: Shards, counts: Integers, shard: int, first: int, ids: npt.NDArray[Any]
 ) -> None:
-    """Fill `ids` from place `first` of a shard on, and from the shards after it if needed."""
+    """Fill `ids` with tokens: from position `first` of a shard on, then from the shards after it."""
     done = 0
     while done < len(ids):
         count = min(len(ids) - done, int(counts[shard]) - first)

@@ -1,16 +1,17 @@
 """Copy rows of tokens out of any number of shards at once.
 
-Guarantees: a row is the same however the tokens are divided into shards. A shard whose file does not
-have the right size is refused by name before a token of it is read.
+Guarantees: a row is the same however the tokens are divided into shards. If the file of a shard has
+the wrong size, an error names the file before any of its tokens is read.
 
-NumPy copies rows of one array in native code, but rows in many shards would need a Python loop. All
-maps of a process are in one address space. So `MappedRows` finds rows by their memory addresses. To
-NumPy, all memory from the first row on looks like one array of overlapping rows. The caller has
-checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no other memory
-is ever read.
+NumPy copies rows of one array in native code, but rows in many shards would need a Python loop. To
+avoid it, `MappedRows` finds rows by their memory addresses: all maps of a process are in one address
+space. To NumPy, all memory from the first row on looks like one array of overlapping rows. The
+caller has checked that each row is inside a shard, and `MappedRows` keeps the maps alive, so no
+other memory is ever read.
 
 Costs: a few searches for all rows together, and one copy. Shards are mapped when first used; a
-`RowReader` holds the maps of its shards only if they are few. `benchmarks/gather.py` measures it.
+`RowReader` holds the maps of its shards only if these are few. `benchmarks/gather.py` measures the
+costs.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ RowReader = Callable[[int, int], npt.NDArray[Any]]  # reads the rows [first, las
 
 
 class _Mapped(NamedTuple):
-    """The ids of a shard, and their memory address if they are complete and contiguous."""
+    """The ids of a shard, and the memory address of the array if it is complete and contiguous."""
 
     ids: npt.NDArray[Any]
     address: int | None
 
 
 class Gatherer:
-    """Reads tokens of shards that are joined end to end.
+    """Reads rows of tokens from shards as if the shards were joined end to end.
 
-    At most `many` shards are held during one copy, and a `RowReader` keeps no more than `few`.
+    While rows are copied, the maps of at most `many` shards are held. Between calls, a `RowReader`
+    keeps the maps of at most `few` shards.
 
     >>> from tokenmill.store.shards import ArrayShard
     >>> read = Gatherer(ArrayShard(np.array([5, 6, 7, 8]))).find_rows(np.array([2, 0, 1]), 2)
@@ -73,7 +75,7 @@ class Gatherer:
         self._few = min(few, self._many)
 
     def locate(self, token: int) -> tuple[int, int]:
-        """The number of the shard that holds a token, and the token's place in it."""
+        """The index of the shard that holds a token, and the token's position in that shard."""
         shard = int(np.searchsorted(self.starts, token, side="right")) - 1
         return shard, token - int(self.starts[shard])
 
@@ -98,7 +100,10 @@ class Gatherer:
             shard, first = shard + 1, 0
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length), to read in parts; all must be in the split."""
+        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+
+        All rows must be inside the split.
+        """
         if not len(starts):
             return lambda *_: np.empty((0, length), self._dtype)
         if len(self.counts) == 1:
@@ -133,10 +138,18 @@ class Gatherer:
                 mapping.read_ahead(self._map(shard).ids, first, first + count)
                 start, shard, first = start + count, shard + 1, 0
 
+    def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
+        """Ask the system to read rows ahead; ends early once `is_stopped` returns True."""
+        if not is_stopped():
+            self.read_ahead(starts, length)
+
     def _read_within(
         self, shards: Integers, firsts: Integers, crosses: Flags, length: int
     ) -> npt.NDArray[Any]:
-        """Read the rows at these places of these shards; rows that cross shards stay undefined."""
+        """Read rows: row n starts at position `firsts[n]` of shard `shards[n]`.
+
+        The content of rows that cross shards is left for the caller to fill in.
+        """
         if len(self.counts) <= self._many:
             return self._hold_rows(shards, firsts, crosses, length)(0, len(shards))
         rows = np.empty((len(shards), length), self._dtype)
@@ -152,7 +165,7 @@ class Gatherer:
         if crosses.all():
             return lambda first, last: np.empty((len(crosses[first:last]), length), self._dtype)
         if crosses.any():
-            stand_in = crosses.argmin()
+            stand_in = crosses.argmin()  # a row that does not cross, read in place of those that do
             shards = np.where(crosses, shards[stand_in], shards)
             firsts = np.where(crosses, firsts[stand_in], firsts)
         needed, which = find_distinct(shards, len(self.counts))
@@ -161,7 +174,7 @@ class Gatherer:
         return MappedRows(places, length, self._dtype, maps)
 
     def _find_shards(self, starts: Integers) -> Integers:
-        """The shard that each row starts in."""
+        """The index of the shard that each row starts in."""
         if len(starts) < len(self.counts):  # making a table would take longer than it saves
             return self.starts.searchsorted(starts, "right") - 1
         return self._shard_finder.find(starts)
@@ -171,7 +184,10 @@ class Gatherer:
         return ShardFinder(self.starts)
 
     def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
-        """The ids of shards, and their memory addresses. Refuses a shard with too few ids."""
+        """The token ids in each of these shards, as arrays, and the memory address of each array.
+
+        Refuses a shard with too few ids.
+        """
         maps = [self._map(shard) for shard in shards]
         addresses = [mapped.address for mapped in maps]
         if None in addresses:
@@ -195,7 +211,9 @@ def find_address(array: npt.NDArray[Any]) -> int:
 
 
 class MappedRows:
-    """A `RowReader` of the `length` ids at each memory address, which are inside the arrays `held`.
+    """A `RowReader` for rows of `length` ids that begin at the given memory addresses.
+
+    All rows are inside the arrays `held`.
 
     >>> first, second = np.arange(5), np.arange(50, 55)
     >>> addresses = np.array([find_address(second), find_address(first) + 8, find_address(first)])
@@ -209,7 +227,7 @@ class MappedRows:
         addresses: Integers,
         length: int,
         dtype: np.dtype[Any],
-        held: Sequence[npt.NDArray[Any]],
+        held: Sequence[object],
     ) -> None:
         self._length, self._dtype, self._held = length, dtype, held
         self._lowest = int(addresses.min())
@@ -225,19 +243,19 @@ class MappedRows:
         if elements > 1:
             size //= elements
             places = np.add.outer(places, np.arange(elements) * size).ravel()
-        memory = np.asarray(_Memory(self._lowest, self._bytes - size + 1, size, self._held))
-        # Each row is one element: copying one element costs less than copying a row of a second
-        # dimension.
+        memory = view_memory(self._lowest, self._bytes - size + 1, size, self._held)
+        # Each row is one element of a one-dimensional array: this is faster to copy than the rows of a
+        # two-dimensional array.
         copied = memory[places]
         return copied.view(np.uint8).view(self._dtype).reshape(rows, self._length)
 
 
 @lru_cache(maxsize=64)
 def _count_elements(rows: int, size: int) -> int:
-    """The number of elements to divide a row of `size` bytes into: one, unless rows are few and
-    long.
+    """Into how many elements to divide each row when `rows` rows of `size` bytes are copied.
 
-    NumPy lets other threads run while it copies more than 500 elements, but not for fewer.
+    Other threads can run while NumPy copies more than 500 elements, but not while it copies fewer. So
+    if the rows are few and long, each is divided. Otherwise each row is one element.
 
     >>> _count_elements(2_048, 4_098), _count_elements(256, 32_772), _count_elements(4, 2_050)
     (1, 2, 1)
@@ -248,15 +266,20 @@ def _count_elements(rows: int, size: int) -> int:
     return next((n for n in range(least, 16 * least) if size % n == 0), 1)
 
 
-class _Memory:
-    """An array for NumPy of overlapping elements of `size` bytes, one at every byte.
+def view_memory(
+    address: int, count: int, size: int, held: Sequence[object]
+) -> npt.NDArray[np.void]:
+    """The memory from an address on, as `count` overlapping elements of `size` bytes."""
+    return np.asarray(_Memory(address, count, size, held))
 
-    NumPy keeps a reference to this object, and so to the maps in `held`.
+
+class _Memory:
+    """Memory as an array for NumPy, with elements that overlap.
+
+    At every byte, an element of `size` bytes begins. NumPy keeps a reference to this object, and so to the maps in `held`.
     """
 
-    def __init__(
-        self, address: int, count: int, size: int, held: Sequence[npt.NDArray[Any]]
-    ) -> None:
+    def __init__(self, address: int, count: int, size: int, held: Sequence[object]) -> None:
         self.held = held
         self.__array_interface__ = {
             "version": 3,
@@ -268,12 +291,12 @@ class _Memory:
 
 
 class ShardFinder:
-    """Finds the shards of many tokens at once, with the result of `numpy.searchsorted`.
+    """Finds the shards of many tokens at once.
 
-    Shard n starts at `starts[n]`, the first at 0; the last entry is the end. A table with four to
-    eight entries per shard gives a first guess. One or two steps from there find the shard, for all
-    tokens at once. This is ten times as fast as a binary search. If many shards start close
-    together, a binary search is used instead.
+    Shard n starts at `starts[n]`. The first entry of `starts` is 0, and the last is the end of the
+    last shard. A table with four to eight entries per shard gives a first guess, and one or two
+    steps to the next shard correct it, for all tokens at once. This is ten times as fast as
+    `numpy.searchsorted`, which is used only if many shards start close together.
 
     >>> ShardFinder(np.array([0, 3, 3, 10])).find(np.array([9, 0, 2, 3]))
     array([2, 0, 0, 2])
@@ -288,7 +311,7 @@ class ShardFinder:
         self._steps = int(np.diff(self._near).max())
 
     def find(self, tokens: Integers) -> Integers:
-        """The shard of each token; all are from 0 to below the end."""
+        """The index of the shard that holds each token. All tokens must be inside the split."""
         if self._steps > _MOST_STEPS:
             return self._starts[:-1].searchsorted(tokens, "right") - 1
         found: Integers = self._near[tokens >> self._shift]
@@ -298,7 +321,9 @@ class ShardFinder:
 
 
 def find_distinct(numbers: Integers, limit: int) -> tuple[Integers, Integers]:
-    """`numpy.unique(numbers, return_inverse=True)`, faster if all are from 0 to below a low `limit`.
+    """Like `numpy.unique(numbers, return_inverse=True)`, for numbers in [0, limit).
+
+    If there are at least `limit` numbers, this is faster than NumPy.
 
     >>> [part.tolist() for part in find_distinct(np.array([7, 2, 7, 2]), 10)]
     [[2, 7], [1, 0, 1, 0]]
@@ -310,7 +335,7 @@ def find_distinct(numbers: Integers, limit: int) -> tuple[Integers, Integers]:
 
 
 def cut_by_number(numbers: Integers, most: int) -> list[Integers]:
-    """Divide the places of numbers into parts, each with at most `most` distinct numbers.
+    """Divide the indices of `numbers` into parts. Each part refers to at most `most` distinct numbers.
 
     >>> [part.tolist() for part in cut_by_number(np.array([9, 4, 9, 7]), 2)]
     [[1, 3], [0, 2]]

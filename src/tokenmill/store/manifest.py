@@ -3,13 +3,13 @@
 The manifest is written last, so a folder that has one is complete. Its content is not trusted.
 Reading checks the type of every entry, refuses unknown and repeated entries, checks that counts add
 up, and refuses paths that lead out of the folder. The manifest itself must not be a link out of the
-folder either. Its last entry is the xxh3-128 checksum of every byte before that entry, so a flipped
-bit in a count or a setting is refused, as in a shard.
+folder either. Its last entry is the xxh3-128 checksum of every byte before that entry, so a manifest
+with a flipped bit is refused.
 
-Reading costs one pass over a JSON file of some 310 bytes per shard, and two to three times its size in memory.
-A file over `MOST_BYTES` is not read, and entries that may hold anything are counted before they are
-parsed, since an empty list takes 3 bytes in a file and 64 in memory. The input files are in a table of
-their own, which is read on demand.
+Reading costs one pass over a JSON file of some 310 bytes per shard, and takes two to three times the
+size of that file in memory. A file over `MOST_BYTES` is not read. `settings` and `ledger` may hold
+anything, so their values are counted before they are parsed: an empty list takes 3 bytes in a file
+and 64 in memory. The input files are in a table of their own, which is read on demand.
 """
 
 from __future__ import annotations
@@ -25,14 +25,25 @@ import numpy as np
 import orjson
 
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.storage.folder import Storage
+from tokenmill.storage.interface import Storage
+from tokenmill.storage.listing import find_sizes
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
+from tokenmill.storage.object_path import as_path
 from tokenmill.storage.reading import read_inside
-from tokenmill.store.manifest_body import FORMAT, VERSION, decode_manifest, read_kind, seal
+from tokenmill.store.frames import Compression
+from tokenmill.store.manifest_body import (
+    COMPRESSED_VERSION,
+    FORMAT,
+    VERSION,
+    decode_manifest,
+    read_kind,
+    seal,
+)
 from tokenmill.store.tables import ShardTable, SourceTable
 
 MOST_BYTES = 128 << 20  # of a manifest
 MOST_SHARDS = MOST_BYTES // 400  # an entry has some 310 bytes
+_MOST_COMPRESSED = MOST_BYTES // 540  # an entry has some 440 bytes
 
 # One record per document that starts in a shard. `first` counts tokens from the shard's start;
 # `length` includes the end-of-text token and may reach into the next shards; `offset` is a byte
@@ -50,7 +61,7 @@ DOCUMENT_DTYPE = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The shards of one split, in order; the totals are sums over them."""
+    """The shards of one split, in order. `tokens` and `documents` are totals over all shards."""
 
     shards: ShardTable
 
@@ -77,6 +88,7 @@ class Manifest:
     sources: SourceTable
     settings: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, Any] = field(default_factory=dict)
+    compression: Compression | None = None
 
     def to_json(self) -> bytes:
         """The manifest as it is on disk: indented, with a final newline."""
@@ -88,13 +100,15 @@ class Manifest:
             }
             for name, split in self.splits.items()
         }
+        is_plain = self.compression is None
         body = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if is_plain else COMPRESSED_VERSION,
             "dtype": self.dtype,
             "vocab_size": self.vocab_size,
             "tokenizer": {"name": self.tokenizer, "fingerprint": self.tokenizer_fingerprint},
             "eot": {"place": self.eot, "id": self.eot_id},
+            **({} if is_plain else {"compression": self.compression}),
             "splits": splits,
             "settings": dict(self.settings),
             "ledger": dict(self.ledger),
@@ -105,20 +119,21 @@ class Manifest:
                 "xxh3_128": self.sources.xxh3_128,
             },
         }
-        encoded = orjson.dumps(body, msgspec.structs.asdict, option=orjson.OPT_INDENT_2)
+        encoded = orjson.dumps(body, msgspec.to_builtins, option=orjson.OPT_INDENT_2)
         head = encoded.removesuffix(b"\n}") + b",\n  "
         return head + seal(head)
 
     def find_incomplete(self, folder: Path) -> str | None:
-        """The first shard whose file is missing or has another size, if any. Opens no file."""
+        """The first shard file that is missing or has the wrong size; None if there is none.
+
+        Opens no file.
+        """
         width = np.dtype(self.dtype).itemsize
         for split in self.splits.values():
-            for path, tokens in zip(split.shards.path, split.shards.tokens.tolist(), strict=True):
-                try:
-                    is_whole = (folder / path).stat().st_size == tokens * width
-                except OSError:
-                    is_whole = False
-                if not is_whole:
+            expected = split.shards.measure_files(width).tolist()
+            found = find_sizes(folder, split.shards.path)
+            for path, size, actual in zip(split.shards.path, expected, found, strict=True):
+                if actual != size:
                     return path
         return None
 
@@ -147,7 +162,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, folder: str | os.PathLike[str] = "") -> Manifest:
-        """Parse and check the bytes of the manifest of a folder.
+        """Parse and check a manifest. `folder` is where it was found.
 
         >>> Manifest.from_json(b'{"format": "other"}')
         Traceback (most recent call last):
@@ -156,7 +171,7 @@ class Manifest:
 is damaged: "format" is 'other', not 'tokenmill'. If the files beside it contain only ids, open them with \
 their `dtype` and `format='raw'`.
         """
-        name = str(Path(folder) / MANIFEST_NAME)
+        name = str(as_path(folder) / MANIFEST_NAME)
         body, settings, ledger = decode_manifest(data, name)
         return cls(
             dtype=body.dtype,
@@ -174,27 +189,31 @@ their `dtype` and `format='raw'`.
                 body.sources.bytes,
                 body.sources.xxh3_128,
                 body.sources.path,
-                Path(folder).absolute(),
+                as_path(folder).absolute(),
             ),
             settings=settings,
             ledger=ledger,
+            compression=body.compression,
         )
 
 
-def check_shard_count(tokens: Iterable[int], tokens_per_shard: int) -> None:
+def check_shard_count(
+    tokens: Iterable[int], tokens_per_shard: int, compression: Compression | None = None
+) -> None:
     """Refuse, before any work, to write more shards than a manifest can list.
 
     >>> check_shard_count([10**9, 5], tokens_per_shard=1000)
     Traceback (most recent call last):
     ...
     tokenmill.errors.UsageError: `tokens_per_shard` is 1,000, which makes 1,000,001 shards; at most \
-335,544 are possible. Use a larger number.
+335,544 are possible. Use a larger `tokens_per_shard`.
     """
     count = sum(-(-some // tokens_per_shard) for some in tokens)
-    if count > MOST_SHARDS:
+    most = MOST_SHARDS if compression is None else _MOST_COMPRESSED
+    if count > most:
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard:,}, which makes {count:,} shards; at most "
-            f"{MOST_SHARDS:,} are possible. Use a larger number."
+            f"{most:,} are possible. Use a larger `tokens_per_shard`."
         )
 
 
@@ -205,16 +224,18 @@ def find_manifest(folder: str | os.PathLike[str]) -> bytes | None:
     True
     """
     try:
-        (Path(folder) / MANIFEST_NAME).lstat()
+        (as_path(folder) / MANIFEST_NAME).lstat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
         pass  # reading it raises the error that names the file
-    return read_inside(Path(folder), MANIFEST_NAME, MOST_BYTES)
+    return read_inside(as_path(folder), MANIFEST_NAME, MOST_BYTES)
 
 
 def is_own(data: bytes) -> bool:
-    """Whether a manifest is tokenmill's, or may be: the guides' metadata has the same file name.
+    """Whether a file named `dataset_metadata.json` is tokenmill's manifest, or may be a damaged one.
+
+    Common guides write other metadata to a file of the same name.
 
     >>> is_own(b'{"format": "tokenmill"}'), is_own(b'{"total_tokens": 5}'), is_own(b'{"form')
     (True, False, True)

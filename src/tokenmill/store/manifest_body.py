@@ -1,4 +1,4 @@
-"""The bytes of a manifest: the types of its entries, the rules between them, and its checksum.
+"""The bytes of a manifest: the types of its entries, the rules that they obey, and its checksum.
 
 An untrusted manifest is decoded once. If that fails, a second pass finds the most basic fault and
 reports it.
@@ -20,14 +20,17 @@ import xxhash
 
 from tokenmill.storage.decoding import check_values, decode
 from tokenmill.storage.reading import DamagedFileError
-from tokenmill.store.tables import Count, Name, Shard
+from tokenmill.store.frames import Compression
+from tokenmill.store.tables import CompressedFile, Count, Name, Shard
 from tokenmill.wording import brief, harmless
 
 FORMAT = "tokenmill"
 VERSION = 3
+COMPRESSED_VERSION = 4  # of a dataset with compressed shards; otherwise the same
 MOST_SPLITS = 1_000
 
-# The entries of the file. `_count_strings` relies on every entry being required.
+# The entries of the file. `_count_strings` relies on every entry being required, except those of
+# compressed shards, which all shards have or none.
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,11 +60,11 @@ class _Sources(_Entry):
     xxh3_128: Name
 
 
-class Body(_Entry):
+class Body(_Entry, omit_defaults=True):
     """The whole manifest."""
 
     format: Literal["tokenmill"]
-    version: Literal[3]
+    version: Literal[3, 4]
     dtype: Literal["uint16", "uint32"]
     vocab_size: Count
     tokenizer: _Tokenizer
@@ -71,25 +74,27 @@ class Body(_Entry):
     ledger: msgspec.Raw
     sources: _Sources
     xxh3_128: Name
+    compression: Compression | None = None
 
 
 class _Kind(msgspec.Struct):
-    """The entries that say how to read the others."""
+    """The two entries that say how to read the others."""
 
     format: Any = None
     version: Any = None
 
 
 _DECODER = msgspec.json.Decoder(Body)
+_OPTIONAL = ("compression", "compressed")  # absent instead of null
 _NAMES = {
     name
-    for kind in (Body, _Tokenizer, _EndOfText, _Split, _Sources, Shard)
+    for kind in (Body, _Tokenizer, _EndOfText, _Split, _Sources, Compression, Shard, CompressedFile)
     for name in kind.__struct_fields__
 }
 
 
 def read_kind(data: bytes) -> _Kind:
-    """The entries that say how to read the others."""
+    """The format and version of a manifest. Nothing else is checked."""
     return msgspec.json.decode(data, type=_Kind)
 
 
@@ -123,11 +128,12 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
             "If the files beside it contain only ids, open them with their `dtype` and "
             "`format='raw'`.",
         )
-    if type(kind.version) is not int or kind.version != VERSION:
+    if type(kind.version) is not int or kind.version not in (VERSION, COMPRESSED_VERSION):
         is_older = kind.version in (1, 2)
         return DamagedFileError(
             name,
-            f"has version {_name(kind.version)}, but this tokenmill reads only version {VERSION}",
+            f"has version {_name(kind.version)}, but this tokenmill reads only version {VERSION} and "
+            f"{COMPRESSED_VERSION}",
             "Prepare the dataset again: run the same tokenmill prepare command with --restart."
             if is_older
             else "Use the tokenmill that wrote it, or a newer one.",
@@ -148,7 +154,7 @@ def _name(value: Any) -> str:
 
 
 def _read_open(raw: msgspec.Raw, name: str) -> dict[str, Any]:
-    """Parse an entry that may hold anything, if it is not too large; raises a ValueError."""
+    """Parse an entry that may hold any JSON object; raises ValueError if it is too large or deep."""
     data = bytes(raw)
     try:
         check_values(data)
@@ -165,8 +171,9 @@ def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[
     """Check the rules that types cannot express; raises a ValueError."""
     if not _has_seal(data):
         raise ValueError
+    _check_compression(body)
     if _count_quotes(data) != 2 * sum(map(_count_strings, (body, settings, ledger))):
-        raise ValueError(f"it has the entry {_find_repeated_key(data)!r} twice")
+        raise ValueError(_explain_strings(data))
     if body.vocab_size > int(np.iinfo(body.dtype).max) + 1:
         raise ValueError(f"a vocabulary of {body.vocab_size} does not fit in {body.dtype}")
     eot = body.eot
@@ -183,6 +190,17 @@ def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[
                 raise ValueError(f"split {name!r} says {said} {what}, but its shards have {found}")
         _check_paths([shard.path for shard in split.shards])
         _check_paths([shard.documents_path for shard in split.shards])
+
+
+def _check_compression(body: Body) -> None:
+    """Check that all shards are compressed, or none, as the version says."""
+    is_compressed = body.version == COMPRESSED_VERSION
+    if (body.compression is not None) != is_compressed:
+        raise ValueError(f"'compression' does not fit version {body.version}")
+    for split in body.splits.values():
+        for shard in split.shards:
+            if (shard.compressed is not None) != is_compressed:
+                raise ValueError(f"'compressed' of {shard.path} does not fit 'compression'")
 
 
 def _check_paths(paths: list[str]) -> None:
@@ -217,15 +235,21 @@ def _count_quotes(data: bytes) -> int:
 
 
 def _count_strings(value: Any) -> int:
-    """How many strings JSON needs for a value, keys included.
+    """How many strings, including keys, the JSON text of a decoded value has.
 
-    If an entry is repeated, decoding silently keeps the last one; the text then has more strings than
-    the value. Counting them costs a hundredth of decoding.
+    This detects repeated entries. Decoding silently keeps only the last of them, so the original text
+    has more strings than the decoded value. Counting takes a hundredth of the time of decoding.
     """
     if isinstance(value, str):
         return 1
     if isinstance(value, msgspec.Struct):
-        return _count_strings(msgspec.structs.asdict(value))
+        return _count_strings(
+            {
+                name: one
+                for name, one in msgspec.structs.asdict(value).items()
+                if one is not None or name not in _OPTIONAL
+            }
+        )
     if isinstance(value, dict):
         return len(value) + sum(map(_count_strings, value.values()))
     if isinstance(value, list):
@@ -235,7 +259,8 @@ def _count_strings(value: Any) -> int:
     return 0
 
 
-def _find_repeated_key(data: bytes) -> str:
+def _explain_strings(data: bytes) -> str:
+    """Why a manifest has other strings than its entries."""
     repeated: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:
@@ -243,7 +268,7 @@ def _find_repeated_key(data: bytes) -> str:
         repeated.extend(name for name, count in counts.items() if count > 1)
 
     json.loads(data, object_pairs_hook=look)
-    return repeated[0]
+    return f"it has the entry {repeated[0]!r} twice" if repeated else "an entry is null"
 
 
 def seal(head: bytes | memoryview) -> bytes:

@@ -19,10 +19,11 @@ from tokenmill.store.tables import Shard, ShardName
 
 
 class ShardReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The entry of a finished shard for the manifest, and facts about its documents."""
+    """A finished shard: its entry in the future manifest, and facts about its documents."""
 
     shard: Shard
     facts: dict[str, bool] = msgspec.field(default_factory=dict)
+    library: str = ""  # that compressed the shard; another version makes other bytes
 
     def write(self, path: Path) -> None:
         """Write the receipt; the files of the shard must be on the disk already."""
@@ -30,20 +31,23 @@ class ShardReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_shard_receipt(path: Path, name: ShardName, tokens: int) -> ShardReceipt | None:
-    """The receipt of a shard, or None if it is absent, damaged or of another shard."""
+    """The receipt of a shard; None if the receipt is absent or damaged, or describes another shard."""
     receipt = read_receipt(path, ShardReceipt)
     if receipt is None:
         return None
-    found = receipt.shard.path, receipt.shard.documents_path, receipt.shard.tokens
-    return receipt if found == (name.path, name.documents_path, tokens) else None
+    shard = receipt.shard
+    found = shard.path, shard.documents_path, shard.tokens, receipt.library
+    expected = name.path, name.documents_path, tokens, name.library
+    is_complete = (shard.compressed is None) == (name.compression is None)
+    return receipt if found == expected and is_complete else None
 
 
 def is_intact(folder: Path, shard: Shard, dtype: np.dtype[Any]) -> bool:
-    """Whether the files of a shard have the sizes and checksums of its entry."""
+    """Whether the files of a shard still have the sizes and checksums that `shard` records."""
     try:
         with open_inside(folder, shard.path) as file:
-            check_size(file, shard.path, shard.tokens * dtype.itemsize)
-            if hash_file(file) != shard.xxh3_128:
+            check_size(file, shard.path, shard.measure_file(dtype.itemsize))
+            if hash_file(file) != shard.file_xxh3_128:
                 return False
         with open_inside(folder, shard.documents_path) as file:
             read_table_header(file, shard.documents_path, shard.documents)
@@ -54,5 +58,5 @@ def is_intact(folder: Path, shard: Shard, dtype: np.dtype[Any]) -> bool:
 
 
 def describe_change(shard: Shard) -> str:
-    """The notice for a shard that is written again."""
+    """The notice that a shard is written again because its files changed."""
     return f"{shard.path} or its document table changed after it was written; writing it again."

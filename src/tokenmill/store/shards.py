@@ -1,12 +1,11 @@
-"""Sources of a split's ids: files, an array, a part of other shards, or several joined.
+"""Where the ids of a split come from: files, an array, a part of other shards, or other shards joined.
 
-A shard is a range of ids of one dtype in a file. Its file is opened when it is first mapped, never
-before, so 150,000 shards cost their names and three arrays of 150,000 numbers.
+A shard is a range of ids of one dtype in a file. The file is opened when the shard is first mapped,
+never before, so 150,000 shards cost their names and three arrays of 150,000 numbers.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,19 +19,23 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.storage.mapping import map_file
+from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.reading import (
     FOREIGN_CURE,
     DamagedFileError,
     check_size,
+    find_cure,
+    is_mappable,
     open_foreign,
     open_inside,
+    read_pieces,
 )
 
 Integers = npt.NDArray[np.int64]
 
 
 class Shards(Protocol):
-    """The interface through which `Tokens` reads ids. It must pickle."""
+    """The interface through which `Tokens` reads ids. Implementations must be picklable."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -44,13 +47,17 @@ class Shards(Protocol):
 
     @property
     def kept(self) -> int | None:
-        """How many shards to keep, if they are copies in memory; None if they are maps."""
+        """How many shards a reader may keep in memory.
+
+        None if `map` maps files instead of copying shards to memory.
+        """
 
     @property
     def checksum(self) -> str | None:
-        """`"CUT:SUM"`: a hash of the dtype and the ids per file, and a hash of their checksums.
+        """`"CUT:SUM"`, or None if there is no manifest.
 
-        The checksums come from the manifest. None if there is no manifest.
+        CUT is a hash of the dtype and of the number of ids in each file. SUM is a hash of the files'
+        checksums in the manifest.
         """
 
     def name(self, number: int) -> str:
@@ -65,14 +72,16 @@ class Shards(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FileShards:
-    """Shards in files of a folder: `counts[n]` ids from byte `offsets[n]` of file `names[n]` on.
+    """Shards in files of a folder. Shard n is `counts[n]` ids at byte `offsets[n]` of file `names[n]`.
 
-    `names` are relative to `folder` and may have subfolders. A count may be 0. `sizes` are the
-    sizes of the files in bytes, checked again whenever a file is opened. `check` checks a file's
-    header before it is mapped; it must be a module-level function, so that it can be pickled.
-    `checksums` come from a manifest, if there is one; they are not checked here. Files that
-    tokenmill did not write are `foreign`: they may be links to anywhere. Names with `..` are
-    followed too, so the reader of a format must refuse such names in its metadata.
+    - `names` are relative to `folder` and may have subfolders.
+    - `counts` may contain 0.
+    - `sizes` are the sizes of the files in bytes. They are checked whenever a file is opened.
+    - `check` checks the header of an opened file. It must be a module-level function, so that it can
+      be pickled.
+    - `foreign` says that tokenmill did not write the files. They may then be links to anywhere. Names
+      with `..` are followed too, so the reader of a format must refuse such names in its metadata.
+    - `checksums` come from the manifest, if there is one. They are not checked here.
     """
 
     folder: Path
@@ -91,9 +100,7 @@ class FileShards:
 
     @property
     def checksum(self) -> str | None:
-        if not self.checksums:
-            return None
-        return f"{_hash(self.dtype.str, *map(str, self.counts.tolist()))}:{_hash(*self.checksums)}"
+        return combine_checksums(self.dtype, self.counts, self.checksums)
 
     def name(self, number: int) -> str:
         return self.names[number]
@@ -104,17 +111,37 @@ class FileShards:
             return map_file(file, self.names[number], self.dtype, count, offset)
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        size, name = self.dtype.itemsize, self.names[number]
+        (data,) = self.read_ranges(number, [(first, last)])
+        return np.frombuffer(data, self.dtype, last - first)
+
+    def read_ranges(
+        self,
+        number: int,
+        ranges: Sequence[tuple[int, int]],
+        between: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """See `read_ranges` below."""
+        offset, size, name = int(self.offsets[number]), self.dtype.itemsize, self.names[number]
+        found = []
         with self._open(number) as file:
             try:
-                file.seek(int(self.offsets[number]) + first * size)
-                data = file.read((last - first) * size)
-                if len(data) < (last - first) * size:  # truncated since its size was checked
-                    check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
-                return np.frombuffer(data, self.dtype, last - first)
-            except (OSError, ValueError) as error:  # the disk is failing
-                reason = getattr(error, "strerror", None) or error
-                raise DamagedFileError(name, f"cannot be read: {reason}", FOREIGN_CURE) from error
+                if isinstance(file, ObjectFile) and len(ranges) > 1:
+                    if between is not None:
+                        between()
+                    places = [(offset + one * size, offset + two * size) for one, two in ranges]
+                    return file.read_ranges(places)
+                for first, last in ranges:
+                    if between is not None:
+                        between()
+                    file.seek(offset + first * size)
+                    found.append(file.read((last - first) * size))
+                    if len(found[-1]) < (last - first) * size:  # truncated since it was opened
+                        check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
+                        raise DamagedFileError(name, "was changed while it was read")
+            except OSError as error:  # the disk is failing
+                what = f"cannot be read: {error.strerror or error}"
+                raise DamagedFileError(name, what, find_cure(error, FOREIGN_CURE)) from error
+        return found
 
     def read_rows(
         self,
@@ -127,21 +154,17 @@ class FileShards:
         """See `read_rows` below."""
         name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
         memory, size = rows.data.cast("B"), rows.shape[1] * width
+        starts = (offset + firsts * width).tolist()
+        pieces = [memory[place * size : (place + 1) * size] for place in places.tolist()]
         with self._open(number) as file:
-            descriptor = file.fileno()
             try:
-                for first, place in zip(firsts.tolist(), places.tolist(), strict=True):
-                    if between is not None:
-                        between()
-                    start, row = offset + first * width, memory[place * size : (place + 1) * size]
-                    while (count := os.preadv(descriptor, [row], start)) < len(row):
-                        if not count:  # truncated since its size was checked
-                            check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
-                            raise DamagedFileError(name, "was changed while it was read")
-                        row, start = row[count:], start + count
+                if not read_pieces(file, starts, pieces, between):
+                    # It was truncated since its size was checked.
+                    check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
+                    raise DamagedFileError(name, "was changed while it was read")
             except OSError as error:  # the disk is failing
                 what = f"cannot be read: {error.strerror}"
-                raise DamagedFileError(name, what, FOREIGN_CURE) from error
+                raise DamagedFileError(name, what, find_cure(error, FOREIGN_CURE)) from error
 
     def _open(self, number: int) -> BinaryIO:
         name = self.names[number]
@@ -158,7 +181,7 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard, an array in memory. `checksum` is the checksum of the files it was copied from."""
+    """One shard, an array in memory. `checksum` is that of the original shards, if any."""
 
     ids: npt.NDArray[Any]
     checksum: str | None = None
@@ -189,7 +212,7 @@ class ArrayShard:
 
 @dataclass(frozen=True, kw_only=True)
 class PartOfShards:
-    """The ids `start` to `stop` of other shards; at least one id."""
+    """The ids [start, stop) of other shards. The range must not be empty."""
 
     whole: Shards
     start: int
@@ -197,7 +220,11 @@ class PartOfShards:
 
     @cached_property
     def _ranges(self) -> tuple[int, Integers, Integers]:
-        """The number of the first shard, and where the part starts and ends in each shard."""
+        """The index of the first shard that the part covers, and two arrays.
+
+        The arrays have one entry for each shard that the part covers: where the part starts in the
+        shard, and where the part ends in the shard.
+        """
         ends = np.cumsum(self.whole.counts)
         low = int(np.searchsorted(ends, self.start, side="right"))
         high = int(np.searchsorted(ends, self.stop, side="left")) + 1
@@ -240,7 +267,7 @@ class PartOfShards:
 
 @dataclass(frozen=True)
 class JoinedShards:
-    """Join shards of one dtype end to end; `folders` are prefixes of their names."""
+    """Shards of one dtype, joined end to end. The names in `parts[n]` are relative to `folders[n]`."""
 
     parts: tuple[Shards, ...]
     folders: tuple[str, ...] = ()
@@ -291,9 +318,10 @@ def read_rows(
     places: Integers,
     between: Callable[[], None] | None = None,
 ) -> None:
-    """Read rows of one shard without a map: the row from id `firsts[n]` on becomes `rows[places[n]]`.
+    """Read rows of one shard without a map.
 
-    A file is opened only once. `between` is called before each row.
+    The row that starts at position `firsts[n]` of the shard is written to `rows[places[n]]`. A file is
+    opened only once. `between` is called before each row.
     """
     if isinstance(shards, FileShards):
         shards.read_rows(number, firsts, rows, places, between)
@@ -307,6 +335,73 @@ def read_rows(
             if between is not None:
                 between()
             rows[place] = shards.read(number, first, first + rows.shape[1])
+
+
+def read_ranges(
+    shards: Shards,
+    number: int,
+    ranges: Sequence[tuple[int, int]],
+    between: Callable[[], None] | None = None,
+) -> list[bytes]:
+    """The bytes of the ids [first, last) of one shard, for each range, without a map.
+
+    A file is opened only once. `between` is called before each range.
+    """
+    if isinstance(shards, FileShards):
+        return shards.read_ranges(number, ranges, between)
+    return [shards.read(number, first, last).tobytes() for first, last in ranges]
+
+
+def combine_checksums(
+    dtype: np.dtype[Any], counts: Integers, checksums: Sequence[str]
+) -> str | None:
+    """The checksum of all ids, from the checksum of each shard: see `Shards.checksum`."""
+    if not checksums:
+        return None
+    return f"{_hash(dtype.str, *map(str, counts.tolist()))}:{_hash(*checksums)}"
+
+
+def find_object_folder(shards: Shards) -> Path | None:
+    """A folder of shards that cannot be mapped, because it is in an object store; None if all can."""
+    return next((one for one in _find_folders(shards) if not is_mappable(one)), None)
+
+
+def _find_folders(shards: Shards) -> list[Path]:
+    if isinstance(shards, FileShards):
+        return [shards.folder]
+    if isinstance(shards, PartOfShards):
+        return _find_folders(shards.whole)
+    if isinstance(shards, JoinedShards):
+        return [folder for part in shards.parts for folder in _find_folders(part)]
+    files: Shards | None = getattr(shards, "files", None)  # of compressed shards
+    return [] if files is None else _find_folders(files)
+
+
+def find_file(shards: Shards, number: int, first: int = 0) -> tuple[FileShards, int, int]:
+    """The files that hold a shard, the number of its file in them, and the id that `first` is there.
+
+    `are_files` must be true for the shards.
+    """
+    if isinstance(shards, PartOfShards):
+        low, begin, _ = shards._ranges
+        return find_file(shards.whole, low + number, first + int(begin[number]))
+    if isinstance(shards, JoinedShards):
+        return find_file(*shards._find(number), first)
+    assert isinstance(shards, FileShards)
+    return shards, number, first
+
+
+def are_files(shards: Shards) -> bool:
+    """Whether shards are files of plain ids, or parts of such files.
+
+    >>> are_files(ArrayShard(np.arange(5)))
+    False
+    """
+    if isinstance(shards, PartOfShards):
+        return are_files(shards.whole)
+    if isinstance(shards, JoinedShards):
+        return all(map(are_files, shards.parts))
+    return isinstance(shards, FileShards)
 
 
 def _hash(*texts: str) -> str:

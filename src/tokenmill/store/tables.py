@@ -1,11 +1,13 @@
 """The shards and the input files of a dataset, as tables.
 
 A dataset may have 150,000 shards and millions of input files, so neither table is a list of objects.
-Shards are columns. Input files are `sources.jsonl`, one line per file, read on demand: the manifest
-holds only the number of lines, the total size and the checksum, so opening a dataset costs the same
-for one source as for a million. The first lookup maps the file, checks it and finds its lines, at
-about 1 s per GB and 8 bytes of memory per source; each later lookup parses one line. The file may
-be untrusted, so every line is checked when it is read.
+
+Shards are stored as columns. Input files are in `sources.jsonl`, one line per file. The manifest has
+only the number of these lines, the total size of the input files and the checksum of
+`sources.jsonl`. So opening a dataset costs the same for one source as for a million. The first
+lookup maps `sources.jsonl`, checks it and finds its lines. This takes about 1 s per GB, and 8 bytes
+of memory per source. Each later lookup parses one line. The file may be untrusted, so every line is
+checked when it is read.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ import xxhash
 from tokenmill.storage.mapping import Maps, map_file
 from tokenmill.storage.names import SOURCES_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
+from tokenmill.store.frames import Compression
 
-MOST = 1 << 56  # tokens of a split: sums of byte positions then fit in 64 bits
+MOST = 1 << 56  # tokens of a split, so that sums of byte positions fit in 64 bits
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-# One wide character quadruples the memory of a string.
+# A limit on length, because one wide character quadruples the memory that a string takes.
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -43,18 +46,44 @@ class ShardName:
 
     split: str
     number: int
+    compression: Compression | None = None
 
     @property
     def path(self) -> str:
-        return f"{self.split}/shard_{self.number:05}.bin"
+        ending = ".bin" if self.compression is None else ".bin.zst"
+        return f"{self.split}/shard_{self.number:05}{ending}"
+
+    @property
+    def library(self) -> str:
+        """The library that decides the bytes of the file; empty if it is not compressed."""
+        return "" if self.compression is None else self.compression.library
 
     @property
     def documents_path(self) -> str:
         return f"{self.split}/shard_{self.number:05}.docs.npy"
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """One file of tokens and the table of the documents that start in it."""
+class CompressedFile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
+):
+    """The size and the checksum of a compressed file."""
+
+    bytes: Count
+    xxh3_128: Name
+
+
+class Shard(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    gc=False,
+):
+    """One file of tokens and the table of the documents that start in it.
+
+    `xxh3_128` is the checksum of the ids, which is that of the file if it is not compressed.
+    """
 
     path: Name
     tokens: Count
@@ -62,13 +91,25 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     xxh3_128: Name
     documents_path: Name
     documents_xxh3_128: Name
+    compressed: CompressedFile | None = None
+
+    def measure_file(self, width: int) -> int:
+        """The size of the file of tokens, which have `width` bytes each."""
+        return self.tokens * width if self.compressed is None else self.compressed.bytes
+
+    @property
+    def file_xxh3_128(self) -> str:
+        """The checksum of the file of tokens, as it is on disk."""
+        return self.xxh3_128 if self.compressed is None else self.compressed.xxh3_128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardTable:
     """The shards of a split, stored as columns; `table[n]` makes a `Shard`.
 
-    Columns pickle faster than 150,000 objects, and reading tokens needs only some of them.
+    `compressed` is None for plain shards. Shards of one split are all compressed, or all plain.
+
+    Columns pickle faster than 150,000 objects, and reading tokens needs only some columns.
 
     >>> shard = Shard(
     ...     path="a", tokens=3, documents=1, xxh3_128="", documents_path="b", documents_xxh3_128=""
@@ -84,6 +125,7 @@ class ShardTable:
     xxh3_128: Sequence[str]
     documents_path: Sequence[str]
     documents_xxh3_128: Sequence[str]
+    compressed: CompressedFiles | None = None
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> ShardTable:
@@ -96,6 +138,7 @@ class ShardTable:
             xxh3_128=[shard.xxh3_128 for shard in rows],
             documents_path=[shard.documents_path for shard in rows],
             documents_xxh3_128=[shard.documents_xxh3_128 for shard in rows],
+            compressed=CompressedFiles.of([shard.compressed for shard in rows if shard.compressed]),
         )
 
     def __len__(self) -> int:
@@ -109,7 +152,12 @@ class ShardTable:
             xxh3_128=self.xxh3_128[index],
             documents_path=self.documents_path[index],
             documents_xxh3_128=self.documents_xxh3_128[index],
+            compressed=None if self.compressed is None else self.compressed[index],
         )
+
+    def measure_files(self, width: int) -> npt.NDArray[np.int64]:
+        """The sizes of the files of tokens, which have `width` bytes each."""
+        return self.tokens * width if self.compressed is None else self.compressed.bytes
 
     def __iter__(self) -> Iterator[Shard]:
         return (self[number] for number in range(len(self)))
@@ -119,6 +167,25 @@ class ShardTable:
 
     def __hash__(self) -> int:
         return hash(tuple(self.xxh3_128))
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedFiles:
+    """The sizes and the checksums of compressed files, as columns."""
+
+    bytes: npt.NDArray[np.int64]
+    xxh3_128: Sequence[str]
+
+    @classmethod
+    def of(cls, files: Sequence[CompressedFile]) -> CompressedFiles | None:
+        """The columns of some files; None if there are none."""
+        if not files:
+            return None
+        sizes = np.array([file.bytes for file in files], np.int64)
+        return cls(sizes, [file.xxh3_128 for file in files])
+
+    def __getitem__(self, index: int) -> CompressedFile:
+        return CompressedFile(bytes=int(self.bytes[index]), xxh3_128=self.xxh3_128[index])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +263,7 @@ class SourceTable:
         return (self[number] for number in range(self._count))
 
     def encode(self) -> memoryview:
-        """The bytes of the file, checked."""
+        """The bytes of `sources.jsonl`. Their checksum and number of lines are checked first."""
         return self._lines.data.data
 
     def check(self) -> None:
@@ -227,7 +294,7 @@ def _read(where: Path | bytes, path: str, count: int, xxh3_128: str, _: int) -> 
         raise DamagedFileError(
             path, f"does not match its checksum: it has {found}, the manifest says {xxh3_128!r}"
         )
-    # In blocks, and counted first: a file may be nothing but newlines.
+    # In blocks, and counting before allocating: a damaged file may be nothing but newlines.
     blocks = [slice(start, start + _BLOCK) for start in range(0, len(data), _BLOCK)]
     lines = sum(int(np.count_nonzero(data[block] == ord("\n"))) for block in blocks)
     if lines != count or (len(data) and data[-1] != ord("\n")):

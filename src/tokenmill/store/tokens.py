@@ -1,8 +1,8 @@
 """The tokens of a split as one long array.
 
-Guarantees: a slice or a row is the same however the tokens are divided into shards. A file with the
-wrong size or header is refused by name before a token of it is read. Opening does not compare
-checksums; `tokenmill verify` does.
+Guarantees: a slice or a row is the same however the tokens are divided into shards. If a file has
+the wrong size or header, an error names the file before any of its tokens is read. Opening does not
+compare checksums; `tokenmill verify` does.
 
 Costs: making a `Tokens` opens nothing. A shard is mapped when first used, and at most
 `mapping.OPEN_FILES` files of the process stay mapped. A slice costs one copy of its tokens.
@@ -22,10 +22,13 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
+from tokenmill.storage.cache import PieceCache
+from tokenmill.store.cached_rows import CachedRows
 from tokenmill.store.documents import DocumentTable, inside
 from tokenmill.store.file_rows import FileRows, copy_range
+from tokenmill.store.frame_rows import FrameRows
 from tokenmill.store.gather import PIECE, Gatherer, RowReader
-from tokenmill.store.shards import ArrayShard, JoinedShards, Shards
+from tokenmill.store.shards import ArrayShard, JoinedShards, Shards, are_files, find_object_folder
 
 RUNS, RUN = 64, 256  # the fingerprint covers this many runs of this many tokens
 
@@ -35,7 +38,7 @@ _can_cast = lru_cache(maxsize=64)(np.can_cast)
 
 
 class Tokens:
-    """All tokens of a split as one array of ids: `tokens[a:b]` is a new array of them.
+    """All tokens of a split as one array of ids. `tokens[a:b]` copies a range to a NumPy array.
 
     `eot_id` is the end-of-text id before or after each document (`eot` says which), or None.
 
@@ -86,8 +89,11 @@ class Tokens:
         shard = ArrayShard(np.ascontiguousarray(array))
         return cls(shard, split, documents=documents, eot_id=eot_id, eot=eot)
 
-    def _make_gatherer(self, shards: Shards) -> Gatherer | FileRows:
-        return Gatherer(shards)
+    def _make_gatherer(self, shards: Shards) -> Gatherer | FileRows | FrameRows | CachedRows:
+        remote = find_object_folder(shards) is not None  # its files cannot be mapped
+        if (compressed := FrameRows.of(shards, mapped=not remote)) is not None:
+            return compressed
+        return FileRows(shards) if remote else Gatherer(shards)
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Tokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
@@ -133,7 +139,10 @@ class Tokens:
         if not 0 <= start < stop <= len(self):
             return self[start:stop]
         ids = np.empty(stop - start, self.dtype)
-        copy_range(self._shards, self._gatherer.counts, *self.locate(start), ids)
+        if isinstance(self._gatherer, FrameRows):
+            self._gatherer.copy(start, ids)  # it keeps frames that the next call needs
+        else:
+            copy_range(self._shards, self._gatherer.counts, *self.locate(start), ids)
         return ids
 
     def __iter__(self) -> Iterator[int]:
@@ -147,7 +156,7 @@ class Tokens:
         return np.asarray(self[:], dtype)
 
     def locate(self, token: int) -> tuple[int, int]:
-        """The number of the shard that holds a token, and the token's place in it."""
+        """The index of the shard that holds a token, and the token's position in that shard."""
         return self._gatherer.locate(token)
 
     def gather(
@@ -159,8 +168,8 @@ class Tokens:
     ) -> npt.NDArray[Any]:
         """The rows [start, start + length) for each of `starts`, as one array of `dtype`.
 
-        With `out`, of shape (len(starts), length) and of any integer dtype and strides, the rows
-        are written there. An id that the dtype cannot hold is an error, never wrapped.
+        `out` is an array to write the rows to. Its shape must be (len(starts), length); its dtype may
+        be any integer type. An id that the dtype cannot hold is an error, never wrapped.
 
         >>> Tokens.of([5, 6, 7, 8]).gather(np.array([2, 0]), 2, dtype=np.int32)
         array([[7, 8],
@@ -181,10 +190,10 @@ class Tokens:
         return out
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows of `gather` once, to read them in parts.
+        """Find rows as `gather` does, to read them in parts.
 
         The result is a function: `read(first, last)` returns the rows [first, last) in the dtype of
-        the tokens. It keeps the shards mapped if they are few.
+        the tokens. If the shards are few, the function keeps them mapped.
 
         >>> read = Tokens.of([5, 6, 7, 8]).find_rows(np.array([2, 0, 1]), 2)
         >>> read(0, 2).tolist(), read(2, 3).tolist()
@@ -195,6 +204,18 @@ class Tokens:
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the system to read rows ahead. Useful for rows close together on a slow disk."""
         self._gatherer.read_ahead(starts, length)
+
+    def fetch(
+        self, starts: Integers, length: int, is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Bring rows nearer before they are read: into the cache, if there is one. May take long;
+        ends early once `is_stopped` returns True."""
+        self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
+
+    @property
+    def cache(self) -> PieceCache | None:
+        """The cache through which the tokens are read; see `cached`."""
+        return None
 
     def _check_rows(self, starts: Integers, length: int) -> Integers:
         starts = np.asarray(starts)
@@ -218,11 +239,14 @@ class Tokens:
     def find_document_starts(
         self, starts: Integers, length: int, rows: npt.NDArray[Any] | None = None
     ) -> Integers:
-        """Where documents start in the rows [start, start + length), joined end to end; sorted.
+        """Where documents start in the rows [start, start + length).
 
-        The starts come from the table of documents, or without a table from the end-of-text id. The
-        first token of the split always starts a document. `rows` are the tokens, if they were read
-        already: an array of shape (rows, length or more).
+        Returns sorted positions in the rows joined end to end. With a length of 3, position 5 is the
+        last token of the second row.
+
+        The starts come from the table of documents. If there is no table, they come from the
+        end-of-text id. The first token of the split always starts a document. If the rows were read
+        already, pass them as `rows`: an array of shape (len(starts), length or more).
 
         >>> Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0).find_document_starts(np.array([0, 3]), 3)
         array([0, 2, 5])
@@ -231,8 +255,8 @@ class Tokens:
         if self.documents is None and self.eot_id is None:
             raise DatasetError(
                 f"{self.split!r} has neither a document table nor an end-of-text id, so the starts of "
-                "its documents are unknown. If its tokens have such an id, open it with "
-                "`eot_id=ID`."
+                "its documents are unknown. If the tokens have an end-of-text id, pass `eot_id=ID` when "
+                "you open them."
             )
         if not len(starts):
             return np.empty(0, np.int64)
@@ -270,8 +294,8 @@ class Tokens:
             room = len(self) - run
             places = sorted({room * number // (RUNS - 1) for number in range(RUNS)})
             ids = np.empty((len(places), run), np.int64)
-            for place, row in zip(places, ids, strict=True):
-                cast(self.read(place, place + run), row)
+            reader = FileRows(self._shards) if self.cache is None else self._gatherer
+            cast(reader.find_rows(np.array(places), run)(0, len(places)), ids)
             digest.update(np.ascontiguousarray(ids, "<i8").data)
         return digest.hexdigest()
 
@@ -279,8 +303,8 @@ class Tokens:
     def identity(self) -> str:
         """A string that identifies the tokens in a saved state; compare two with `is_same_data`.
 
-        With a manifest, it contains the checksums of all shards, so it changes if any token does.
-        In other formats it is only the fingerprint, which is computed from a sample.
+        With a manifest, the string depends on the checksums of all shards, so it changes if any token
+        changes. Without a manifest, it is only the fingerprint, which is computed from a sample.
         """
         checksum = self._shards.checksum
         return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
@@ -313,8 +337,37 @@ class Tokens:
             eot=self.eot,
         )
 
+    def cached(self, cache: PieceCache, between: Callable[[], None] | None = None) -> Tokens:
+        """The same tokens, read through a cache on local disk: for files on slow storage.
+
+        Tokens in memory need no cache, and are returned as they are. `between` is called before
+        each piece.
+        """
+        if not are_files(self._shards):
+            if self._shards.kept is None:
+                return self
+            packed = FrameRows.of(self._shards) is not None
+            cure = (
+                "decompress the dataset with: tokenmill reshard DATA --out NEW --compress none"
+                if packed
+                else "import the data with: tokenmill import"
+            )
+            raise UsageError(
+                f"{self.shard_name(0)} cannot be cached: only files of plain ids can. Omit `cache_dir` "
+                f"and `cache_bytes`, or {cure}"
+            )
+        return _CachedTokens(
+            self._shards,
+            self.split,
+            cache,
+            between,
+            documents=self.documents,
+            eot_id=self.eot_id,
+            eot=self.eot,
+        )
+
     def _with_shards(self, shards: Shards) -> Tokens:
-        """Tokens of other shards, read the same way: mapped or unmapped."""
+        """Return the tokens of `shards`, read like these: mapped, unmapped or cached."""
         return Tokens(shards, self.split)
 
 
@@ -327,8 +380,9 @@ class _UnmappedTokens(Tokens):
         self._between = between
         super().__init__(shards, split, **known)
 
-    def _make_gatherer(self, shards: Shards) -> FileRows:
-        return FileRows(shards, self._between)
+    def _make_gatherer(self, shards: Shards) -> FileRows | FrameRows:
+        compressed = FrameRows.of(shards, mapped=False, between=self._between)
+        return compressed or FileRows(shards, self._between)
 
     def _with_shards(self, shards: Shards) -> Tokens:
         return _UnmappedTokens(shards, self.split, self._between)
@@ -338,12 +392,47 @@ class _UnmappedTokens(Tokens):
         return make, (self._shards, self.split, self._between)
 
 
+class _CachedTokens(Tokens):
+    """See `Tokens.cached`."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        split: str,
+        cache: PieceCache,
+        between: Callable[[], None] | None,
+        **known: Any,
+    ) -> None:
+        self._cache, self._between = cache, between
+        super().__init__(shards, split, **known)
+
+    @property
+    def cache(self) -> PieceCache:
+        return self._cache
+
+    def _make_gatherer(self, shards: Shards) -> CachedRows:
+        return CachedRows(shards, self._cache, self._between)
+
+    def _with_shards(self, shards: Shards) -> Tokens:
+        return _CachedTokens(shards, self.split, self._cache, self._between)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        return self[start:stop]
+
+    def unmapped(self, between: Callable[[], None] | None = None) -> Tokens:
+        return self.cached(self._cache, between)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(_CachedTokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
+        return make, (self._shards, self.split, self._cache, self._between)
+
+
 def is_same_data(one: Any, other: Any) -> bool:
     """Whether two identities can belong to the same tokens.
 
-    If both have checksums, and their files have the same lengths, the checksums are compared.
-    Otherwise the fingerprints are compared, because the tokens may have been resharded or
-    converted.
+    Their fingerprints must be equal. If both have checksums, and their files have the same lengths,
+    the checksums must be equal too. If the lengths differ, checksums prove nothing: the tokens may
+    have been resharded or converted.
 
     >>> is_same_data("f:cut:sum", "f:cut:other"), is_same_data("f:cut:sum", "other:cut:sum")
     (False, False)
@@ -358,7 +447,10 @@ def is_same_data(one: Any, other: Any) -> bool:
 
 
 def join(sources: Sequence[Tokens]) -> Tokens | None:
-    """The tokens of all sources end to end; None if they differ in dtype or cannot be read alike.
+    """The tokens of all sources end to end; None if they cannot be joined.
+
+    All sources must have the same dtype, and be all mapped or all unmapped. Their shards must not be
+    copies in memory (`Shards.kept`).
 
     >>> both = join([Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])])
     >>> both.gather(np.array([3, 1]), 2).tolist()
@@ -372,7 +464,7 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
 
 
 def cast_rows(read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piece: int) -> None:
-    """Read rows into `out`, `piece` bytes at a time, casting each while it is in the cache."""
+    """Read rows into `out`, `piece` bytes at a time. Each piece is cast while it is in the cache."""
     rows, length = out.shape
     step = max(1, piece // (length * dtype.itemsize))
     for first in range(0, rows, step):
@@ -387,7 +479,7 @@ def cast(ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
             if not limits.min <= int(one) <= limits.max:
                 raise DatasetError(
                     f"the tokens contain the id {one}, which does not fit in {out.dtype}. Use a wider "
-                    "dtype, such as int64. If your vocabulary is smaller than that, the file was "
-                    "opened with the wrong dtype or format."
+                    "dtype, such as int64. If your vocabulary has no such id, the file was opened with "
+                    "the wrong dtype or format."
                 )
     np.copyto(out, ids, casting="unsafe")

@@ -1,6 +1,6 @@
 """Tokenizers: the base class, the built-in ones, and a registry that restores them from datasets.
 
-Importing this loads no tokenizer library. Each is imported by the function that needs it.
+Importing this package loads no tokenizer library. The function that needs a library imports it.
 """
 
 from __future__ import annotations

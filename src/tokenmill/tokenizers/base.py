@@ -1,9 +1,10 @@
 """The interface between the pipeline and a tokenizer. Subclass `Tokenizer` to use your own.
 
 A subclass sets `kind`, `name` and `vocab_size` and implements `encode`, `decode` and `settings`.
-Everything else has a default that works for any tokenizer. The defaults encode one text at a time
-and hold a long document in memory; override `encode_batch` or `encode_terminated` for a library that
-encodes many texts at once, and `cuttable` or `settle` to encode long documents in pieces.
+Everything else has a default that works for any tokenizer. The defaults encode one text at a time:
+if your library encodes many texts at once, override `encode_batch` or `encode_terminated`. The
+defaults also hold a long document in memory: to encode it in pieces, set `cuttable` or override
+`settle`.
 
 Instances are pickled for worker processes, so the class must be importable by name.
 docs/tokenizers.md has a complete example.
@@ -47,7 +48,10 @@ _EOT_TOKENS = (
 
 
 class Tokenizer(ABC):
-    """Converts UTF-8 text to ids and back. Encodes the spelling of a special token as plain text.
+    """Converts UTF-8 text to ids and back.
+
+    If a text contains the spelling of a special token, such as `<|endoftext|>`, that spelling is
+    encoded as plain text, never as the special id.
 
     Attributes that a subclass sets, on the class or in `__init__`:
 
@@ -56,11 +60,11 @@ class Tokenizer(ABC):
     - `name`: a short name for people, such as "gpt2".
     - `vocab_size`: one more than the largest id, special ids included.
     - `eot_id`: the id between documents, or None.
-    - `special_ids`: special tokens by spelling, including the end of text if it has one. Encoding
-      never returns one of these ids, and losses per byte count no bytes for them.
-    - `cuttable`: whether encoding two halves of a text gives the ids of the whole text if it is
-      cut between a letter (`str.isalpha`) and a following space or line end. Long documents are
-      then encoded in pieces, and large files split inside a document.
+    - `special_ids`: the ids of special tokens by spelling, including the end of text if it has a
+      spelling. Encoding never returns one of these ids. In a loss per byte, they count as 0 bytes.
+    - `cuttable`: whether a text may be cut between a letter (`str.isalpha`) and a following space
+      or line end: encoding both pieces must give the ids of the whole text. If so, long documents
+      are encoded in pieces, and large files may be split inside a document.
     """
 
     kind: ClassVar[str] = ""
@@ -81,16 +85,16 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of some ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        Built-in tokenizers spell special tokens out. `id_arrays.spell` does all this from a list of
-        spellings, and refuses ids outside the vocabulary.
+        Built-in tokenizers spell out special tokens. If you have a list of spellings, call
+        `id_arrays.spell`: it decodes in this way, and refuses ids outside the vocabulary.
         """
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Everything that decides the ids and attributes, as JSON values for `from_settings`.
 
-        Every dataset stores these settings, and the fingerprint is their hash. Add a version number
-        if the encoding code may change.
+        Every dataset stores these settings, and the fingerprint is their hash. If the encoding code
+        may change, include a version number.
         """
 
     @classmethod
@@ -104,7 +108,11 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A hash, equal only for tokenizers that give every text, and its end, the same ids."""
+        """A hash of everything that decides ids.
+
+        Tokenizers with equal fingerprints encode every text to the same ids, and have the same
+        end-of-text id.
+        """
         return hash_content(self.kind, self.settings())
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
@@ -127,7 +135,7 @@ class Tokenizer(ABC):
         return add_terminators(*self.encode_batch(texts), self.eot_id)
 
     def encode_block(self, block: bytes) -> tuple[Ids, Offsets]:
-        """`encode_terminated` for texts that are joined by NUL bytes and contain none.
+        """Like `encode_terminated`, for texts joined by NUL bytes. The texts must not contain NUL.
 
         >>> from tokenmill.tokenizers import load_tokenizer
         >>> ids, offsets = load_tokenizer("bytes").encode_block(b"ab\\0\\0c")
@@ -137,10 +145,11 @@ class Tokenizer(ABC):
         return self.encode_terminated(block.split(b"\0"))
 
     def settle(self, text: bytes) -> tuple[Ids, int]:
-        """The ids at the start of a text that no continuation changes, and the bytes they cover.
+        """The final ids at the start of a text, and the number of bytes that they cover.
 
-        The default cuts the text near its end if the tokenizer is `cuttable`, and otherwise
-        settles nothing: the text is held in memory until its end.
+        An id is final if it stays the same whatever text follows. If the tokenizer is `cuttable`,
+        the default implementation cuts the text near its end. Otherwise the default returns no ids,
+        and the caller has to hold the whole text.
         """
         cut = 0
         if self.cuttable:
@@ -149,9 +158,10 @@ class Tokenizer(ABC):
         return (self.encode_batch([text[:cut]])[0], cut) if cut else (NO_IDS, 0)
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """The bytes of text that each id stands for, (vocab_size,); 0 for ids not in use.
+        """How many bytes of text each id stands for: an array of `vocab_size` numbers.
 
-        The default decodes each id on its own, which is inexact for ids of incomplete characters.
+        Unused ids have 0. The default decodes each id on its own, which is inexact for ids that
+        stand for a part of a character.
         """
         return np.array([self._measure(number) for number in range(self.vocab_size)], np.int64)
 
@@ -167,15 +177,15 @@ class Tokenizer(ABC):
             text = self.decode([number])
         except TokenizerError:  # a gap in the vocabulary
             return 0
-        return len(text.encode()) - 2 * text.count("\ufffd")
+        return len(text.encode()) - 2 * text.count("\ufffd")  # U+FFFD has 3 bytes, stands for 1
 
 
 def hash_content(kind: str, content: Any) -> str:
     """The fingerprint of a tokenizer of this kind, as 32 hexadecimal digits.
 
-    `content`, as JSON values, is everything that decides the ids of a text. Its canonical form is
-    hashed, so the order of keys, the machine and library versions do not matter. About 20 ms for
-    50,000 tokens.
+    `content` is everything that decides the ids of a text, as JSON values. Its canonical form is
+    hashed, so the order of keys, the machine and library versions do not matter. Takes about 20 ms
+    for 50,000 tokens.
 
     >>> hash_content("bytes", {"a": 1, "b": 2}) == hash_content("bytes", {"b": 2, "a": 1})
     True

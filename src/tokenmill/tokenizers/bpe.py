@@ -4,15 +4,16 @@ Guarantees: every text gets the same ids as if the vocabulary's own library (`to
 `tiktoken`) encoded that text alone. The spelling of a special token is plain text, and encoding
 never returns the id of a special token.
 
-Cost: a batch is joined with NUL bytes and encoded by one native call. NUL is added to the
-vocabulary as a token with an unused id. gigatoken splits at added tokens first, so the ids between
-two NULs are the same as if the text were encoded alone. One comparison per id finds the ends of
-texts. About 150 MB/s per core on new text and 250 once its words are cached; encoding texts of a
-few hundred bytes one by one would take four times as long. gigatoken's own batches need awkward,
-which takes half a second to import.
+Cost: a batch is joined with NUL bytes and encoded by one native call. NUL is added to the vocabulary
+as a token with an unused id. gigatoken splits at added tokens first, so the ids between two NULs are
+the same as if the text were encoded alone. One comparison per id finds the ends of texts. On one
+core, this encodes about 150 MB/s of new text, and 250 MB/s of text whose words are cached. Encoding
+texts of a few hundred bytes one by one would take four times as long. gigatoken can encode batches
+itself, but for that it imports the package `awkward`, which takes half a second.
 
 gigatoken caches every word it encodes, without a limit: for text without repetitions, the cache grows
-larger than the text. `forget` frees it; rebuilding the tables takes 0.1 s.
+larger than the text. `forget` frees the cache together with gigatoken's tables. The next call
+rebuilds the tables in 0.1 s.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class BytePairVocabulary(Vocabulary, Protocol):
 
     cuttable: bool
     joinable: bool  # whether NUL can be added as a token
-    cut_rules: CutRules | None  # None: a text may be cut only as `cuttable` says
-    merging: bool  # whether the text between two cuts is only merged
+    cut_rules: CutRules | None  # if None, `cuttable` alone says where a text may be cut
+    merging: bool  # whether merges alone decide the ids between two cuts: no added tokens
 
     def native(self, added: Mapping[str, int]) -> Any:
         """A gigatoken tokenizer without special tokens, but with these added tokens."""
@@ -108,10 +109,10 @@ class VocabularyTokenizer(Tokenizer):
 
 
 class BytePairTokenizer(VocabularyTokenizer):
-    """Encodes with a byte-level BPE vocabulary. Subclasses read a format of vocabularies.
+    """Encodes with a byte-level BPE vocabulary. Each subclass reads one file format.
 
-    Set `checked` for a vocabulary that gigatoken is known to accept. The first call that needs its
-    tables then builds them.
+    `checked` says that gigatoken is known to accept the vocabulary. Then gigatoken's tables are built
+    later, by the first call that needs them.
     """
 
     _vocabulary: BytePairVocabulary
@@ -126,10 +127,10 @@ class BytePairTokenizer(VocabularyTokenizer):
     ) -> None:
         super().__init__(vocabulary, name=name, eot_id=eot_id)
         self.cuttable = vocabulary.cuttable
-        self._joining: Any = None  # with the terminator as a token
-        self._plain: Any = None  # without; only texts that contain NUL need it
+        self._joining: Any = None  # gigatoken's tokenizer that has the terminator as a token
+        self._plain: Any = None  # one without it; only texts that contain NUL need this
         if not checked:
-            self._joiner()  # a vocabulary that gigatoken refuses is refused now
+            self._joiner()  # raises now if gigatoken refuses the vocabulary
 
     def encode(self, text: bytes) -> Ids:
         return self.encode_batch([text])[0]

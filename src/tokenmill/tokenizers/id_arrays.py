@@ -1,9 +1,10 @@
-"""The ids of many texts as one flat array with offsets, and from ids back to text.
+"""The ids of many texts as one flat array with offsets, and the decoding of ids.
 
-A terminated array has one slot after each text, which holds the end-of-text id. That is the form
-written to disk, so tokenizers produce it directly where they can; `add_terminators` costs a copy.
+A terminated array has one slot after each text, which holds the end-of-text id. Tokens are written
+to disk in this form, so tokenizers make it directly if they can. If they cannot, `add_terminators`
+makes it, at the cost of a copy.
 
-Decoding is meant for inspecting tokens: about three million ids a second. An id outside the
+Decoding is meant for inspecting tokens. It decodes about three million ids a second. An id outside the
 vocabulary is an error that names the id.
 """
 
@@ -64,7 +65,7 @@ def join_batches(batches: Sequence[tuple[Ids, Offsets]]) -> tuple[Ids, Offsets]:
 
 
 def terminate_texts(texts: Sequence[Ids], eot_id: int | None) -> tuple[Ids, Offsets]:
-    """The ids of each text as one terminated array.
+    """Join the ids of several texts into one terminated array.
 
     >>> texts = [np.array([5, 6], np.uint32), np.array([], np.uint32)]
     >>> ids, offsets = terminate_texts(texts, 9)

@@ -6,11 +6,11 @@ ends the process. These checks keep memory and time in proportion to the file an
 
 - A file is at most 64 MiB, and its JSON has at most 8 million values (a value takes up to 85 bytes). The
   largest published vocabularies, with 262,144 tokens, take about 33 MB and have 2 million values.
-- The ids have at most 1,048,576 gaps. A gap takes about 50 bytes.
+- At most 1,048,576 ids below the largest one have no token. Each takes about 50 bytes.
 - An added token has at most 256 characters: the time to compare added tokens grows with the
   square of their length.
 - A normalizer has at most 32 steps, in sequences nested at most 8 deep, and makes a text at most 256
-  times as long. SentencePiece's own (`nmt_nfkc`) makes it up to 99 times as long.
+  times as long. SentencePiece's own normalizer, `nmt_nfkc`, makes a text up to 99 times as long.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_object(data: bytes, where: str, what: str = "tokenizer.json") -> dict[
 
 
 def check_id(token: str, number: Any, where: str) -> int:
-    """An id from a file, if it is an integer that fits 32 bits."""
+    """Check an id from a file and return it: an integer from 0 to 2**32 - 2."""
     if type(number) is not int or not 0 <= number < 2**32 - 1:
         raise TokenizerError(
             f"{where} cannot be used as a tokenizer: its token {brief(token)} has the id "
@@ -69,6 +69,7 @@ def check_id(token: str, number: Any, where: str) -> int:
 def check_gaps(vocab_size: int, tokens: int, where: str) -> None:
     """Refuse ids far above the number of tokens.
 
+    >>> check_gaps((1 << 20) + 300, 300, "x.json")
     >>> check_gaps(1 << 28, 300, "x.json")
     Traceback (most recent call last):
     ...
@@ -83,7 +84,7 @@ largest id is 268,435,455. At most 1,048,576 ids may be without a token.
 
 
 def check_added(content: Any, where: str) -> str:
-    """The spelling of an added token, if it is text of a reasonable length."""
+    """Check the spelling of an added token and return it: text of 1 to 256 characters."""
     if not isinstance(content, str) or not 0 < len(content) <= _LONGEST_ADDED:
         raise TokenizerError(
             f"{where} cannot be used as a tokenizer: its added token {brief(content)} is not a text "
@@ -93,7 +94,7 @@ def check_added(content: Any, where: str) -> str:
 
 
 def list_steps(normalizer: Any, where: str) -> list[Mapping[str, Any]]:
-    """The steps of a normalizer, in order, without the sequences that contain them.
+    """The steps of a normalizer, in order, with nested sequences flattened.
 
     >>> nfc = {"type": "NFC"}
     >>> list_steps({"type": "Sequence", "normalizers": [nfc, nfc]}, "x.json")
@@ -118,7 +119,7 @@ def _walk(normalizer: Any, depth: int, where: str) -> Iterator[Mapping[str, Any]
 
 
 def check_growth(steps: list[Mapping[str, Any]], where: str) -> None:
-    """Refuse a SentencePiece normalizer that gigatoken lacks or that makes a text too long.
+    """Refuse a SentencePiece normalizer that has an unsupported step or lengthens texts too much.
 
     >>> double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     >>> check_growth([double] * 8, "x.json")
@@ -137,7 +138,9 @@ more than 256 times as long
             growth, prefix = growth * factor, prefix * factor
         unknown = step.keys() - {"type", *_SETTINGS[step["type"]]}
         if unknown:
-            raise _refuse_normalizer(where, f"has a {step['type']} with {brief(unknown)}")
+            raise _refuse_normalizer(
+                where, f"has a {step['type']} with unknown settings: {brief(unknown)}"
+            )
         if max(growth, prefix) > _MOST_GROWTH:
             raise _refuse_normalizer(where, f"makes a text more than {_MOST_GROWTH} times as long")
 
@@ -151,7 +154,7 @@ _SETTINGS = {
 
 
 def _measure_growth(step: Mapping[str, Any], where: str) -> float:
-    """How many times as long a step can make a text."""
+    """The largest factor by which a step can lengthen a text."""
     if step["type"] == "Strip":
         if all(isinstance(step.get(side, True), bool) for side in _SETTINGS["Strip"]):
             return 1.0

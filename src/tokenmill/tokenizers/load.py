@@ -1,9 +1,13 @@
 """Load a tokenizer by name or path.
 
-`load_tokenizer` accepts: `gpt2` and `bytes`, which need nothing else; a `tokenizer.json` or a folder
-that contains one; a tiktoken file; a SentencePiece model; a JSON file with the state of any built-in,
-registered or installed tokenizer; and `organisation/name` on the Hugging Face Hub, the only one that
-needs a network.
+`load_tokenizer` accepts:
+
+- `gpt2` and `bytes`, which are built in;
+- a `tokenizer.json`, or a folder that contains one;
+- a tiktoken file or a SentencePiece model;
+- the state of a tokenizer, such as a dataset's `tokenizer_state.json`. The tokenizer's class must be
+  built in, registered, or provided by an installed package;
+- `organisation/name` on the Hugging Face Hub. Only this needs a network.
 """
 
 from __future__ import annotations
@@ -105,17 +109,17 @@ bytes, ...
 def _load_gpt2(eot: str | int | None) -> Tokenizer:
     vocabulary = JsonVocabulary(read_gpt2(), "gpt2")
     eot_id = choose_eot(vocabulary.special_ids, vocabulary.vocab_size, eot, where="gpt2")
-    # Its checksums match, so building its tables can wait for the first text.
+    # The files match their checksums, so gigatoken accepts them: build its tables when needed.
     return JsonTokenizer(vocabulary, name="gpt2", eot_id=eot_id, checked=True)
 
 
 def _find_mode(path: Path) -> int:
-    """The mode of a path, as in `stat`; 0 if it does not exist."""
+    """The `st_mode` of a path; 0 if it does not exist."""
     try:
         return path.stat().st_mode
     except PermissionError as error:
         raise _refuse(path, error) from error
-    except (OSError, ValueError):  # also names that no file can have
+    except (OSError, ValueError):  # no such file, or a name that no file can have
         return 0
 
 
@@ -180,10 +184,10 @@ def read_tokenizer(
     eot: str | int | None = None,
     configured: str | None = None,
 ) -> Tokenizer:
-    """Read a tokenizer from a file that was already tried in a child process.
+    """Read a tokenizer from the content of a file, without a trial in a child process.
 
-    Error messages call the file `where`. `configured` is the end-of-text token named by the files
-    beside it.
+    Error messages call the file `where`. `configured` is the end-of-text token that the
+    tokenizer_config.json beside the file names.
     """
     name = name.encode(errors="replace").decode()  # a name that is not UTF-8 cannot be saved
     if suffix == ".tiktoken":
@@ -247,7 +251,7 @@ def _finish(
 
 
 def _read_configured_eot(config: Path) -> str | None:
-    """The `eos_token` in a tokenizer_config.json; None if either is missing."""
+    """The `eos_token` in a tokenizer_config.json; None if there is no such file or entry."""
     if not _find_mode(config):
         return None
     token = parse_object(_read(config), config.name, "tokenizer_config.json").get("eos_token")

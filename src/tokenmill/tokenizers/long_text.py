@@ -1,31 +1,38 @@
-r"""Encode one long text piece by piece, in bounded memory, to exactly the ids of the whole.
+r"""Encode one long text piece by piece, in bounded memory, with exactly the ids of the whole text.
 
-`LongText` works with any tokenizer: it asks `Tokenizer.settle` which ids at the start of a text are
-already final, and holds the rest of the text. `Settler` implements this for byte-level BPE.
+`LongText` works with any tokenizer. It asks `Tokenizer.settle` which ids at the start of the text are
+final, and holds the rest of the text until more arrives. `Settler` implements `settle` for byte-level
+BPE.
 
-Most texts have a place to cut (`cutting.py`). Inside one long match of the pre-tokenizer's pattern,
-such as 50 MB of `a` or of Chinese without punctuation, there is none. Merging a run takes 25 times
-its size in memory, so a run is merged in windows. Byte-pair merging repeatedly takes the pair of
-lowest rank, the leftmost of several, until none is left; let E(x) be the result for x. Three facts:
+Most texts have a place to cut (`cutting.py`). But there is none inside one long match of the
+pre-tokenizer's pattern, such as 50 MB of `a` or of Chinese without punctuation. Merging such a run
+takes 25 times its size in memory, so it is merged in windows. Here is why that gives the same ids.
 
-(1) If E(uv) has a token boundary between u and v, then E(uv) = E(u)E(v). No merge crossed it, and
-    a merge that was the first choice in uv was also the first choice in its own half.
-(2) If E(pt) = E(p)t and E(ts) = tE(s) for a token t, then E(pts) = E(p)tE(s). Suppose a merge crosses
-    a boundary of t, and the first to do so crosses the one with p. Up to it, all choices in pt are the
-    same as without s, so that merge would also happen in E(pt), a contradiction.
-(3) Every token has at most L bytes. So for any continuation z, E(wz) has a boundary n among the
-    last L bytes of w, or at its end, and by (1) begins with E(w[:n]).
+Byte-pair merging repeatedly merges the pair with the lowest rank (the leftmost, if there are several)
+until no pair can be merged. Let E(x) be the resulting tokens of x. Three facts:
 
-Encode w once. Then encode w[u:n], for some u near the end and for each n of (3). If all of these have
-a token t in common with E(w), at the same place, then by (1) and (2) every E(w[:n]) begins with the
-tokens of E(w) up to and including t. By (3), so does E(wz) for every z.
+(1) If E(uv) has a token boundary between u and v, then E(uv) = E(u)E(v). Proof: no merge crossed the
+    boundary, and a merge that was the first choice in uv was also the first choice in its own half.
+(2) If E(pt) = E(p)t and E(ts) = tE(s) for a token t, then E(pts) = E(p)tE(s). Proof: suppose that a
+    merge crosses a boundary of t. Take the first such merge, and say it crosses the boundary with p.
+    Until then, all choices in pt are the same as without s, so this merge would also happen in E(pt),
+    a contradiction. The boundary with s is symmetric.
+(3) Every token has at most L bytes. So for any continuation z, E(wz) has a token boundary n that is
+    among the last L bytes of w or at the end of w. By (1), E(wz) begins with E(w[:n]).
 
-The windows must be valid UTF-8, but tokens may end inside a character. A token across the end of w
-starts at a character boundary if no token of the vocabulary has the two bytes around that end in its
-middle and half a character at one of its own ends. Only ends between such bytes are used.
+Encode the window w once. Choose a place u near its end, and encode w[u:n] for every n that (3) allows.
+Look for a token t that E(w) and all of these results have at the same place. If there is one, then by
+(1) and (2) every E(w[:n]) begins with the tokens of E(w) up to and including t. By (3), so does E(wz)
+for every z: these tokens are final.
 
-`ignore_merges` and tiktoken return the token of a whole match without merging, but no window is short
-enough for that. The tests compare with two libraries, so one that merges differently would fail them.
+Everything that is encoded must be valid UTF-8, so n must be the start of a character. In (3), n is
+the start of the token that crosses the end of w. So a token that begins or ends inside a character
+must never cross the end of w. To ensure that, w never ends between two bytes that occur side by side
+in such a token (`_find_straddled_pairs`).
+
+With `ignore_merges`, and in tiktoken, a match that is itself a token is not merged. That cannot
+happen here: every window is longer than any token. The tests compare with two libraries, and would
+fail if either of them merged differently.
 """
 
 from __future__ import annotations
@@ -43,8 +50,8 @@ from tokenmill.tokenizers.cutting import LETTER, MARK, NUMBER, CutRules, find_ch
 from tokenmill.tokenizers.id_arrays import Ids, Offsets
 
 WINDOW = 512 << 10  # bytes encoded at once; gigatoken needs up to 25 times as much for one word
-_LONGEST = 256  # bytes; with longer tokens, windows would cost too much
-_OVERLAPS = (8, 64)  # how far before the end the second windows begin, in longest tokens
+_LONGEST = 256  # bytes of a token; with longer tokens, windows would cost too much
+_OVERLAPS = (8, 64)  # distances from u to the end of w to try, as multiples of the longest token
 
 
 class LongText:
@@ -58,7 +65,7 @@ class LongText:
         self._window = window
         self._most = most
         self._rest = b""
-        self._tried = 0  # bytes of the rest in which no id was settled
+        self._tried = 0  # bytes at the start of the rest that have no final ids yet
 
     def feed(self, text: bytes) -> list[Ids]:
         """Add some valid UTF-8. Returns the ids that are now final."""
@@ -84,13 +91,13 @@ class LongText:
         return found
 
     def finish(self) -> list[Ids]:
-        """The remaining ids, if the text ends here."""
+        """End the text. Returns the remaining ids."""
         rest, self._rest, self._tried = self._rest, b"", 0
         return [self._tokenizer.encode_batch([rest])[0]] if rest else []
 
 
 class Settler:
-    """Finds the start of a text whose ids no continuation can change."""
+    """Finds the ids at the start of a text that are final, whatever text follows."""
 
     def __init__(
         self,
@@ -132,7 +139,7 @@ class Settler:
         if kind == NUMBER and self._rules.family in ("cl100k", "o200k"):
             cut = self._rules.cut_numbers_by_three(window) if start == 0 else 0
             return self._encode([window[:cut]])[0], cut
-        if kind == 0 or not self._may_settle(window, kind, start):
+        if kind == 0 or not self._is_matched_alone(window, kind, start):
             return nothing
         if self._rules.nfc and not is_normalized("NFC", window.decode()):
             return nothing  # positions in the text and in the encoded bytes would differ
@@ -142,7 +149,8 @@ class Settler:
             return nothing
         character_ends = ends[(np.frombuffer(text, np.uint8)[ends] & 0xC0) != 0x80]
         for times in _OVERLAPS:
-            # If a window starts where a token starts, a run of one letter gives the same tokens again.
+            # u is the end of a token, so that even a run of one repeated letter has tokens at the
+            # same places again.
             near = character_ends[
                 : np.searchsorted(character_ends, end - times * self._longest, side="right")
             ]
@@ -153,8 +161,13 @@ class Settler:
                 return ids[: np.searchsorted(ends, settled) + 1], settled
         return nothing
 
-    def _may_settle(self, window: bytes, kind: int, start: int) -> bool:
-        """Whether the run is matched alone. With o200k, letters without case depend on the letters before."""
+    def _is_matched_alone(self, window: bytes, kind: int, start: int) -> bool:
+        """Whether the pattern matches a run independently of the characters before it.
+
+        With every family except o200k, this is always so. o200k can match letters without case
+        together with the letters before them. So with o200k, a run of letters without case must not
+        follow a letter, a mark or an unknown character.
+        """
         if self._rules.family != "o200k" or kind != LETTER or start == 0:
             return True
         return int(self._rules.classify(window[:start])[-1]) > MARK
@@ -162,9 +175,11 @@ class Settler:
     def _common_end(
         self, window: bytes, start: int, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> int:
-        """The end of the last token that all encodings have in common, or 0.
+        """Where the last token t of the module's proof ends; 0 if there is none.
 
-        A token that ends inside a character does not count: the rest would not be valid UTF-8.
+        `window` is w, `start` is u, `places` are the starts of characters, and `ends` the ends of the
+        tokens of E(w). A token that ends inside a character does not count, because the rest of the
+        text would not be valid UTF-8.
         """
         low = np.searchsorted(places, len(window) - self._longest)
         stops = places[low : np.searchsorted(places, len(window), side="right")].tolist()
@@ -178,7 +193,7 @@ class Settler:
 
 
 def _find_spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
-    """Where consecutive tokens start and end."""
+    """The start and end of each of some consecutive tokens. The first starts at `start`."""
     return set(pairwise([start, *ends.tolist()]))
 
 
@@ -189,7 +204,11 @@ def _find_characters(text: bytes) -> npt.NDArray[np.int64]:
 
 
 def _find_straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
-    """The byte pairs around character starts, in tokens that begin or end inside a character."""
+    """Find the pairs of bytes between which the window w of the module's proof may not end.
+
+    In every token that begins or ends inside a character, these are the pairs whose second byte
+    starts a character. A pair is the number `first << 8 | second`.
+    """
     pairs: set[int] = set()
     for spelling in spellings:
         if spelling is None or spelling.isascii():

@@ -75,9 +75,10 @@ class ByteTokenizer(Tokenizer):
 
 
 class UnknownTokenizer(Tokenizer):
-    """The tokenizer of a dataset that was imported without one: a vocabulary size, no vocabulary.
+    """The tokenizer of a dataset that was imported without one.
 
-    That is enough for training. Encoding and decoding raise errors.
+    It has a vocabulary size but no vocabulary. That is enough for training. Encoding and decoding
+    raise errors.
 
     >>> UnknownTokenizer(65).decode([1])
     Traceback (most recent call last):

@@ -1,10 +1,12 @@
-"""SentencePiece BPE with byte fallback, with gigatoken: `.model` files and their tokenizer.json form.
+"""SentencePiece BPE with byte fallback, encoded by gigatoken.
+
+A model is read from a `.model` file or from a tokenizer.json.
 
 Guarantees: the same ids as `sentencepiece` with the same model. Text that spells a control token
 such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types are
-refused by name. So are models with user-defined symbols, because gigatoken places these differently
-from SentencePiece. One difference remains: a model that maps characters and removes extra white
-space also drops the control character U+0085 at the start and end of a text.
+refused. So are models with user-defined symbols, because gigatoken places these differently from
+SentencePiece. One difference remains: if a model maps characters and removes extra white space,
+gigatoken also drops the control character U+0085 at the start and end of a text.
 
 These models merge across spaces, so a text is never cut, and a batch is encoded text by text.
 """
@@ -21,6 +23,7 @@ import numpy.typing as npt
 import orjson
 
 from tokenmill.errors import TokenizerError
+from tokenmill.storage.decoding import load_json
 from tokenmill.tokenizers.bpe import VocabularyTokenizer, call_native
 from tokenmill.tokenizers.id_arrays import Ids, Offsets, check_ids, terminate_texts
 from tokenmill.tokenizers.limits import (
@@ -48,12 +51,12 @@ def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
     ...
     tokenmill.errors.TokenizerError: x.model cannot be used as a tokenizer: ...
     """
-    # The first step of gigatoken's `from_sentencepiece`, in Python. The second step is native code, which
-    # must get only a checked document.
+    # This is the first step of gigatoken's `from_sentencepiece`; it is Python code. The second step is
+    # native code, so the document is checked before.
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     converted = call_native(lambda: sentencepiece_to_tokenizer_json(data), where=where)
-    document = orjson.loads(converted)
+    document = load_json(converted)
     steps = document["normalizer"]["normalizers"]
     # SentencePiece trims spaces, but gigatoken's Strip trims all Unicode white space.
     if steps[0]["type"] == "Strip":
@@ -66,7 +69,7 @@ def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
 
 
 def _check_white_space(vocabulary: SentencePieceVocabulary, where: str) -> None:
-    """Refuse a model that trims spaces and keeps other white space."""
+    """Refuse a model that trims spaces but keeps other white space: gigatoken would trim both."""
     native = vocabulary.native()
 
     def encode(text: str) -> list[int]:
@@ -111,8 +114,8 @@ class SentencePieceVocabulary(DocumentVocabulary):
         reserved = {*self.special_ids, *filter(_BYTE_TOKEN.fullmatch, vocabulary)}
         if unknown is not None:
             reserved.add(unknown)
-        # SentencePiece never merges to or from a reserved token. gigatoken derives merges from
-        # the spelling of tokens, so its list may contain such merges.
+        # In SentencePiece, no merge uses or makes a reserved token. gigatoken derives merges from
+        # the spelling of tokens, so its list may contain such merges: leave them out.
         merges = []
         for merge in model["merges"]:
             left, right = merge.split(" ") if isinstance(merge, str) else merge
@@ -166,7 +169,7 @@ class SentencePieceTokenizer(VocabularyTokenizer):
     def encode(self, text: bytes) -> Ids:
         if self._vocabulary.trim_spaces:
             text = text.strip(b" ")
-        # The trie of a character map is followed without checks, so a damaged one fails here.
+        # gigatoken follows the trie of a character map without checks, so a damaged trie fails here.
         ids: Ids = call_native(lambda: self._encoder().encode(text), where=self.name)
         return ids
 

@@ -4,7 +4,7 @@ Guarantees: the same ids as `tiktoken.Encoding.encode_ordinary` with the same to
 The file does not say how text is split before merging. A wrong split gives plausible but wrong ids,
 so the split is never guessed: it follows from the name of a published file or is given as `scheme`.
 
-Reading 50,000 tokens takes 0.05 s, and building the tables 0.1 s.
+Reading 50,000 tokens takes 0.05 s, and building gigatoken's tables takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def read_tiktoken_file(
 ) -> TiktokenVocabulary:
     """The vocabulary in a tiktoken file.
 
-    A file other than the published ones has no special tokens. `eot` adds one with that spelling
-    and the first id after the ranks.
+    A file other than the published ones has no special tokens. For such a file, a spelling
+    given as `eot` becomes a special token, with the first id after the ranks.
 
     >>> lines = b"".join(base64.b64encode(bytes([i])) + b" %d\\n" % i for i in range(256))
     >>> read_tiktoken_file(lines, "mine.tiktoken", "cl100k", "<|end|>").special_ids

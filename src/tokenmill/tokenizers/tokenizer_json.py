@@ -1,10 +1,10 @@
 """Byte-level BPE from a `tokenizer.json`, the format of the `tokenizers` library.
 
 Guarantees: an accepted file encodes text exactly as `tokenizers` does when it treats special tokens
-as plain text and adds none. Any other file is refused with the reason. gigatoken ignores unknown
-fields, and its ids would then be silently wrong. So these are checked here: dropout, prefixes and
-suffixes of words, kinds of splits, merges that make no token. Truncation, padding and
-post-processors shape the input of a model rather than a text, so they are ignored.
+as plain text and adds none. Any other file is refused with the reason. gigatoken ignores fields that
+it does not know, so its ids could be silently wrong. This module therefore checks such fields:
+dropout, prefixes and suffixes of words, kinds of splits, merges whose result is not a token.
+Truncation, padding and post-processors do not change how a text is encoded, so they are ignored.
 
 Added tokens that are not special are part of the encoding and stay. Special tokens are removed from
 the vocabulary, so that text is never encoded as one. Checking takes 0.08 s for 50,000 tokens.
@@ -33,9 +33,10 @@ for _byte in range(256):
 
 
 def check_added_ids(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a file if the `tokenizers` library gives its added tokens other ids.
+    """Refuse a file that gives an added token another id than the `tokenizers` library would.
 
-    The library ignores the ids in the file and numbers added tokens in the order of the file.
+    The library ignores the ids of added tokens in the file. It numbers these tokens in the order of
+    the file, after the vocabulary.
     """
     ids = dict(document["model"]["vocab"])
     free = len(ids)
@@ -218,8 +219,8 @@ class JsonVocabulary(DocumentVocabulary):
         if not splits:
             return byte_level, None, prefix_space
         for split in splits:
-            # For a pattern that matches everything, isolating matches and removing the rest are
-            # the same.
+            # Both are the same for a pattern that matches all text: make each match a piece, or
+            # keep the matches and remove the rest.
             is_isolating = split["type"] == "Split" and (
                 split["behavior"],
                 bool(split["invert"]),
@@ -232,7 +233,10 @@ class JsonVocabulary(DocumentVocabulary):
                     f"its pre-tokenizer has a step {brief(split['type'])} that is not supported"
                 )
         if use_regex or prefix_space:
-            self._refuse("its pre-tokenizer has a ByteLevel with a pattern or a space after Split")
+            self._refuse(
+                "its pre-tokenizer has a Split, so its ByteLevel must have use_regex=false and "
+                "add_prefix_space=false"
+            )
         canonical: list[dict[str, Any]] = [
             {
                 "type": "Split",
@@ -268,14 +272,14 @@ class JsonVocabulary(DocumentVocabulary):
     def _refuse_overlaps(self, specials: Mapping[str, int], added: list[str]) -> None:
         """Refuse added tokens that can overlap a special token in a text.
 
-        `tokenizers` searches for both kinds at once, even if special tokens are plain text. A
-        special token then hides an added token that it overlaps.
+        `tokenizers` searches for both kinds at once, even if it then encodes special tokens as plain
+        text. So it does not find an added token that overlaps a special token.
         """
         if not added:
             return
         heads = {token[:end]: token for token in specials for end in range(1, len(token) + 1)}
         tails = {token[start:]: token for token in specials for start in range(1, len(token))}
-        joined = "\0".join(specials)  # one search in it is faster than one in each
+        joined = "\0".join(specials)  # searching this once is faster than searching each token
         for content in added:
             hiding = _find_start(content, specials, heads)
             if hiding is None and content in joined:
@@ -288,7 +292,10 @@ class JsonVocabulary(DocumentVocabulary):
 
 
 def _find_start(content: str, specials: Mapping[str, int], heads: Mapping[str, str]) -> str | None:
-    """A special token that starts in an added token. `heads` has all prefixes of specials."""
+    """Find a special token that can start inside an added token; None if there is none.
+
+    `heads` maps each prefix of a special token to that token.
+    """
     for start in range(len(content)):
         for end in range(start + 1, len(content) + 1):
             if content[start:end] not in heads:
@@ -313,7 +320,10 @@ def _make_added(content: str, number: int) -> dict[str, Any]:
 
 
 def _leaves_cuts(token: Mapping[str, Any]) -> bool:
-    """Whether an added token can neither match across a cut nor strip white space after it."""
+    """Whether texts may be cut between any letter and a following space despite an added token.
+
+    That is so if the token contains no such place and does not take the white space after it.
+    """
     content = token["content"]
     return not token["rstrip"] and (
         not content.strip(_WHITE_SPACE) or not set(content) & set(_WHITE_SPACE)

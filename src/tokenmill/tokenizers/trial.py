@@ -1,18 +1,18 @@
 """Load an untrusted tokenizer in a child process, before this process loads it.
 
 `limits.py` refuses every known kind of small file that makes a library exhaust memory or time. There
-may be other kinds, and in native code they end the process. So each tokenizer from a file, a
-dataset or the Hub is first loaded by a child with limits on memory and processor time, and encodes
-some text there. If the child fails, the tokenizer is refused with the reason.
+may be other kinds, and running out of memory in native code ends the process. So each tokenizer from
+a file, a dataset or the Hub is first loaded by a child with limits on memory and processor time, and
+encodes some text there. If the child fails, the tokenizer is refused with the reason.
 
-Cost: 0.13 s to start the child, and a second load, 0.2 s for 50,000 tokens. A process tries each
-content once, and opening a dataset loads no tokenizer. Worker processes receive a pickled tokenizer
-and skip the trial. `bytes` and `gpt2` also skip it, even in datasets made with them. The cost is so
-small that no record of tried tokenizers is kept on disk.
+Cost: 0.13 s to start the child, and the time to load the tokenizer there, 0.2 s for 50,000 tokens. A
+process tries the same content only once, and opening a dataset loads no tokenizer. Worker processes
+receive a pickled tokenizer and skip the trial. `bytes` and `gpt2` also skip it, even in datasets made
+with them. The cost is so small that no record of tried tokenizers is kept on disk.
 
-Linux enforces all limits. macOS ignores the memory limit, and Windows has no such limits. There, the
-child still ends after a timeout and cannot bring this process down. If no child can be started, as in some
-programs that embed Python, `limits.py` is the only protection.
+Linux enforces all limits. macOS ignores the memory limit, and Windows has no such limits. On both,
+the child is still ended after a timeout, and a crash of the child does not affect this process. If
+no child can be started, as in some programs that embed Python, `limits.py` is the only protection.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _passed: set[bytes] = set()
 
 
 def allow(size: int) -> tuple[int, int]:
-    """The bytes of memory and seconds of processor time for a tokenizer of this size.
+    """The limits for loading a tokenizer of `size` bytes: memory in bytes, processor time in seconds.
 
-    A vocabulary of 262,144 tokens in 12 MB takes a third of that memory and a tenth of that time.
+    Loading a vocabulary of 262,144 tokens in 12 MB takes a third of the memory and a tenth of the time
+    that these limits allow.
     """
     return (1 << 30) + 32 * size, 5 + size // 1_000_000
 

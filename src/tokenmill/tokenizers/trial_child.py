@@ -1,7 +1,8 @@
 """The child process of `trial.py`: load one tokenizer from standard input under limits, and exit.
 
-The input is a line of JSON and the data. The line has `state: true` for the state of a tokenizer, and
-otherwise the arguments of `read_tokenizer`. The exit status is 0 if the tokenizer works.
+The input is one line of JSON, followed by the data. If the data is the state of a tokenizer, the
+line has `state: true`. Otherwise the line has the arguments of `read_tokenizer`. The exit status is
+0 if the tokenizer works.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import gigatoken  # noqa: F401 (before there are limits)
-import orjson
+import gigatoken  # noqa: F401 (imported before the limits are set)
 
 from tokenmill.errors import TokenmillError
+from tokenmill.storage.decoding import load_json
 from tokenmill.tokenizers.load import read_tokenizer
 from tokenmill.tokenizers.registry import restore
 from tokenmill.tokenizers.trial import FAILED, OUT_OF_MEMORY, REFUSED, allow
@@ -34,7 +35,7 @@ def main() -> int:
     _set_limits(len(data))
     try:
         if request.pop("state", False):
-            tokenizer = restore(orjson.loads(data))
+            tokenizer = restore(load_json(data))
         else:
             tokenizer = read_tokenizer(data, **request)
         ids, _ = tokenizer.encode_terminated([text.encode() for text in _TEXTS])
@@ -60,7 +61,7 @@ def _set_limits(size: int) -> None:
     except ImportError:  # Windows
         return
     memory, seconds = allow(size)
-    with suppress(OSError):  # memory that is mapped already; only on Linux
+    with suppress(OSError):  # add the memory that is mapped already; only Linux has this file
         memory += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = {
         resource.RLIMIT_AS: memory,

@@ -1,1 +1,1 @@
-"""A reference trainer: a small GPT in PyTorch and in JAX, on tokenmill's batches, resumable to the bit."""
+"""A reference trainer: a small GPT, in PyTorch and in JAX, that resumes bit for bit."""

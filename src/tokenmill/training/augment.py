@@ -7,10 +7,10 @@ error that names its row, and never reaches the model.
 Costs: a keyed hash of each position, computed for all rows at once, takes about 10 ns per token for
 each augmentation in use. There is no random state. Without augmentation, only the ids are checked.
 
-Fill-in-the-middle takes the part of one document in a row, cuts it at two positions into prefix,
-middle and suffix, and writes PREFIX prefix SUFFIX suffix MIDDLE middle. The three markers are the
-ids after the vocabulary, for which `padded_vocab` makes room. The tokens after them move by three
-positions, so the row's last three tokens are omitted.
+In each chosen row, fill-in-the-middle takes the tokens of one document, cuts them at two positions
+into prefix, middle and suffix, and writes PREFIX prefix SUFFIX suffix MIDDLE middle. The three
+markers are the ids after the vocabulary, for which `padded_vocab` makes room. The markers would
+make the row three tokens longer, so its last three tokens are omitted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Numbers = npt.NDArray[np.uint64]
 def augment(
     tokens: Ids, first_row: int, *, config: Config, vocab: int, eot_id: int | None
 ) -> tuple[Ids, Ids]:
-    """The inputs and targets, (rows, seq_len) each, of consecutive rows, (rows, seq_len + 1).
+    """Make inputs and targets (rows, seq_len) from consecutive rows of tokens (rows, seq_len + 1).
 
     Both are views of `tokens` if nothing changes. Fill-in-the-middle is applied first, then masks
     (the end-of-text id), then random ids.
@@ -67,7 +67,10 @@ def augment(
 
 
 def check_ids(tokens: Ids, vocab: int, first_row: int | None = None) -> None:
-    """Raise `DatasetError` unless all ids are from 0 to vocab - 1; `first_row` numbers the rows.
+    """Raise `DatasetError` unless all ids are from 0 to vocab - 1.
+
+    The error names the row at fault: `first_row` is the row number of `tokens[0]` in the run. None
+    means that the rows are from the validation set.
 
     >>> check_ids(np.array([[1, 2], [3, 70_000]]), 50_257, first_row=8)
     Traceback (most recent call last):
@@ -92,7 +95,7 @@ these are right, the tokens are damaged or in another format.
 
 
 def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: int | None) -> Ids:
-    """Rearrange part of one document as prefix, suffix, middle, in a share of the rows."""
+    """In `fraction` of the rows, rearrange part of one document as prefix, suffix, middle."""
     length = tokens.shape[1]
     room = length - MARKERS
     draws = _draw(keys, 4)
@@ -104,7 +107,8 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
     cuts = start[:, None] + _pick(draws[:, 2:], (end - start + 1)[:, None])
     first, second = cuts.min(axis=1, keepdims=True), cuts.max(axis=1, keepdims=True)
     start, end = start[:, None], end[:, None]
-    # The origin of each position of the new row. Later lines overwrite positions further left.
+    # For each position of the new row, where its token comes from. Each of these lines replaces the
+    # positions left of a border, so the borders move left from line to line.
     place = np.broadcast_to(np.arange(length), some.shape)
     suffix, middle = first + 2, first + 3 + end - second  # where these begin
     origin = place - 3
@@ -124,9 +128,9 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
 def _find_part(
     rows: Ids, pivots: npt.NDArray[np.int64], eot_id: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The start and end, in each row, of the part of a document around a position.
+    """For each row, find where the document around the row's pivot position starts and ends.
 
-    The part lies between two end-of-text ids and excludes both. It is empty if they are adjacent.
+    The end-of-text ids on both sides are excluded. If they are adjacent, the range is empty.
     """
     count, length = rows.shape
     if eot_id is None:
@@ -139,18 +143,18 @@ def _find_part(
 
 
 def _keys(config: Config, kind: str, rows: npt.NDArray[np.int64]) -> Numbers:
-    """A key for each row."""
+    """Derive the key of each row, for the random numbers of one kind of augmentation."""
     return derive_keys(make_key("augment", kind, config.seed), rows)
 
 
 def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
-    """`count` numbers of 53 bits for each key, (keys, count); each `series` gives different numbers."""
+    """Draw `count` random 53-bit numbers for each key: (keys, count). Each `series` is different."""
     numbers = np.arange(series * count, (series + 1) * count)
     return derive_keys(keys[:, None], numbers) >> np.uint64(11)
 
 
 def _below(fraction: float) -> np.uint64:
-    """The threshold that this fraction of all 53-bit numbers is below."""
+    """The threshold below which this fraction of all 53-bit numbers lies."""
     return np.uint64(round(fraction * 2**53))
 
 

@@ -52,15 +52,16 @@ Pause = Callable[[int, int], bool]
 
 
 def never(_done: int, _count: int) -> bool:
-    """A `Pause` that does not stop."""
+    """A `Pause` that never asks to stop."""
     return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRows:
-    """This rank's rows of a step: ids (rows, seq_len) each, int64 or int32.
+    """This rank's rows of a step: inputs and targets are ids (rows, seq_len), int64 or int32.
 
-    `documents` numbers the documents in each row, from 0, if attention stays inside them.
+    If attention stays inside documents, `documents` says which document of its row each token
+    belongs to, counted from 0.
     """
 
     inputs: npt.NDArray[Any]
@@ -72,8 +73,8 @@ class StepRows:
 class StepReport:
     """The result of a step.
 
-    It has the mean loss of each row of the global batch, in row order over all ranks, and the norm
-    of the gradient before clipping.
+    `row_losses` has the mean loss of each row of the global batch, in row order over all ranks.
+    `gradient_norm` is the norm before clipping.
     """
 
     row_losses: npt.NDArray[np.float32]
@@ -90,7 +91,7 @@ class Backend(Protocol):
 
     The loss of `step` is the mean over all rows of the step on all ranks, for any size of
     micro-batches. After `load(parameters(), optimizer_state())` in another process, training
-    continues bit for bit.
+    continues bit for bit. A collective call waits for all ranks, so all of them must make it.
     """
 
     name: str
@@ -104,8 +105,9 @@ class Backend(Protocol):
     peak_flops: float | None  # of all devices together, if known
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
-        """Take one optimizer step with learning rates times `scale`; returns whether it was
-        completed.
+        """Take an optimizer step, with the learning rates multiplied by `scale`.
+
+        Returns whether the step was completed.
 
         `pause` is called before each micro-batch. If it asks to stop on any rank, all ranks drop
         the step together. A collective call.
@@ -118,26 +120,29 @@ class Backend(Protocol):
         """Wait until the device has finished all work."""
 
     def report(self) -> list[StepReport]:
-        """The results of the steps since the last report; waits for them. A collective call."""
+        """Wait for the steps since the last report, and return their results. A collective call."""
 
     def evaluate(self, rows: StepRows) -> npt.NDArray[np.float32]:
         """The loss of each target, (rows, seq_len), without learning."""
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits (vocab,) of the next id after ids (length,); uses the last seq_len of them."""
+        """The logits (vocab,) of the id that follows `ids` (length,); only the last seq_len ids count."""
 
     def parameters(self) -> Arrays:
         """Copies of the parameters, by the names of `model.py`, float32."""
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of the optimizer's state: NAME.exp_avg, NAME.exp_avg_sq and NAME.step of AdamW's
-        parameters, NAME.momentum_buffer of Muon's."""
+        """Copies of the optimizer's state, by name.
+
+        A parameter of AdamW has NAME.exp_avg, NAME.exp_avg_sq and NAME.step. A parameter of Muon has
+        NAME.momentum_buffer.
+        """
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
         """Load the state of another process. `StateError` if it does not fit."""
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The sum over all ranks, on every rank. A collective call."""
+        """The sum of `values` over all ranks; every rank gets it. A collective call."""
 
     def peak_memory(self) -> int:
         """The peak memory in bytes: of the device, or of the process if the device is the CPU."""
@@ -147,9 +152,10 @@ class Backend(Protocol):
 
 
 def choose_micro_batch(config: Config, shape: Shape, *, on_cpu: bool) -> int:
-    """The rows of a micro-batch: as configured, or about 16,384 tokens.
+    """Return how many rows a micro-batch has: as configured, or enough for about 16,384 tokens.
 
-    CPUs gain nothing from large micro-batches, so they get small ones that take only seconds.
+    CPUs gain nothing from large micro-batches. There, the number is reduced until a micro-batch
+    takes only seconds.
 
     >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
     >>> [choose_micro_batch(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
@@ -179,7 +185,7 @@ def check_optimizer_state(here: Mapping[str, Any], there: Mapping[str, Any]) -> 
         if ours != theirs:
             raise StateError(
                 f"the optimizer's {name} is {theirs} in the checkpoint but {ours} in this run; resume "
-                "with the optimizer that wrote it."
+                "with the optimizer that wrote the checkpoint."
             )
 
 
@@ -194,7 +200,7 @@ def describe_devices(kind: str | None, threads: int, count: int) -> str:
 
 
 def find_peak_flops(name: str) -> float | None:
-    """The operations per second of a device in bfloat16, if its name is known.
+    """The peak operations per second of a device in bfloat16, if its name is known.
 
     >>> find_peak_flops("NVIDIA H100 80GB HBM3")
     989000000000000.0

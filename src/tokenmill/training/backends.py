@@ -48,7 +48,7 @@ def find_ranks(name: str) -> tuple[int, int]:
 
 
 def check_device(name: str, device: str | None) -> None:
-    """Raise `UsageError` if PyTorch cannot use a device. JAX checks once its processes are connected."""
+    """Raise `UsageError` if PyTorch cannot use a device. JAX checks devices later, once connected."""
     if name == "torch" and device is not None:
         with _importing(name):
             from tokenmill.training.torch_backend import choose_device
@@ -59,8 +59,8 @@ def check_device(name: str, device: str | None) -> None:
 def has_accelerator(name: str, device: str | None, stack: ExitStack) -> bool:
     """Whether a backend would compute on something faster than the CPU.
 
-    JAX must connect its processes before it looks for devices, so this connects them; `stack`
-    disconnects them.
+    JAX must connect its processes before it looks for devices, so this function connects them. When
+    `stack` is closed, they disconnect.
 
     >>> has_accelerator("torch", "cpu", ExitStack())
     False

@@ -34,7 +34,7 @@ class Curve:
     values: npt.ArrayLike
 
     def binned(self, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-        """At most `most` points: the means of equal shares of the points.
+        """Reduce the curve to at most `most` points, each the mean of equally many points.
 
         >>> Curve("train", [1, 2, 3, 4], [8, 6, 4, 2]).binned(2)
         (array([1.5, 3.5]), array([7., 3.]))
@@ -52,7 +52,7 @@ class Curve:
 
 
 class _Axes:
-    """Maps steps and losses to shares of the width and of the height."""
+    """Maps steps to fractions of the chart's width, and losses to fractions of its height."""
 
     def __init__(self, curves: list[tuple[Floats, Floats]]) -> None:
         steps = np.concatenate([points[0] for points in curves] or [np.empty(0)])

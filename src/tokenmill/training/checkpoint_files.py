@@ -1,9 +1,9 @@
 """The files of a checkpoint: written with their checksums, and read as untrusted data.
 
-Guarantees: `read_checked` reads every byte of a checkpoint before any of it is used. Each number
-has a type and a range, the arrays have the names, shapes and dtype of the model, and all their
-values are finite. Anything else is a `DamageError`. Costs: one pass over the files, in blocks of 1
-MiB.
+Guarantees: `read_checked` reads every byte of a checkpoint before any of it is used. It checks the type
+and range of each number, that the arrays have the names, shapes and dtype of the model, and that all
+their values are finite. If a check fails, it raises `DamageError`. Costs: one pass over the files, in
+blocks of 1 MiB.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ _MOST_HEADER = 16 << 20  # bytes of a safetensors header, which takes 100 per ar
 _MOST_ROWS_PER_STEP = 1 << 28
 _BLOCK = 1 << 20  # bytes
 _FLOAT = np.dtype("<f4")
-_NEVER_NEGATIVE = (".step", ".exp_avg_sq")  # of the optimizer
+_NEVER_NEGATIVE = (".step", ".exp_avg_sq")  # ends of names in the optimizer's state
 
 _T = TypeVar("_T")
 _Scalar = bool | int | float | str | None
-_Mixture = list[str | tuple[int, list[int | float]]]  # names of sources, or weights from rows on
+# Either the names of the sources, or entries (row, weights): the weights that apply from that row on.
+_Mixture = list[str | tuple[int, list[int | float]]]
 _Text = Annotated[str, Meta(max_length=4096)]
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -58,7 +59,7 @@ RESTORE = "Restore it from a backup, or add `restart=True` to start over."
 
 
 class DamageError(Exception):
-    """Why a checkpoint cannot be used."""
+    """A checkpoint cannot be used; the message is the reason."""
 
 
 class NotFiniteError(Exception):
@@ -130,7 +131,7 @@ class _Version(msgspec.Struct):
 
 
 class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An array in the header of a safetensors file."""
+    """The entry for an array in the header of a safetensors file."""
 
     dtype: str
     shape: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 62)]], Meta(max_length=8)]
@@ -221,7 +222,7 @@ def _read_state_file(path: Path) -> _StateFile:
         if version != VERSION:
             raise DamageError(f"has version {version}, but this tokenmill reads {VERSION}")
         file = _decode(data, _StateFile)
-        # A duplicate key would otherwise hide another value.
+        # Comparing all bytes also finds a duplicate key, which would hide another value.
         if file.checksum != file.compute_checksum() or file.to_json() != data:
             raise DamageError("is damaged: its checksum does not match")
         state = file.state
@@ -257,16 +258,18 @@ def _check_arrays(file: BinaryIO, expected: Shapes) -> str:
 def _read_header(
     file: BinaryIO, expected: Shapes, digest: Any = None
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of the arrays of a safetensors file, in the order of their bytes.
+    """Read the names and shapes of the arrays in a safetensors file, in the order of their bytes.
 
-    Leaves the file at the first byte of the first array. `DamageError` unless the arrays have exactly
-    the expected names and shapes, are float32, and fill the file.
+    Leaves the file position at the first byte of the first array. Raises `DamageError` unless the
+    arrays have exactly the expected names and shapes, are float32, and fill the file.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if not 8 + length <= size or length > _MOST_HEADER:
-        raise DamageError(f"is damaged: its header claims {length:,} of the file's {size:,} bytes")
+        raise DamageError(
+            f"is damaged: its header length is {length:,}, and the file has {size:,} bytes"
+        )
     header = file.read(length)
     if digest is not None:
         digest.update(start + header)
@@ -308,7 +311,7 @@ def _save(path: Path, arrays: AnyArrays) -> str:
 
 
 def load_safetensors() -> Any:
-    """The package that writes the arrays."""
+    """Import the package that writes the arrays; `UsageError` if it is missing."""
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:

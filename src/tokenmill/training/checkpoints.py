@@ -137,9 +137,10 @@ class Checkpoints:
         return losses
 
     def _remove_old(self, newest: int, keep: int) -> None:
-        """Keep the best and the newest `keep` up to a step, and remove the others up to it.
+        """Remove old checkpoints, except for the `keep` newest ones and the best.
 
-        Checkpoints after that step are damaged, and stay.
+        `newest` is the step that was just saved. Checkpoints of later steps stay. They are damaged:
+        otherwise the run would have resumed from them.
         """
         losses = self._losses()
         best = min(losses, key=lambda step: (losses[step], step), default=newest)
@@ -148,8 +149,7 @@ class Checkpoints:
                 self._discard(self._path(step))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint if it exists. It is renamed first, so a kill never leaves half of
-        one."""
+        """Remove a checkpoint if it exists; renames it first, so that a kill never leaves half of it."""
         if os.path.lexists(path):
             doomed = temporary_path(path.with_name(f"{path.name}.old"))
             remove(doomed)
@@ -172,7 +172,8 @@ def refuse_other_run(state: RunState, own: RunState, cure: str) -> None:
         }
         for one in (state, own)
     )
-    if there["the mixture"] != here["the mixture"]:  # if so, the validation data differs too
+    # With another mixture, `val` differs too. Report only the mixture.
+    if there["the mixture"] != here["the mixture"]:
         there["the data of val"] = here["the data of val"] = ""
     found = [
         f"{name.replace('the data of tokenizer', 'the tokenizer')}: "

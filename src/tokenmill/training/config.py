@@ -31,7 +31,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]  # at 1, nothing is learned
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The settings of a run: the model, the batch, the optimiser, and when to log, validate and save.
+    """The settings of a run: the model, the batch, the optimizer, and when to log, validate and save.
 
     >>> config = Config(layers=2, heads=2, width=64, seq_len=128, batch_tokens=1024)
     >>> config.batch_rows
@@ -42,77 +42,83 @@ class Config:
     layers
         Number of transformer blocks.
     heads
-        Attention heads per block.
+        Number of attention heads per block.
     kv_heads
-        Heads for keys and values; by default as many as `heads`.
+        Number of key and value heads per block. By default, the same as `heads`.
     width
-        Width of the model: numbers per token.
+        Width of the model: length of the vector of each token.
     embedding_width
-        Width of the embedding and the head, if narrower than the model; 0 is `width`.
+        Width of the embedding and the output head, if smaller than `width`. 0 means the same as
+        `width`.
     shortlist
-        This many of the first ids, the most frequent ones, share one softmax; the others are in
-        groups of 1,024 with a second softmax. Much faster for a large vocabulary and a small model.
-        0 is one softmax over all ids.
+        Number of ids, counted from id 0, that the model predicts in one step. In BPE vocabularies,
+        the lowest ids are the most frequent. The model predicts any other id in two steps: first a
+        group of 1,024 ids, then an id of that group. A shortlist makes training much faster if the
+        model is small and the vocabulary large. 0 means one softmax over all ids.
     seq_len
-        Tokens per row: the context length of the model.
+        Tokens per row. Also the context length of the model.
     softcap
-        Logits stay between -softcap and softcap; 0 means no cap.
+        Limit of the logits: they stay between -softcap and softcap. 0 means no limit.
     within_documents
-        Keep attention inside documents.
+        Limit attention to tokens of the same document.
     batch_tokens
-        Tokens per step, over all ranks and micro-batches.
+        Tokens per step, summed over all ranks and micro-batches.
     micro_batch
-        Rows that a device processes at once; by default about 16,384 tokens, and fewer on CPUs.
+        Maximum number of rows that a device processes at once. By default, 16,384 / `seq_len` rows.
+        CPUs may process fewer.
     max_steps
-        Number of steps.
+        Number of training steps.
     warmup_steps
-        Steps over which the learning rate rises.
+        Steps, at the start of the run, over which the learning rate rises.
     decay_fraction
-        Share of the steps, at the end, over which the learning rate falls to 0.
+        Share of the steps, at the end of the run, over which the learning rate falls to 0.
     optimizer
-        muon (for the matrices, with AdamW for the rest) or adamw (for everything).
+        Optimizer: muon (Muon for the matrices, AdamW for all other weights) or adamw (AdamW for all
+        weights).
     learning_rate
         Learning rate of AdamW.
     matrix_learning_rate
         Learning rate of Muon.
     beta1
-        AdamW's decay of the mean gradient.
+        Decay rate of AdamW's running mean of the gradient.
     beta2
-        AdamW's decay of the mean squared gradient.
+        Decay rate of AdamW's running mean of the squared gradient.
     weight_decay
-        Weight decay of both optimisers.
+        Weight decay of AdamW and Muon.
     clip
-        Largest norm of the gradient; 0 means no limit.
+        Maximum norm of the gradient. Larger gradients are scaled down. 0 means no limit.
     dtype
-        Number format of the computation; auto is bfloat16 on GPUs and float32 elsewhere.
+        Number format of the computation. auto means bfloat16 on GPUs and float32 elsewhere.
     compile
-        Whether PyTorch compiles the model; auto is on for GPUs only.
+        Whether PyTorch compiles the model. auto means on for GPUs and off elsewhere.
+    order
+        Order of the rows: shuffled, or blocks for storage that reads neighbours faster.
     seed
-        Seed of the initial weights, the order of rows and augmentation.
+        Seed of the initial weights, the order of the rows and the augmentation.
     mask_fraction
-        Share of the inputs to replace with the end-of-text id.
+        Share of the input tokens to replace with the end-of-text id.
     noise_fraction
-        Share of the inputs to replace with random ids.
+        Share of the input tokens to replace with random ids.
     fim_fraction
-        Share of the rows to rearrange for fill-in-the-middle.
+        Share of the rows to rearrange for fill-in-the-middle training.
     log_every
-        Steps between lines of metrics; slow steps show more lines.
+        Steps between lines of metrics. If steps are slow, more lines are printed.
     val_every
-        Steps between validations; 0 validates after the last step only.
+        Steps between validations. 0 means one validation, after the last step.
     val_tokens
-        Tokens per validation; by default an eighth of the tokens trained on since the last
-        validation, at most 1,048,576.
+        Tokens per validation. By default, one eighth of the tokens that the run trains on between
+        two validations, up to 1,048,576.
     sample_every
-        Steps between samples; 0 generates one after the last step only.
+        Steps between generated samples. 0 means one sample, after the last step.
     sample_tokens
-        Tokens per sample; 0 generates none.
+        Tokens per generated sample. 0 means no samples.
     checkpoint_every
-        Steps between checkpoints; 0 writes one after the last step only.
+        Steps between checkpoints. 0 means one checkpoint, after the last step.
     keep
-        How many of the newest checkpoints to keep, besides the best.
+        Number of newest checkpoints to keep. The best checkpoint is also kept.
     rank_timeout
-        Seconds that a rank waits for the others before it ends with an error. Writing a checkpoint
-        must take less.
+        Seconds that a rank waits for the other ranks before stopping with an error. Must be longer
+        than the time to write a checkpoint.
     """
 
     layers: Layers = 12
@@ -139,6 +145,7 @@ class Config:
     clip: Number = 1.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
+    order: Literal["shuffled", "blocks"] = "shuffled"
     seed: int = 42
 
     mask_fraction: Fraction = 0.0
@@ -175,8 +182,8 @@ class Config:
     def validation_tokens(self) -> int:
         """How many tokens a validation uses.
 
-        The default is an eighth of the tokens trained on since the last validation, at most
-        1,048,576. Validation then takes less than a twentieth of the time.
+        The default is one eighth of the tokens that the run trains on between two validations, up to
+        1,048,576. Validation then takes less than a twentieth of the run's time.
 
         >>> Config().validation_tokens, Config(max_steps=20, batch_tokens=1024).validation_tokens
         (1048576, 2560)
@@ -188,11 +195,11 @@ class Config:
 
     @property
     def batch_rows(self) -> int:
-        """The rows of one step, over all ranks."""
+        """The number of rows in one step, over all ranks."""
         return self.batch_tokens // self.seq_len
 
     def find_due(self, step: int) -> dict[str, bool]:
-        """Which of line, validation, sample and checkpoint are due after a number of steps.
+        """Whether each of these is due after a step: a line, a validation, a sample, a checkpoint.
 
         >>> Config(val_every=0).find_due(250)
         {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}
@@ -207,7 +214,7 @@ class Config:
         return {name: last or (n > 0 and step % n == 0) for name, n in every.items()}
 
     def scale(self, step: int) -> float:
-        """The share of the peak learning rates that a step uses: warm-up, stable, linear decay.
+        """The factor for learning rates at a step: it rises to 1, stays there, and falls towards 0.
 
         >>> config = Config(max_steps=10, warmup_steps=2, decay_fraction=0.5)
         >>> [round(config.scale(step), 2) for step in range(10)]
@@ -239,7 +246,9 @@ def check_value(name: str, value: object, kind: object) -> None:
     else:
         try:
             msgspec.convert(value, kind)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        except UnicodeEncodeError:
+            expected = "it contains a character that is not valid Unicode"
+        except msgspec.ValidationError as error:
             expected = str(error).replace("`", "").replace("| null", "or None")
             expected = f"{expected[0].lower()}{expected[1:]}"
             if get_origin(kind) is Literal:

@@ -1,10 +1,13 @@
 """Settings from presets, from JSON and YAML files, and from keyword arguments.
 
-A file has the names of `Config`, flat or in the sections `model`, `training` and `data`; the
-section makes no difference. The guides' names for the same settings also work. An unknown key is an
-error that suggests a known one; a duplicate key is an error. Whole numbers may be written as 1e6,
-and numbers as 3e-4 even in YAML, which reads that as text. Files are at most 1 MiB, and YAML
-aliases are refused, because a few lines of them can expand to gigabytes.
+Settings in a file have their names in `Config`. They are at the top level, or in the sections
+`model`, `training` and `data`; which section makes no difference. Other names that the guides of
+docs/guides.md use for these settings also work. An unknown key is an error that suggests a known
+one; a duplicate key is an error.
+
+Whole numbers may be written as 1e6. YAML reads 3e-4 as text; here it is a number all the same.
+Files are at most 1 MiB. YAML aliases are refused, because a few lines of them can expand to
+gigabytes.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ GUIDE_NAMES = {
     "shuffle_seed": "seed",
 }
 DATA_NAMES = ("dataset_name", "tokenizer_name", "num_epochs", "name")
-# Settings of hand-written loaders. Here one thread reads ahead, and nothing is padded or cached.
+# Settings of hand-written loaders, accepted and ignored: here one thread reads ahead, and nothing is
+# padded or cached.
 IGNORED_NAMES = (
     "worker_count worker_buffer_size prefetch_buffer_size cache_size cache_dir split pad_token_id"
 ).split()
@@ -92,7 +96,7 @@ _TOO_DEEP = "it is nested too deeply; settings are a flat list, or in sections."
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """The settings in a file, which may also name the data, as in the guide about JAX."""
+    """The settings in a file. The file may also name the data, as in the guide about JAX."""
 
     config: Config
     dataset_name: str | None = None
@@ -157,7 +161,7 @@ are: layers, heads, kv_heads, ...
 
 
 def _find_preset(text: str) -> str | None:
-    """The preset for a name, or for a path in the guides; an existing file takes precedence."""
+    """The preset that this name, or this path from the guides, stands for; None for other files."""
     if text not in PRESETS and Path(text).exists():
         return None
     stem = Path(text).stem
@@ -241,7 +245,7 @@ def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All settings, in sections or not, by their names in `Config`."""
+    """Yield each setting, at the top level or in a section, under its name in `Config`."""
     seen: set[str] = set()
     for name, value in found.items():
         inner = {name: value}

@@ -1,17 +1,17 @@
 """The data of a run: training tokens, validation tokens, and their tokenizer.
 
 The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:weight`; or one text
-file, which is tokenized in memory. Opening takes as long as `tokenmill.open`, for any amount of
-data.
+file, which is tokenized in memory. Opening a dataset takes the time of `tokenmill.open`, which does
+not grow with the number of tokens.
 
-The validation set is the split `val`. For a mixture it is the beginning of each source's `val`, in
-proportion to the weights, joined in memory: its loss estimates the loss on the mixture, and it is
-the same set in every run on this data.
+The validation set is the split `val`. For a mixture, the validation set is made in memory from the
+beginning of each source's `val`, in proportion to the weights. So the validation loss estimates the
+loss on the mixture, and every run on this data has the same validation set.
 
 While training, rows are read from their files and not through memory maps. If a mapped file is
-truncated, or its disk fails, the process is killed (SIGBUS); a failed read is an error that names the
-file, and the run can save a checkpoint. `store/file_rows.py` describes the cost. Reading can stop
-between two rows, so that a run with large steps exits promptly.
+truncated, or its disk fails, the system kills the process (SIGBUS). If a read fails, there is an error
+that names the file, and the run can save a checkpoint. `store/file_rows.py` describes the cost.
+Reading can stop between two rows, so that a run with large steps exits promptly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tokenmill.training.config import Config, Ids, check_value
 AnyPath = str | os.PathLike[str]
 
 IN_MEMORY_VAL = 0.1  # the share of a text file, at its end, for validation
-LARGE = 512 << 20  # bytes of a text file that should be prepared instead
+LARGE = 512 << 20  # bytes; a larger text file should be prepared instead
 _NAMED = re.compile(r"(?P<name>[^=/\\:]+)=(?P<path>.+):(?P<weight>[^:/\\]+)", re.DOTALL)
 
 
@@ -114,8 +114,8 @@ class _Source:
         if (ours and ours.fingerprint) != (theirs and theirs.fingerprint):
             raise TokenizerError(
                 f"{self.path} was made with {_describe(ours)}, and {other.path} with "
-                f"{_describe(theirs)}: their ids may mean different things. Give `tokenizer=NAME` "
-                "if one of them does not name its own; otherwise prepare both with the same one."
+                f"{_describe(theirs)}: their ids may mean different things. If one of them does not "
+                "name its tokenizer, give `tokenizer=NAME`; otherwise prepare both with one tokenizer."
             )
 
 
@@ -134,8 +134,8 @@ def open_data(
 ) -> RunData:
     """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
 
-    `val` is tokens to validate on instead of the split `val`. The other arguments work as in
-    `tokenmill.open`. `tokenizer` is also used for `input_file`; the default is gpt2.
+    `val` is the path of tokens to validate on, instead of the split `val`. The other arguments work
+    as in `tokenmill.open`. The default `tokenizer` for `input_file` is gpt2.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "input.txt"
@@ -214,7 +214,7 @@ def _open(
     name: str, path: str, weight: float, val_fraction: float | None, options: dict[str, Any]
 ) -> _Source:
     dataset = open_dataset(path, **options)
-    if val_fraction and not (name and "val" in dataset.splits):  # a mixture keeps its splits
+    if val_fraction and not (name and "val" in dataset.splits):  # in a mixture, a `val` is kept
         dataset = open_dataset(path, **options, val_fraction=val_fraction)
     return _Source(name=name, path=path, weight=weight, dataset=dataset)
 
@@ -249,7 +249,7 @@ def _describe(tokenizer: Tokenizer | None) -> str:
 
 
 def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
-    """The beginning of each source's validation split, in proportion to the weights, in whole rows."""
+    """Join whole rows from the beginning of each source's `val`, in proportion to the weights."""
     having = [(source.val, source.weight) for source in sources if source.val is not None]
     whole = sum(weight for _, weight in having)
     parts: list[npt.NDArray[np.uint32]] = []
@@ -325,7 +325,7 @@ def read_not_mapped(data: Tokens) -> Tokens: ...
 @overload
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture: ...
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture:
-    """The same data, with every row read from its file. Reading can stop between two rows.
+    """The same data, but each row is read from its file. Reading can stop between two rows.
 
     >>> rows = read_not_mapped(Tokens.of([5, 6, 7, 8])).gather(np.array([2, 0]), 2, np.int32)
     >>> rows.tolist()

@@ -24,7 +24,7 @@ from tokenmill.training.config import Config
 from tokenmill.training.run_folder import BOARD_NAME
 from tokenmill.wording import count, duration, harmless, size
 
-_SLOW = 10.0  # seconds of a first micro-batch after which its time is the estimate
+_SLOW = 10.0  # seconds; if the first micro-batch takes longer, its time is the estimate
 
 
 class RunWatcher:
@@ -36,17 +36,16 @@ class RunWatcher:
         """Receive a notice about the run."""
 
     def warn(self, text: str) -> None:
-        """A warning for the user."""
+        """Receive a warning for the user."""
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """Receive a line of `metrics.jsonl`, the run's number of steps, and the seconds left (NaN
-        if unknown).
+        """Receive a line of `metrics.jsonl`, and the run's total steps and seconds left (NaN: unknown).
 
-        Between these, there may also be lines with the loss so far, which are not in the file.
+        Extra lines, with the loss so far, may arrive between those of the file.
         """
 
     def expect(self, seconds: float) -> None:
-        """The expected time of the rest of the run, estimated from its first micro-batches."""
+        """Receive the expected seconds until the end, estimated from the first micro-batches."""
 
 
 class RunDisplay(RunWatcher):
@@ -60,21 +59,24 @@ class RunDisplay(RunWatcher):
         print(harmless(self._translate(text)), flush=True)
 
     def warn(self, text: str) -> None:
-        """A warning for the user."""
+        """Print a warning on stderr."""
         print(f"tokenmill: {harmless(self._translate(text))}", file=sys.stderr, flush=True)
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """A line of metrics."""
+        """Print a line of metrics."""
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(harmless(format_line(line, steps, seconds_left, width)), flush=True)
 
     def expect(self, seconds: float) -> None:
-        """The expected time of the rest of the run."""
+        """Print the expected time until the end."""
         self.note(f"time      about {duration(seconds)}, estimated from the first micro-batches")
 
 
 def choose_watcher(progress: bool | None) -> RunWatcher:
-    """A display if `progress` is true, or None in a terminal or notebook; else a silent watcher."""
+    """A display if `progress` is true, otherwise a silent watcher.
+
+    None means true in a terminal or notebook, and false elsewhere.
+    """
     shown = sys.stdout.isatty() or in_notebook() if progress is None else progress
     return RunDisplay() if shown else RunWatcher()
 
@@ -82,7 +84,7 @@ def choose_watcher(progress: bool | None) -> RunWatcher:
 def format_line(
     line: dict[str, Any], steps: int, seconds_left: float, width: int | None = None
 ) -> str:
-    """A line of metrics as text; if wider than `width`, it omits its least important numbers.
+    """Format a line of metrics; if wider than `width`, the least important numbers are omitted.
 
     >>> format_line({"step": 20, "val_loss": 2.5, "bits_per_byte": 1.25}, 100, 3)
     'step  20/100  validation loss 2.5000  1.2500 bits per byte'
@@ -102,7 +104,8 @@ def format_line(
         left = ""
         if line["step"] < steps and math.isfinite(seconds_left):
             left = f"{duration(seconds_left)} left"
-        words.append(f"{left:>16}")  # as wide as "59 min 59 s left": all lines omit the same
+        # As wide as "59 min 59 s left", so that all lines are equally wide and omit the same numbers.
+        words.append(f"{left:>16}")
         for spare in ("B", "data ", "mfu ", "rate "):
             if width is None or len("  ".join(words)) <= width:
                 break
@@ -134,20 +137,20 @@ class Clock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time spent waiting for the next rows."""
+        """Count the `with` block as time spent waiting for data."""
         began = time.perf_counter()
         yield
         self._waited += time.perf_counter() - began
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Time that does not count, such as for validation."""
+        """Exclude the time of the `with` block, such as a validation, from the time of steps."""
         began = time.perf_counter()
         yield
         self._aside += time.perf_counter() - began
 
     def lap(self) -> tuple[float, float]:
-        """The seconds of steps since the last lap, and the share of them spent waiting for data."""
+        """The seconds that steps took since the last lap, and the share spent waiting for data."""
         found = self.peek()
         self._began, self._waited, self._aside = time.perf_counter(), 0.0, 0.0
         return found
@@ -159,7 +162,7 @@ class Clock:
 
 
 class Pulse:
-    """Decides when a run has to print a line, and measures its first micro-batches."""
+    """Decides when a run has been silent too long, and measures its first micro-batches."""
 
     def __init__(self, *, compiles: bool, silence: float) -> None:
         self._silence = silence
@@ -173,11 +176,13 @@ class Pulse:
         return time.monotonic() - self._shown >= self._silence
 
     def restart(self) -> None:
-        """Restart the timer, because something was printed."""
+        """Restart the timer. Call this after printing something."""
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Called before each micro-batch; returns the seconds per micro-batch one time, else None.
+        """Measure the seconds per micro-batch; to be called before each micro-batch.
+
+        Returns the seconds in one call, as soon as they are known, and None in all other calls.
 
         The first micro-batch also starts threads, allocates memory and compiles, so it can take ten
         times as long as the others. The second is timed instead. If nothing is compiled and the
@@ -229,7 +234,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run with the name of this run, in the project tokenmill. Both resume together."""
+    """The W&B run with this run's name, in the project tokenmill; resuming continues that W&B run."""
 
     def __init__(self, path: Path, config: Config) -> None:
         try:

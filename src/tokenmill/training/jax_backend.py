@@ -4,19 +4,20 @@ A step follows the rules of `torch_backend.py`, and the optimizer's state has th
 backend can load the state of the other.
 
 Guarantees: the loss of a step is the mean over its rows, for any micro-batches, devices and processes.
-A process that loads a state continues bit for bit: on CPUs with the same number of processes, devices
-and threads, on GPUs also with XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on the way
-into JAX and out of it.
+A process that loads a state continues bit for bit if the number of processes, devices and threads is
+the same. On GPUs, this also needs XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on
+their way into JAX and out of it.
 
 The rows of a step are divided over the devices, and each device has all parameters. A device
 processes its rows one micro-batch at a time and accumulates gradients; once per step, the devices
 add up their gradients, and each takes the same optimizer step. If the rows do not divide evenly,
 they are padded with rows of weight 0, so that every step is the same program. A program is compiled
-once for the same settings and devices, so a second model in the process starts immediately.
+only once for the same settings and devices, so a second such model in the process starts
+immediately.
 
-With several processes, a launcher such as torchrun, srun or mpirun starts them, or
-JAX_NUM_PROCESSES and JAX_PROCESS_ID describe them. They connect through JAX_COORDINATOR_ADDRESS, or
-as Slurm and Open MPI specify.
+Several processes are started by a launcher such as torchrun, srun or mpirun, or by hand with
+JAX_NUM_PROCESSES and JAX_PROCESS_ID. They connect through JAX_COORDINATOR_ADDRESS. Under Slurm and
+Open MPI, JAX finds the address itself.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ SPREAD = PartitionSpec("data")  # type: ignore[no-untyped-call]
 class JaxBackend:
     """A model on all devices that JAX sees; see `backend.Backend`.
 
-    If the environment names several processes, it starts `jax.distributed`, unless the caller has.
+    If the environment names several processes, the backend starts `jax.distributed`, unless the
+    caller has already done so.
     """
 
     name = "jax"
@@ -238,9 +240,9 @@ class JaxBackend:
             self._started = False
 
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
-        """Cut a device's share of rows into as few and as equal micro-batches as possible.
+        """Divide `count` rows over the devices, and each device's rows into equal micro-batches.
 
-        Returns their number, and the rows in each.
+        Returns the smallest number of micro-batches of at most `limit` rows, and the rows in each.
         """
         share = math.ceil(count / self._own_mesh.size)
         micro = math.ceil(share / limit)
@@ -259,7 +261,7 @@ class JaxBackend:
             )
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """Put losses of micro-batches (rows of all devices) in row order; `count` rows per rank."""
+        """Put the losses of a step's micro-batches in row order, without padding: `count` rows per rank."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
@@ -287,7 +289,7 @@ class JaxBackend:
 
 
 def _find_devices(name: str | None) -> list[Any]:
-    """All devices, the devices of a platform (cpu, gpu, tpu), or one device (gpu:1)."""
+    """All devices of a platform such as gpu, or a single one such as gpu:1. None means all devices."""
     if name is None:
         return jax.devices()
     platform, _, number = name.partition(":")
@@ -303,7 +305,7 @@ def _find_devices(name: str | None) -> list[Any]:
 
 
 def start_processes() -> bool:
-    """Connect to the other processes if a launcher started several; returns whether it did."""
+    """Connect to the other processes if a launcher started several; returns whether it connected."""
     rank, world_size = find_rank(None, None)
     if world_size == 1 or jax.distributed.is_initialized():
         return False
@@ -315,13 +317,13 @@ def start_processes() -> bool:
     else:
         raise UsageError(
             f"the environment sets {world_size} processes, but not the address where they connect; set "
-            "JAX_COORDINATOR_ADDRESS=HOST:PORT, a free port of the machine of process 0."
+            "JAX_COORDINATOR_ADDRESS=HOST:PORT, where HOST runs process 0 and PORT is free."
         )
     return True
 
 
 def _has_flash(device: Any, shape: Shape) -> bool:
-    """Whether cuDNN has attention for this device and head."""
+    """Whether cuDNN has attention for this device and size of heads."""
     if device.platform != "gpu" or "NVIDIA" not in device.device_kind:
         return False
     return float(device.compute_capability) >= 8.0 and shape.head % 8 == 0 and shape.head <= 128
@@ -354,10 +356,11 @@ def _copy(value: jax.Array) -> npt.NDArray[Any]:
 
 @cache
 def _make_gradients(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
-    """(parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of rows).
+    """Make a function that adds the gradients of a micro-batch to sums of gradients.
 
-    Each device has its own sums of gradients (devices, ...), which are donated. The losses are the
-    same on all devices.
+    It maps (parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of rows). Each
+    device has its own sums (devices, ...). They are donated: JAX reuses their memory. All devices get the
+    losses of all rows.
     """
 
     def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
@@ -382,9 +385,11 @@ def _make_gradients(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
 
 @cache
 def _make_update(config: Config, mesh: Mesh, numerics: Numerics) -> Any:
-    """Make a function from (parameters, state, sums of gradients, scale) to (parameters, state, norm).
+    """Make a function that takes an optimizer step.
 
-    The results are the same on all devices. The parameters and the state are donated."""
+    It maps (parameters, state, sums of gradients, scale) to (parameters, state, norm). The results are
+    the same on all devices. The parameters and the state are donated: JAX reuses their memory.
+    """
 
     def run(
         parameters: Parameters, state: OptimizerState, sums: Parameters, scale: jax.Array
@@ -406,7 +411,10 @@ def _make_update(config: Config, mesh: Mesh, numerics: Numerics) -> Any:
 
 @cache
 def _make_evaluation(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
-    """(parameters, (inputs, targets, documents)) to the losses of targets, divided like them."""
+    """Make a function from (parameters, (inputs, targets, documents)) to the loss of each target.
+
+    The losses are divided over the devices like the targets.
+    """
 
     def run(parameters: Parameters, micro: Any) -> jax.Array:
         inputs, targets, documents = micro
@@ -420,9 +428,10 @@ def _make_evaluation(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
 
 @cache
 def _make_next_logits(shape: Shape, numerics: Numerics) -> Any:
-    """(parameters, ids (1, seq_len), position of the last id) to the logits of the next id.
+    """Make a function for the logits of the next id.
 
-    Values after the last id have no effect, because attention is causal.
+    It takes (parameters, ids (1, seq_len), position of the last id). Values after the last id have no
+    effect, because attention is causal.
     """
 
     def run(parameters: Parameters, ids: jax.Array, last: jax.Array) -> jax.Array:

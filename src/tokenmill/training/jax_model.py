@@ -2,21 +2,21 @@
 
 Guarantees: this model has the parameters, names and mathematics of `model.py` and follows the
 optimizer rules of `torch_backend.py`, so both backends take the same steps. Norms, rotary
-positions, logits and losses are always float32; a float32 product is a true one on every device. An
-id outside the vocabulary makes a loss NaN rather than a wrong number.
+positions, logits and losses are always float32. In a float32 run, every device multiplies matrices in
+full float32 precision. An id outside the vocabulary makes a loss NaN rather than a wrong number.
 
-Inside, the same matrix of all blocks is one array (layers, out, in), and the compiled program loops
-over a few blocks at a time: compiling takes as long for 24 layers as for 4. `stack` and `unstack`
-convert between such arrays and the names of `model.py`.
+A matrix that every block has, such as `mlp.up`, is one array (layers, out, in) for all blocks. The
+compiled program loops over a few blocks at a time, so compiling takes as long for 24 layers as for 4.
+`stack` and `unstack` convert between such arrays and the names of `model.py`.
 
 Costs: attention is computed again in the backward pass, so only one layer at a time needs memory
 that is quadratic in seq_len. cuDNN's attention, used on NVIDIA GPUs in bfloat16, needs no such
 memory.
 
-AdamW and Muon are optax's, with the state that PyTorch keeps. `optax.contrib.muon` gets its
-momentum from here, because for the first hundred steps it corrects the two terms of Nesterov's
-momentum by different factors, and PyTorch by none. AdamW is separate, because optax's Muon would
-apply Nesterov's momentum to AdamW's parameters as well.
+AdamW and Muon come from optax and keep the same state as PyTorch's. Muon's momentum is computed
+here and not by `optax.contrib.muon`: for the first hundred steps, optax scales the two terms of
+Nesterov's momentum by different factors, and PyTorch does not. AdamW is a separate optimizer,
+because optax's Muon would apply Nesterov's momentum to AdamW's parameters as well.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _ADAMW_EPSILON = 1e-8
 # optax adds this to a norm for which PyTorch uses max(norm, 1e-7); both leave a zero matrix unchanged.
 _MUON_EPSILON = 1e-20
 _MOMENTUM = 0.95
-_UPDATE_SIZE = 0.2  # root mean square of Muon's updates, times the rate, as in AdamW
+_UPDATE_SIZE = 0.2  # root mean square of Muon's updates before the learning rate, as in AdamW
 
 # Named as in `model.py`, but names of block parameters have no block number.
 Parameters = dict[str, jax.Array]
 
 
 def in_block(name: str) -> bool:
-    """Whether an array holds a matrix of all blocks, (layers, out, in); Muon updates these."""
+    """Whether an array holds one matrix of every block, (layers, out, in). Muon updates these."""
     return name.startswith(("attention.", "mlp."))
 
 
 def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
-    """Stack the parameters of all blocks into one array each, such as mlp.up (layers, 4 * width, width).
+    """Stack each matrix of the blocks into one array, such as mlp.up (layers, 4 * width, width).
 
     >>> from tokenmill.training.model import first_values
     >>> shape = Shape(vocab=64, layers=2, heads=2, kv_heads=1, width=8, seq_len=16)
@@ -101,7 +101,7 @@ class Numerics:
     attention: Literal["xla", "cudnn"] | None = None
 
     def multiply(self) -> AbstractContextManager[Any]:
-        """A context in which devices with faster formats still multiply float32 matrices in float32."""
+        """A context in which float32 matrices are multiplied in float32, not in a faster format."""
         precision = "highest" if self.dtype == jnp.float32 else "default"
         context: AbstractContextManager[Any] = jax.default_matmul_precision(precision)
         return context
@@ -116,7 +116,7 @@ def find_states(
 ) -> jax.Array:
     """The input of the head (rows, length, inner) for ids (rows, length).
 
-    `documents` numbers the documents of each row, if attention stays inside them.
+    With attention inside documents, `documents` says which document of its row each id belongs to.
     """
     turn = rotation(shape, ids.shape[1])
     mask = None if documents is None else _same_document(documents)
@@ -226,7 +226,7 @@ def _without_number(name: str) -> str:
 
 
 class OptimizerState(NamedTuple):
-    """Both of AdamW's moments of a parameter, or Muon's momentum."""
+    """The state of both optimizers: AdamW's two moments and Muon's momentum, per parameter."""
 
     steps: jax.Array
     mean: Parameters
@@ -269,7 +269,7 @@ def update(
     scale: jax.Array,
     numerics: Numerics,
 ) -> tuple[Parameters, OptimizerState]:
-    """The parameters and the state after a step with learning rates times `scale`.
+    """The parameters and the state after a step, with the learning rates multiplied by `scale`.
 
     Muon orthogonalizes in the dtype of the model.
     """
@@ -295,7 +295,7 @@ def _adamw(
     gradients: Parameters,
     scale: jax.Array,
 ) -> tuple[Parameters, Parameters, Parameters]:
-    """The changes of AdamW's parameters, and their moments."""
+    """Return the changes that AdamW makes to its parameters, and the new values of both moments."""
     own = {name: parameters[name] for name in state.mean}
     adamw = optax.adamw(
         config.learning_rate * scale,
@@ -315,7 +315,7 @@ def _adamw(
 def _muon(
     config: Config, parameters: Parameters, ahead: Parameters, scale: jax.Array
 ) -> Parameters:
-    """The changes of Muon's parameters."""
+    """The changes that Muon makes to its parameters."""
     own = {name: parameters[name] for name in ahead}
     rule = muon(
         config.matrix_learning_rate * scale,

@@ -90,7 +90,8 @@ class Loop:
     stop: StopSignal
     owed: tuple[bool, bool] = (False, False)
     was_cut: bool = field(init=False, default=False)
-    _unreported: list[int] = field(init=False, default_factory=list)  # first rows of steps
+    # The first row of each step whose losses were not collected yet.
+    _unreported: list[int] = field(init=False, default_factory=list)
     _norm: float = field(init=False, default=math.nan)
     _clock: Clock = field(init=False, default_factory=Clock)
     _left: float = field(init=False, default=math.nan)
@@ -118,7 +119,7 @@ class Loop:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Log, validate, sample and save as due; skip validation and sample if the run stops."""
+        """Log, validate, sample and save, if due. A stop interrupts the validation and the sample."""
         due = self.config.find_due(self.step)
         is_first = self.step == self.state.step + 1
         if is_first or any(due.values()):
@@ -147,7 +148,7 @@ class Loop:
             self._save(val_loss)
 
     def _leave(self) -> None:
-        """Save the last complete step; no rank exits before it is saved."""
+        """Save the last complete step; all ranks wait until it is saved."""
         self._take_reports()
         if self.step > self.saved:
             self._save(None)
@@ -166,7 +167,7 @@ class Loop:
         return self.stop.asked
 
     def _next_rows(self) -> tuple[StepRows, int]:
-        """The rows of the next step, and the number of the row after them."""
+        """Return the rows of the next step, and the number of the first row after them."""
         try:
             with self._clock.waiting():
                 batch = next(self.loader)
@@ -201,7 +202,7 @@ class Loop:
         return f"the checkpoint of step {self.saved:,} is in {self.checkpoints.folder}"
 
     def _take_reports(self) -> None:
-        """Collect the losses of the steps since the last time, and refuse NaN and infinity."""
+        """Collect the losses of the steps since the last call, and refuse NaN and infinity."""
         first_step = self.step - len(self._unreported) + 1
         rows, self._unreported = self._unreported, []
         for step, (row, report) in enumerate(
@@ -238,14 +239,14 @@ class Loop:
         )
 
     def _log(self) -> None:
-        """Write a line about the steps since the last one."""
+        """Write a line about the steps since the last line."""
         line = self._make_line(*self._clock.lap())
         self._lap = self.step
         if line is not None:
             self._add(line)
 
     def _show(self, is_first: bool) -> None:
-        """Print a line that is not recorded. The next recorded line is far off."""
+        """Print a line that is not recorded, because the next recorded line is far off."""
         if self.backend.world_size > 1 and not is_first:  # gathering losses needs all ranks
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return
@@ -350,7 +351,7 @@ class Loop:
             board.add(line)
 
     def _save(self, val_loss: float | None) -> None:
-        """Write a checkpoint, after the losses up to it are on the disk."""
+        """Flush the losses to the disk, then write a checkpoint."""
         if self.record is None:
             self.saved = self.step
             return

@@ -1,8 +1,8 @@
 """The model, independent of any framework: its shape, its parameters, and their initial values.
 
-A modern GPT: rotary positions, RMSNorm without gains before each half of a block and on queries and
-keys, a ReLU² MLP, optional grouped queries, a separate output head, soft-capped logits, and output
-projections that start at zero, so that every block starts as the identity.
+A modern GPT: rotary positions, RMSNorm without gains (before attention, before the MLP, and on
+queries and keys), a ReLU² MLP, optional grouped queries, a separate output head, soft-capped
+logits, and output projections that start at zero, so that every block starts as the identity.
 
 Guarantees: a parameter has the same name, shape and meaning in PyTorch and in JAX, so each can load the
 checkpoints of the other. NumPy makes the initial values from the seed alone, so every backend, rank
@@ -25,20 +25,20 @@ Small models with large vocabularies may also have:
 
 Forward, for ids (B, T):
 
-    x = norm(embedding[ids])                              norm(embedding[ids] @ embedding_up.T)
+    x = norm(embedding[ids])                              or norm(embedding[ids] @ embedding_up.T)
     for each block:
         h = norm(x)
         q, k, v = h @ query.T, h @ key.T, h @ value.T     split into heads
         q, k = norm(rotate(q)), norm(rotate(k))           norm over each head
         x = x + attention(q, k, v) @ out.T                causal, scale 1 / sqrt(head)
         x = x + relu(norm(x) @ up.T)² @ down.T
-    s = norm(x)                                           norm(norm(x) @ head_down.T)
+    s = norm(x)                                           or norm(norm(x) @ head_down.T)
     logits = s @ head.T                                   in float32 from here on
     logits = softcap * tanh(logits / softcap)             where softcap > 0
 
-With a shortlist, the first softmax is over the ids below it and the groups. The logits of groups are
-s @ groups.T, capped like the others. The other ids are in groups of GROUP consecutive ids; such an id
-is chosen by choosing its group, and then by a second softmax over the ids of the group:
+With a shortlist, only the ids below `shortlist` are chosen directly. The other ids are in groups of
+GROUP consecutive ids. A first softmax chooses one of the ids below `shortlist`, or a group; a second
+softmax chooses an id of that group. The logits of groups are s @ groups.T, capped like the others:
 
     log p(id) = log softmax([logits[:shortlist], group_logits])[id]                      id < shortlist
     log p(id) = log softmax([...])[shortlist + g] + log softmax(logits of group g)[id]   otherwise
@@ -112,12 +112,12 @@ class Shape:
 
     @property
     def groups(self) -> int:
-        """The number of groups of the ids that are not on the shortlist; 0 without a shortlist."""
+        """How many groups the ids outside the shortlist form; 0 without a shortlist."""
         return -(-(self.vocab - self.shortlist) // GROUP) if self.has_groups else 0
 
     @property
     def has_groups(self) -> bool:
-        """Whether there are two softmaxes. A shortlist of all ids counts as no shortlist."""
+        """Whether the model has groups, and so two softmaxes. A shortlist of all ids counts as none."""
         return 0 < self.shortlist < self.vocab
 
     @property
@@ -146,9 +146,9 @@ def make_shape(vocab: int, config: Config) -> Shape:
 
 
 def padded_vocab(vocab: int, config: Config) -> int:
-    """The size of the model's vocabulary, padded to a multiple of 64.
+    """The size of the model's vocabulary: the tokenizer's size, padded to a multiple of 64.
 
-    It is the tokenizer's size, plus the markers of fill-in-the-middle if they are used.
+    If fill-in-the-middle is used, its markers are added before padding.
 
     >>> padded_vocab(50_257, Config())
     50304
@@ -210,7 +210,7 @@ def check_memory(shape: Shape) -> None:
 
 
 def is_matrix(name: str) -> bool:
-    """Whether Muon updates this parameter: the matrices of blocks."""
+    """Whether a parameter is a matrix of a block. Muon updates these."""
     return name.startswith("blocks.")
 
 
@@ -235,7 +235,7 @@ def count_operations(shape: Shape) -> float:
 def first_values(shape: Shape, seed: int) -> Arrays:
     """The initial parameters.
 
-    The embedding is normal with deviation 1, and matrices are normal with deviation
+    The embedding is normal with standard deviation 1, and matrices are normal with standard deviation
     1/sqrt(columns). The output projections and the head are zero.
     """
     random = np.random.Generator(np.random.Philox(key=[seed, 0]))
@@ -259,7 +259,8 @@ def check_values(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) ->
     name = next(name for name in [*expected, *there] if expected.get(name) != there.get(name))
     raise StateError(
         f"parameter {name} is {there.get(name, 'missing')} in the checkpoint and "
-        f"{expected.get(name, 'unknown')} in the model; use the settings of the run that wrote it."
+        f"{expected.get(name, 'unknown')} in the model; use the settings of the run that wrote the "
+        "checkpoint."
     )
 
 

@@ -1,4 +1,4 @@
-"""A run of one rank: find its checkpoint, connect the ranks, and start the loop from there."""
+"""One rank of a run: find the checkpoint, connect the ranks, and continue from the checkpoint."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport:
-    """The result of a run. `was_finished`: an earlier call completed it. `was_stopped`: by a
-    signal.
+    """The result of a run. Each loss is the last one the run reported; None if there was none.
 
-    Losses are the last ones reported, or None.
+    `was_finished` means that an earlier call had completed the run, `was_stopped` that a signal
+    stopped it.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class RunReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun:
-    """A run of one rank; `state` is the state before the first step."""
+    """One rank of a run; `state` is the state before the first step."""
 
     path: Path
     config: Config
@@ -122,8 +122,8 @@ class RankRun:
         owed: tuple[bool, bool],
         stack: ExitStack,
     ) -> Loop:
-        """Make the loop that continues from a state. Rank 0 also writes settings and opens the
-        record."""
+        """Make the loop that continues from a state. Rank 0 also writes the settings and opens the
+        files of metrics and losses."""
         step = state.step
         record, boards = None, []
         if self.rank == 0:
@@ -156,7 +156,7 @@ class RankRun:
         )
 
     def announce_data(self, *, is_small: bool) -> None:
-        """Report the data, and the default settings if they are the small ones."""
+        """Print what the data is, and a notice if the run uses the small preset because it has no GPU."""
         for note in self.data.notes:
             self.watcher.warn(note)
         self.watcher.note(f"data      {self.data.describe}")
@@ -184,7 +184,7 @@ class RankRun:
         return found
 
     def _find_owed(self, checkpoint: Checkpoint | None) -> tuple[bool, bool]:
-        """Whether a stop skipped the validation and the sample due at a checkpoint's step."""
+        """Whether a stop skipped the validation, and whether it skipped the sample, at a checkpoint's step."""
         if checkpoint is None:
             return False, False
         step = checkpoint.state.step
@@ -212,9 +212,9 @@ class RankRun:
         return _report(self.path, step, was_finished=True)
 
     def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
-        """The backend of this rank; rank 0 has the initial values."""
+        """Open the backend of this rank, with the checkpoint's parameters, or else the initial ones."""
         _, shape = self.state.read_settings()
-        # The values are not stored in a variable: it would keep them in memory for the whole run.
+        # No variable holds the parameters: it would keep them in memory for the whole run.
         return open_backend(
             self.state.backend,
             self.config,
@@ -224,7 +224,7 @@ class RankRun:
         )
 
     def _check_backend(self, backend: Backend) -> None:
-        """Refuse ranks that are not connected, or have other settings or data. A collective call."""
+        """Refuse ranks that are not connected, or that differ in settings or data. A collective call."""
         if (backend.rank, backend.world_size) != (self.rank, self.world_size):
             raise UsageError(
                 f"The environment says that this is rank {self.rank} of {self.world_size}, but "
@@ -272,7 +272,7 @@ class RankRun:
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
-    """Send the step and owed work that rank 0 found to all ranks. A collective call."""
+    """Send rank 0's `step` and `owed` to all ranks, and return them. All ranks must call this."""
     found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
     return found, (bool(missing[0]), bool(missing[1]))
 

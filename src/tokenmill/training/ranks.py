@@ -5,7 +5,7 @@ each rank notices that its parent is gone, saves a checkpoint and stops, as afte
 ranks of torchrun watch their parent. Slurm and MPI end their own ranks, and a shell may exit while
 its background run continues.
 
-A rank waits for the others at most `rank_timeout` seconds; `lost_ranks` is the error after that.
+A rank waits for the others at most `rank_timeout` seconds; `lost_ranks` makes the error after that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GONE = re.compile(
 
 @contextmanager
 def follow_launcher(warn: Callable[[str], None], patience: float) -> Iterator[None]:
-    """While a block runs, stop this process if torchrun started it and is gone.
+    """If torchrun started this process and ends during the `with` block, stop this process too.
 
     The process gets a SIGTERM, and `patience` seconds to end.
     """
@@ -67,17 +67,20 @@ def lost_ranks(error: BaseException, rank: int, patience: float) -> WorkError | 
     """The error to raise if `error` means that another rank is late or gone; otherwise None.
 
     >>> print(lost_ranks(RuntimeError("Timed out waiting 5000ms for recv"), 1, 600))
-    Rank 1 waited 10 min 0 s for the other ranks and got no answer: one of them is stopped, stuck or \
-disconnected. End all ranks and run the same command again; it resumes from the newest checkpoint. If \
-the others only need longer, raise `rank_timeout`.
+    Rank 1 waited 10 min 0 s for the other ranks and got no answer: one of them has not started, or is \
+stopped, stuck or disconnected. End all ranks and run the same command again; it resumes from the \
+newest checkpoint. If the others only need longer, raise `rank_timeout`.
+    >>> print(lost_ranks(RuntimeError("Connection closed by peer [127.0.0.1]:5"), 1, 600))
+    Rank 1 lost the connection to another rank, which ended. End all ranks and run the same command \
+again; it resumes from the newest checkpoint.
     """
     text = str(error)
     again = "End all ranks and run the same command again; it resumes from the newest checkpoint."
     if _LATE.search(text):
         return WorkError(
             f"Rank {rank} waited {duration(patience)} for the other ranks and got no answer: one of "
-            f"them is stopped, stuck or disconnected. {again} If the others only need longer, raise "
-            "`rank_timeout`."
+            f"them has not started, or is stopped, stuck or disconnected. {again} If the others only "
+            "need longer, raise `rank_timeout`."
         )
     if _GONE.search(text):
         return WorkError(f"Rank {rank} lost the connection to another rank, which ended. {again}")

@@ -2,13 +2,13 @@
 
 Guarantees: the same command resumes from the newest intact checkpoint. On the same machine, with
 the same number of threads and ranks, it ends with the same weights and row losses as an
-uninterrupted run, bit for bit. Logged losses and validations are the same too. Ranks and
-micro-batches may change: the rows stay the same. A loss, gradient or weight that is NaN or infinite
-is never saved in a checkpoint. A checkpoint with other data, tokenizer, model shape or backend is
-refused, and the error names the difference.
+uninterrupted run, bit for bit. Logged losses and validations are the same too. A run may resume
+with another number of ranks or another micro-batch size: it still trains on the same rows. If a
+loss, gradient or weight is NaN or infinite, no checkpoint is written. A checkpoint with other data,
+tokenizer, model shape or backend is refused, and the error names the difference.
 
-Costs: the trainer waits for the device every `log_every` steps and before a checkpoint. Starting and
-resuming take the same time for any amount of data.
+Costs: the trainer waits for the device every `log_every` steps and before a checkpoint. The time to
+start or resume does not depend on the amount of data.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def train(
     input_file
         A text file to tokenize in memory, instead of `data`.
     val
-        Tokens to validate on, instead of the split val.
+        Tokens to validate on, instead of the data's split `val`.
     val_fraction
-        Share of the tokens, at the end, to validate on if there is no split val.
+        Share of the tokens, at the end, to validate on if the data has no split `val`.
     tokenizer, vocab_size, eot_id, data_dtype, format
         Facts that the data does not include, as in `tokenmill.open`.
     backend
@@ -103,7 +103,7 @@ def train(
     progress
         Whether to print progress; by default only in a terminal or a notebook.
     watcher
-        Receives the progress instead of printing it.
+        Receives the progress, which is then not printed.
     boards
         Where else to log: tensorboard, wandb.
     settings
@@ -171,7 +171,7 @@ def _list_paths(data: RunData | AnyPath | Sequence[AnyPath]) -> list[str]:
 def find_run(
     data: Sequence[AnyPath], *, input_file: AnyPath | None, name: str | None, runs: AnyPath
 ) -> Path:
-    """The folder of a run, by its name; by default, by the name of the data.
+    """Return the folder of the run `name`. By default, a run has the name of the data.
 
     >>> find_run(["data/corpus/"], input_file=None, name=None, runs="runs").as_posix()
     'runs/corpus'
@@ -202,6 +202,7 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
         batch_size=config.batch_rows // world_size,
         seq_len=config.seq_len,
         seed=config.seed,
+        order=config.order,
         rank=rank,
         world_size=world_size,
         dtype=np.int32,

@@ -2,16 +2,17 @@
 
 config.json             the settings
 tokenizer_state.json    the tokenizer, if known
-metrics.jsonl           one JSON object per line: `step` and `loss` (the mean since the line before)
-                        with speed and memory, `step` and `val_loss`, or `step` and `sample`
+metrics.jsonl           one JSON object per line: a `step`, and either `loss` (the mean since the last
+                        such line) with speed and memory, or `val_loss`, or `sample`
 row_losses.f32          the mean loss of row n as the float32 at byte 4n
 loss.svg                the curves; see `chart.py`
 checkpoints/            see `checkpoints.py`
 lock                    held while a process works in the folder
 
-Guarantees: all lines and losses up to a checkpoint are on disk before the checkpoint. A run that
-resumes from it first truncates both files to that point. Except for `TIMES`, an interrupted run
-leaves the same lines as an uninterrupted one. Costs: one write to each file per interval.
+Guarantees: all metrics and row losses up to a checkpoint are on disk before the checkpoint. A run that
+resumes from it first truncates both files to that point. So an interrupted run leaves the same lines
+as an uninterrupted one, except for the values in `TIMES`. Costs: one write per line of metrics and one
+per step.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ must not contain slashes.
 
 
 class RunFolder(OutputFolder):
-    """A run's folder, locked, without half-written files; `restart` discards the run in it."""
+    """A run's folder, locked and without half-written files. `restart` discards the run in it."""
 
     def __init__(self, path: Path, *, restart: bool = False) -> None:
         with explain_disk_errors("nothing was started"):
@@ -130,7 +131,7 @@ class _Line(msgspec.Struct):
 
 
 class Record:
-    """The metrics and row losses of a run, truncated to a step and a row, and open for more.
+    """The files of metrics and row losses, truncated to a step and a row, and open for appending.
 
     >>> import tempfile
     >>> record = Record(Path(tempfile.mkdtemp()), step=0, row=0)
@@ -165,19 +166,19 @@ class Record:
         _write_all(self._losses, losses.astype(_FLOAT).tobytes())
 
     def _fill(self, folder: Path, first: int, end: int) -> None:
-        """Write NaN for lost losses, in pieces; refuse if they would fill the disk."""
+        """Write NaN for rows whose losses are lost, in pieces; refuse if the disk has no room."""
         free = shutil.disk_usage(folder).free
         if (end - first) * _FLOAT.itemsize > free:
             raise WorkError(
-                f"{folder / LOSSES_NAME} has {first:,} of the {end:,} rows of the checkpoint, and the "
-                f"missing ones do not fit in the {size(free)} of free space on this disk. "
+                f"{folder / LOSSES_NAME} has losses for {first:,} rows, but the checkpoint is at row "
+                f"{end:,}. The missing losses do not fit on this disk, which has {size(free)} free. "
                 "Restore the file from a backup, or add `restart=True` to start over."
             )
         for start in range(first, end, _ROWS):
             self.add_losses(start, np.full(min(end, start + _ROWS) - start, np.nan, np.float32))
 
     def mean_loss(self, end: int) -> float:
-        """The mean loss of the rows up to `end` that no line covers yet."""
+        """The mean loss of the rows since the last line with a loss, up to row `end`."""
         ends = (line["row"] for line in reversed(self.lines) if line.get("row") is not None)
         first = next(ends, 0)
         total, rows = 0.0, 0

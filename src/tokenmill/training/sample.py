@@ -4,7 +4,8 @@ Guarantees: the ids depend only on the logits, the settings and the seed; the ra
 from NumPy's Philox, so both backends draw the same ids. Ids that only pad the model's vocabulary
 are never drawn.
 
-Costs: one forward pass over the last `seq_len` ids for each token; nothing is cached between them.
+Costs: each token takes one forward pass over the last `seq_len` ids; nothing is cached between
+passes.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def generate(
 ) -> Iterator[int]:
     """Generate up to `count` ids after a prompt, one by one; stops before `stop_id`.
 
-    `temperature` 0 always takes the most likely id; `top_k` samples among this many most likely ids,
-    or among all if it is None or 0.
+    `temperature` 0 always takes the most likely id; `top_k` is the number of most likely ids to
+    sample from, where None or 0 means all.
 
     >>> def count_up(ids):
     ...     logits = np.zeros(16, np.float32)
@@ -77,7 +78,7 @@ def generate(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """The model of a run at a step, and the tokenizer of its text."""
+    """The model of a run at a step, with its tokenizer."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -96,8 +97,8 @@ class TrainedModel:
     ) -> Iterator[str]:
         """Yield a prompt and the generated text, piece by piece, up to the end of the text.
 
-        An empty prompt starts a new document. The pieces join to the decoded ids; an incomplete
-        character is held back until it is complete.
+        An empty prompt starts a new document. An incomplete character is held back until it is
+        complete. Joined, the pieces equal the text of all ids decoded at once.
         """
         ids = self.tokenizer.encode_batch([prompt])[0].tolist()
         before = [] if self.eot_id is None else [self.eot_id]
@@ -114,7 +115,7 @@ class TrainedModel:
             vocab=self.vocab,
             stop_id=self.eot_id,
         ):
-            # The prompt comes with the first token. Decoding all ids is cheap beside the model.
+            # The first piece includes the prompt. Decoding all ids is cheap compared to the model.
             ids.append(number)
             text = self.tokenizer.decode(ids).rstrip("\ufffd")
             if text.startswith(shown) and text != shown:
@@ -152,23 +153,25 @@ DATA --name none
     run
         The name of a run in `runs`, or the path of its folder.
     prompt
-        Beginning of the text; by default, the model starts a new document.
+        Text to continue. By default, the model starts a new document.
     tokens
-        Maximum number of tokens; fewer if the model ends the text.
+        Maximum number of tokens to generate. The model may end the text earlier.
     temperature
-        0 always takes the most likely token; higher values give more variety.
+        Randomness of the text. 0 always takes the most likely token; higher values give more
+        variety.
     top_k
-        Sample among this many most likely tokens; 0 or None samples among all.
+        Number of most likely tokens to choose the next token from. 0 or None means all tokens.
     seed
-        Seed of the sampling; another seed gives another text.
+        Seed of the random choices. Another seed gives another text.
     best
         Whether to use the checkpoint with the lowest validation loss instead of the newest.
     runs
-        Folder of all runs.
+        Folder that contains all runs.
     backend
-        torch or jax; by default the one that trained the model.
+        Framework to run the model with, torch or jax. By default, the framework that trained the
+        model.
     device
-        Such as cpu, cuda, cuda:1 or mps; by default the fastest.
+        Device to run on, such as cpu, cuda, cuda:1 or mps. By default, the fastest device.
     warn
         Called with a warning if a damaged checkpoint is skipped.
     on_text
@@ -202,7 +205,7 @@ def load_run_for_sampling(
     """Load the model of a run from its newest intact checkpoint, or from its best one.
 
     Changes nothing in the folder, so the run may still be training. By default, `backend` is the
-    one that trained the model; both can load the parameters.
+    one that trained the model; both backends can load the parameters.
 
     >>> load_run_for_sampling("runs/none")
     Traceback (most recent call last):
@@ -251,7 +254,7 @@ def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """The id, among the most likely ones, that a random number from 0 to 1 selects."""
+    """Select one of the most likely ids by a random number from 0 to 1."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)

@@ -1,21 +1,23 @@
-"""The trainer's backend in PyTorch: one device per process, any number of processes by torchrun.
+"""The trainer's backend in PyTorch: one device per process; torchrun starts several processes.
 
 The rules of a step, which the JAX backend follows too:
 
-- Micro-batches: a rank's rows are cut into as few equal pieces of at most `micro_batch` rows as
-  possible. The loss of a step is the mean over all its rows on all ranks, and gradients are of that
-  mean.
-- Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), with the norm over all of them.
+- Micro-batches: a rank's rows are cut into the fewest pieces of at most `micro_batch` rows, as
+  equal as possible. The loss of a step is the mean over all its rows on all ranks, and gradients are
+  those of this mean.
+- Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), where norm is that of all
+  gradients together.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
-  usual coefficients in the dtype of the run, and updates as large as AdamW's:
-  0.2 * sqrt(max(rows, columns)).
-- Weight decay applies to the matrices of blocks, with either optimizer, and to the head; not to the
-  embedding, which is normed whenever it is read.
-- Both learning rates, and the decay with them, are multiplied by the `scale` of the step.
+  usual coefficients in the dtype of the run, and updates scaled by 0.2 * sqrt(max(rows, columns)),
+  which makes them as large as AdamW's.
+- Weight decay applies to the matrices of blocks, with either optimizer, and to the head. It does not
+  apply to the embedding, which is normed whenever it is read.
+- Both learning rates are multiplied by the `scale` of the step, and so is the weight decay.
 
-Guarantees: after `load`, one or two processes continue bit for bit, on the same machine with the
-same number of threads. With more ranks, the network library chooses the order in which it adds up
-gradients.
+Guarantees: a run of one or two processes that resumes with `load` gives the results of an
+uninterrupted run, bit for bit, on the same machine with the same number of threads. With more
+processes, the network library chooses the order in which it adds up gradients, so the last bits may
+differ.
 
 Costs: nothing is copied from the device between two reports.
 """
@@ -59,7 +61,7 @@ from tokenmill.training.torch_optimizers import make_optimizers
 class TorchBackend:
     """A model on a CUDA, MPS or CPU device; see `backend.Backend`.
 
-    Under torchrun it starts `torch.distributed`, unless the caller has.
+    Under torchrun, the backend starts `torch.distributed`, unless the caller has already done so.
     """
 
     name = "torch"
@@ -117,7 +119,7 @@ class TorchBackend:
                 for optimizer in self._optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 return False
-            with self._wait_for_last(number == count):
+            with self._exchange_gradients_if(number == count):
                 with self._precision():
                     total, losses = self._shared(inputs, targets, mask)
                 with _naming_lost_ranks(self.config):
@@ -270,7 +272,7 @@ class TorchBackend:
             yield one, other, document_mask(numbers)
 
     def _move(self, ids: npt.NDArray[Any]) -> Tensor:
-        """Copy ids to the device; the caller may reuse its memory immediately."""
+        """Copy ids to the device; the caller may overwrite `ids` immediately."""
         there = torch.tensor(ids, dtype=torch.int64)
         if self._device.type == "cuda":
             return there.pin_memory().to(self._device, non_blocking=True)
@@ -279,15 +281,15 @@ class TorchBackend:
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
 
-    def _wait_for_last(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Ranks exchange gradients once per step, with the last micro-batch."""
+    def _exchange_gradients_if(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which ranks exchange gradients only if this is a step's last micro-batch."""
         if last or self.world_size == 1:
             return contextlib.nullcontext()
         alone: contextlib.AbstractContextManager[Any] = self._shared.no_sync()
         return alone
 
     def _remembered(self) -> dict[str, Tensor]:
-        """The state of the optimizers, by parameter and kind."""
+        """The state of the optimizers, by names such as head.exp_avg."""
         states = {
             parameter: state for one in self._optimizers for parameter, state in one.state.items()
         }
@@ -342,7 +344,7 @@ def _find_device(name: str) -> torch.device:
 
 
 def _start_ranks(device: torch.device, config: Config) -> bool:
-    """Connect to the other ranks if torchrun started several; returns whether it did."""
+    """Connect to the other ranks if torchrun started several; returns whether it connected."""
     if dist.is_initialized():
         check_ranks(config, dist.get_world_size())
         return False

@@ -1,11 +1,12 @@
-"""The model of `model.py` in PyTorch, with its own gradients for everything but matrix products.
+"""The model of `model.py` in PyTorch, with hand-written gradients except for matrix products.
 
 Parameters are float32 and have the names of `model.py`. Autocast chooses which operations use
 bfloat16; the residual stream, norms, logits and losses are always float32.
 
-Norms, rotations, activations and losses have hand-written gradients because on a CPU each pass over the
-activations costs a tenth of a matrix product. `F.rms_norm` forward and backward takes 1.6 ms for
-(2048, 256) on one core, and `norm` here 0.45 ms. `torch.compile` traces these functions like any other.
+Gradients of norms, rotations, activations and losses are written by hand, to pass over the
+activations as few times as possible: on a CPU, each pass takes a tenth of the time of a matrix
+product. For (2048, 256) on one core, `F.rms_norm` takes 1.6 ms forward and backward, and `norm`
+here 0.45 ms. `torch.compile` traces these functions like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tokenmill.training.model import (
 )
 
 CHUNK = 1 << 20  # logits at a time: about what CPU caches hold
-CHUNK_ROWS = 512  # at least, so that the gradient of the head is not updated too often
+CHUNK_ROWS = 512  # the least in a chunk, so that the gradient of the head is not updated too often
 
 
 class Model(nn.Module):
@@ -56,9 +57,9 @@ class Model(nn.Module):
     def forward(
         self, ids: Tensor, targets: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The sum of the losses, for the gradient, and the loss of each target (B, T), detached.
+        """Return the sum of all losses, and the loss of each target (B, T), detached.
 
-        Both are float32. `mask` comes from `document_mask`.
+        Gradients flow from the sum. Both results are float32. `mask` comes from `document_mask`.
         """
         states = self.states(ids, mask).flatten(0, 1)
         places = targets.flatten()
@@ -106,7 +107,7 @@ class Model(nn.Module):
         return cap * torch.tanh(logits.float() / cap) if cap > 0 else logits.float()
 
     def load(self, values: Arrays) -> None:
-        """Copy values into the parameters; they must fit."""
+        """Copy values into the parameters; names and shapes must match."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(torch.tensor(values[name]))
@@ -127,7 +128,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention, inside documents where there is a mask."""
+    """Causal attention; with a mask, only inside documents."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -213,11 +214,14 @@ def squared_relu(x: Tensor) -> Tensor:
 def capped_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """The sum of losses, for the gradient, and each loss (N,), from states (N, width).
+    """Return the sum of all losses, which has a gradient, and each loss (N,), which has none.
 
-    Also computes the gradients, so that only one chunk of logits is in memory at a time.
+    `states` are (N, width). The forward pass also computes the gradients, so that only one chunk of
+    logits is in memory at a time. Without gradients (`torch.no_grad`), it
+    computes the losses only.
     """
-    total, losses = _CappedLosses.apply(states, head, targets, softcap)  # type: ignore[no-untyped-call]
+    learn = torch.is_grad_enabled()  # inside `apply`, PyTorch always says no
+    total, losses = _CappedLosses.apply(states, head, targets, softcap, learn)  # type: ignore[no-untyped-call]
     return total, losses
 
 
@@ -225,7 +229,8 @@ def grouped_losses(
     states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """`capped_losses` with a shortlist; computes only the groups that occur in the targets."""
-    total, losses = _GroupedLosses.apply(states, head, groups, targets, shape)  # type: ignore[no-untyped-call]
+    learn = torch.is_grad_enabled()
+    total, losses = _GroupedLosses.apply(states, head, groups, targets, shape, learn)  # type: ignore[no-untyped-call]
     return total, losses
 
 
@@ -292,26 +297,30 @@ class _SquaredRelu(Function):
 class _CappedLosses(Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, head: Tensor, targets: Tensor, softcap: float
+        ctx: Any, states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
     ) -> tuple[Tensor, Tensor]:
-        learn = any(ctx.needs_input_grad)
         losses, *gradients = _find_losses(states, head, targets, softcap, learn)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         states_gradient, head_gradient = ctx.saved_tensors
-        return gradient * states_gradient, gradient * head_gradient, None, None
+        return gradient * states_gradient, gradient * head_gradient, None, None, None
 
 
 class _GroupedLosses(Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
+        ctx: Any,
+        states: Tensor,
+        head: Tensor,
+        groups: Tensor,
+        targets: Tensor,
+        shape: Shape,
+        learn: bool,
     ) -> tuple[Tensor, Tensor]:
-        learn = any(ctx.needs_input_grad)
         listed = shape.shortlist
         # Negative if the target is on the shortlist.
         numbers = (targets - listed).div(GROUP, rounding_mode="floor")
@@ -351,15 +360,15 @@ class _GroupedLosses(Function):
     @staticmethod
     def backward(
         ctx: Any, gradient: Tensor, _: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         by_states, by_head, by_groups = ctx.saved_tensors
-        return gradient * by_states, gradient * by_head, gradient * by_groups, None, None
+        return gradient * by_states, gradient * by_head, gradient * by_groups, None, None, None
 
 
 def _find_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses (N,), and with `learn` the gradients of their sum by the states and by the head."""
+    """Losses (N,); with `learn`, also the gradients of their sum with respect to states and head."""
     losses = states.new_empty(len(states))
     states_gradient = torch.empty_like(states) if learn else None
     head_gradient = torch.zeros_like(head) if learn else None
@@ -376,7 +385,7 @@ def _find_losses(
 def _chunk(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor]:
-    """Losses (N,), and the gradient of each by its logits before the cap (N, vocab)."""
+    """Losses (N,), and the gradient of each with respect to its logits before the cap (N, vocab)."""
     capped = slopes = states @ head.T
     if softcap > 0:
         slopes = capped.div_(softcap).tanh_()

@@ -58,10 +58,10 @@ class Float32Muon(torch.optim.Muon):
     """`torch.optim.Muon(..., adjust_lr_fn="match_rms_adamw")`, in float32 throughout.
 
     PyTorch's Muon orthogonalizes in bfloat16. For a run in float32, this class keeps losses within
-    1e-5 of the JAX backend over 50 steps, and does not slow down CPUs without bfloat16
-    instructions. On CPUs with them, PyTorch's Muon is faster: 50 ms instead of 184 ms per step of
-    four layers of width 256 on one core. Matrices of the same shape are updated together: few large
-    products instead of many small ones.
+    1e-5 of those of the JAX backend over 50 steps, and does not slow down CPUs without bfloat16
+    instructions. On CPUs with these instructions, PyTorch's Muon is faster: 50 ms instead of 184 ms
+    per step of four layers of width 256 on one core. Matrices of the same shape are updated
+    together: few large products instead of many small ones.
     """
 
     @torch.no_grad()

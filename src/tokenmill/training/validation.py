@@ -1,8 +1,9 @@
 """The validation loss of a model, over the same rows in every run on the same data.
 
 The rows are the beginning of the validation set, in order: `Config.validation_tokens` tokens, or
-all if there are fewer. The ranks share them. Bits per byte, which compare models with different
-tokenizers, are the loss in bits of all targets that are text, divided by the bytes of that text.
+all if there are fewer. The ranks share these rows. Bits per byte allow comparing models with
+different tokenizers: the loss of all targets that are text is added up in bits, and divided by the
+bytes of that text.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Validation:
 
 
 class Validator:
-    """The validation set of a run, which `run` evaluates any number of times."""
+    """The validation set of a run. `run` evaluates it and can be called again."""
 
     def __init__(self, data: RunData, val: Tokens, config: Config, backend: Backend) -> None:
         self.backend = backend
@@ -57,12 +58,15 @@ class Validator:
         self.close = self._loader.close
 
     def run(self, pause: Pause = never) -> Validation | None:
-        """Evaluate the set; None if `pause` asks to stop on any rank. A collective call."""
+        """Evaluate the set. Returns None if the `pause` of any rank asks to stop.
+
+        A collective call.
+        """
         sums = np.zeros(4)  # nats, targets, nats of text, bytes of text
         for number, batch in enumerate(self._loader):
             if self.backend.agree(pause(number, self._batches)):
                 return None
-            if not len(batch.inputs):  # there may be too few last rows for every rank
+            if not len(batch.inputs):  # the last batch may have fewer rows than there are ranks
                 continue
             assert batch.tokens is not None
             check_ids(batch.tokens, self.vocab)
@@ -82,7 +86,7 @@ class Validator:
 
 
 def bytes_per_token(tokenizer: Tokenizer, vocab: int) -> npt.NDArray[np.int64]:
-    """The bytes of text of each id, (vocab,); 0 for special ids, which are not text.
+    """How many bytes of text each id stands for, (vocab,); 0 for special ids, which are not text.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> bytes_per_token(load_tokenizer("gpt2"), 50_257)[[15496, 995, 50256]].tolist()

@@ -1,0 +1,123 @@
+"""Fetch the rows of later steps in a thread, before they are read.
+
+The order is computed, so the rows of every later step are known. The thread asks for those of the
+next steps, at most `distance` rows before the step that is read now: of remote tokens, it brings
+their pieces into the cache; of mapped files, it asks the system to read them.
+
+Guarantees: the thread changes no batch. It ends when the object is closed or dropped, or when the
+program ends. If fetching fails, reading the row raises the error. Costs: the order of the rows is
+computed a second time, 0.1 µs a row.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from weakref import finalize
+
+import numpy as np
+
+from tokenmill.errors import TokenmillError
+from tokenmill.load.prefetch import LAST_WAIT, register_thread
+from tokenmill.load.rows import RunRows
+from tokenmill.load.settings import LoaderSettings
+from tokenmill.load.state import MOST_ROWS
+from tokenmill.storage.cache import PIECE
+
+_AHEAD = 64 << 20  # bytes to fetch ahead on each rank, without blocks
+_CHUNKS = 8  # that the rows of the distance are divided into
+_CHUNK_ROWS = 65_536  # at most
+
+
+def start_ahead(
+    rows: RunRows, settings: LoaderSettings, row: int, limit: int | None
+) -> RowsAhead | None:
+    """Fetch the rows [row, limit) ahead, if that is of use: for blocks, and with a cache."""
+    distance = count_ahead(rows, settings)
+    stop = MOST_ROWS if limit is None else limit
+    return RowsAhead(rows, settings, range(row, stop), distance) if distance else None
+
+
+def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
+    """How many rows of the run to fetch ahead, counting all ranks.
+
+    Of blocks, a whole group, because the first rows of the next group need most of its blocks. A
+    cache must have room for both groups.
+    """
+    row_bytes = settings.seq_len * rows.dtype.itemsize
+    limit = min((cache.limit for cache in rows.caches), default=0)
+    if settings.block_rows is not None and settings.group_blocks is not None:
+        group = settings.block_rows * settings.group_blocks
+        if not limit or limit >= sum(len(tokens) for tokens in rows.tokens) * rows.dtype.itemsize:
+            return group
+        return max(0, min(group, limit * 3 // 4 // row_bytes - group))
+    if not limit:
+        return 0
+    if settings.order != "sequential":
+        row_bytes += PIECE  # a row alone takes its whole pieces
+    return min(_AHEAD * settings.world_size, limit // 4) // row_bytes
+
+
+class _Work:
+    """What the thread knows: the steps to fetch, and the step that is read now."""
+
+    def __init__(self, rows: RunRows, settings: LoaderSettings, run: range, distance: int) -> None:
+        self.changed = threading.Condition()
+        self.process, self.is_stopped = os.getpid(), False
+        self.row, self.run_rows = run.start, run
+        self.rows, self.settings, self.distance = rows, settings, distance
+
+    def run(self) -> None:
+        """Fetch until the work is stopped; the thread's function."""
+        step = self.settings.global_batch
+        most = max(1, _CHUNK_ROWS // self.settings.batch_size)
+        chunk = min(max(1, self.distance // step // _CHUNKS), most) * step
+        row, stop = self.run_rows.start, self.run_rows.stop
+        while row < stop and not self.is_stopped:
+            with self.changed:
+                if row - self.row > self.distance:
+                    self.changed.wait()
+                    continue
+            if row + chunk > self.row:  # otherwise, reading was faster
+                self._fetch(np.arange(row, min(row + chunk, stop), step))
+            row += chunk
+
+    def _fetch(self, step_rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        rank, size = self.settings.rank, self.settings.batch_size
+        own = np.arange(rank * size, (rank + 1) * size)
+        try:
+            starts = self.rows.locate(np.add.outer(step_rows, own).ravel())
+            self.rows.fetch(starts, lambda: self.is_stopped)
+        except (TokenmillError, OSError):
+            return  # reading the row raises it again
+
+    def stop(self) -> None:
+        if self.process != os.getpid():  # in a fork, the thread that holds the lock does not exist
+            return
+        with self.changed:
+            self.is_stopped = True
+            self.changed.notify_all()
+
+
+class RowsAhead:
+    """Fetches the rows of a rank's steps; `run` has the numbers of all rows."""
+
+    def __init__(self, rows: RunRows, settings: LoaderSettings, run: range, distance: int) -> None:
+        self._work = _Work(rows, settings, run, distance)
+        # The thread does not refer to this object, so it is freed when nothing else does.
+        self._thread = threading.Thread(target=self._work.run, name="tokenmill-ahead", daemon=True)
+        register_thread(self._thread, self._work)
+        finalize(self, self._work.stop)
+        self._thread.start()
+
+    def reach(self, row: int) -> None:
+        """Say that the step that starts at this row is read now."""
+        with self._work.changed:
+            self._work.row = max(self._work.row, row)
+            self._work.changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the thread, and wait until it has ended, unless a request takes very long."""
+        self._work.stop()
+        if self._work.process == os.getpid() and self._thread.is_alive():
+            self._thread.join(LAST_WAIT)

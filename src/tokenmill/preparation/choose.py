@@ -1,0 +1,239 @@
+"""Choose the documents and lines to keep: the stages between scanning, grinding and packing.
+
+Equal keys are found by tasks on the engine, one for each partition of the keys, and segments are
+sifted by tasks, one for each part. The calling process handles receipts only: a few numbers for each
+part, and for each border between two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import FolderError, InputError
+from tokenmill.preparation.bundles import Bundles, Run, complete_bundles, skipped_in
+from tokenmill.preparation.key_files import PartMarks
+from tokenmill.preparation.ledger import sum_up
+from tokenmill.preparation.pack import Sifted
+from tokenmill.preparation.partitions import KeyFiles, MarkRepeats
+from tokenmill.preparation.plan import Plan, hash_names
+from tokenmill.preparation.reports import (
+    Reporter,
+    count_lines_before,
+    describe_files,
+    sum_repairs,
+)
+from tokenmill.preparation.segment import (
+    RECORD,
+    FateReceipt,
+    MarkReceipt,
+    Receipt,
+    fingerprint,
+)
+from tokenmill.preparation.sift import DROPPED, SPLITS, SiftSegment, fate_of
+from tokenmill.preparation.spanning import Whole, find_spanning, plan_hashing
+from tokenmill.storage.decoding import load_json
+from tokenmill.storage.files import write_file
+from tokenmill.storage.receipts import encode_receipt
+
+_KEY = 16  # bytes
+
+
+def mark_lines(run: Run, scans: Bundles) -> list[PartMarks]:
+    """Mark the repeated lines of the whole input; returns where the marks of each part are."""
+    counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
+    marks, _ = _mark(run, "finding repeated lines", "lines", scans.receipts, counts, [])
+    return marks
+
+
+def _mark(
+    run: Run,
+    stage: str,
+    file: str,
+    receipts: Sequence[Receipt],
+    counts: Sequence[int],
+    spanning: Sequence[Whole],
+) -> tuple[list[PartMarks], list[Whole]]:
+    """Mark repeats among the keys of all parts, and among documents that span parts.
+
+    Returns where the marks of each part are, and the documents with their marks.
+    """
+    folder, layout = run.folder, run.plan.keys
+    files = [
+        (f"{receipt['name']}.{file}", count)
+        for receipt, count in zip(receipts, counts, strict=True)
+    ]
+    keys = [(one.first_part, *one.key) for one in spanning if not one.is_bad]
+    content = encode_receipt(KeyFiles(files, keys))
+    context = hash_names(stage, fingerprint(receipts), content.decode(), str(layout))
+    key_files = folder.marks / f"{context}.keys.json"
+    write_file(key_files, content)
+    tasks = [
+        MarkRepeats(
+            folder=folder.marks,
+            context=context,
+            partition=partition,
+            keys=folder.segments,
+            key_files=key_files,
+            layout=layout,
+            limit=run.plan.limits.sorted_keys,
+        )
+        for partition in range(layout.partitions)
+    ]
+    total = _KEY * (sum(counts) + len(keys))
+    made = complete_bundles(run, stage, MarkReceipt, tasks, total)
+    repeated = dict(entry for receipt in made for entry in receipt["facts"]["spanning"])
+    marks, first_run = [], 0
+    for name, count in files:
+        marks.append(
+            PartMarks(
+                keys=folder.segments / name,
+                count=count,
+                first_run=first_run,
+                marks=folder.marks,
+                context=context,
+                layout=layout,
+            )
+        )
+        first_run += layout.count_runs(count)
+    return marks, [replace(one, repeated=repeated.get(one.first_part, False)) for one in spanning]
+
+
+def sift(run: Run, segments: Bundles) -> Sifted:
+    """Decide the fate of every document, and complete the ledger."""
+    plan, folder, receipts = run.plan, run.folder, segments.receipts
+    spanning = _hash_spanning(run, segments)
+    marks: list[PartMarks] | list[None] = [None] * len(receipts)
+    if plan.settings.dedup == "documents":
+        counts = [receipt["facts"]["keys"] for receipt in receipts]
+        marks, spanning = _mark(
+            run, "finding repeated documents", "keys", receipts, counts, spanning
+        )
+    tasks = _plan_sifting(run, segments, marks, spanning)
+    total = RECORD.itemsize * sum(receipt["facts"]["records"] for receipt in receipts)
+    fates = complete_bundles(run, "choosing documents", FateReceipt, tasks, total)
+    for receipt, decided in zip(receipts, fates, strict=True):
+        _refuse_unfit(plan, receipt, decided)
+    ledger = sum_up(receipts, fates)
+    reports = {
+        kind: [
+            folder.fates / f"{receipt['name']}.{kind}"
+            for receipt in fates
+            if kind in receipt["files"]
+        ]
+        for kind in ("rejected", "repaired")
+    }
+    ledger["set_aside"] = [
+        {"source": plan.sources[number].path, "reason": reason}
+        for number, reason in sorted(skipped_in(receipts).items())
+    ]
+    entries = (entry for receipt in fates for entry in receipt["facts"]["sources"])
+    ledger["other_encodings"] = describe_files(sum_repairs(entries), plan.sources)
+    return Sifted(
+        segments=segments.paths(folder.segments),
+        fates=[folder.fates / f"{receipt['name']}.fates" for receipt in fates],
+        tokens={
+            split: [receipt["facts"]["tokens"][i] for receipt in fates]
+            for i, split in enumerate(SPLITS)
+        },
+        spanning={one.first_part: one for one in spanning},
+        ledger=ledger,
+        **reports,
+    )
+
+
+def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:
+    """Refuse fates whose receipt has numbers that its segment cannot have."""
+    facts, tokens = fates["facts"], segment["files"]["tokens"][0] // np.dtype(plan.dtype).itemsize
+    if (
+        facts["records"] != segment["facts"]["records"]
+        or sum(facts["tokens"]) > tokens
+        or any(entry[0] >= len(plan.sources) for entry in facts["sources"])
+    ):
+        raise FolderError(
+            f"The unfinished run is damaged: the receipts {fates['name']} and {segment['name']} do not "
+            "fit together. Add `restart=True` to start over."
+        )
+
+
+def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
+    """The documents that span parts, with their keys, in input order."""
+    found = find_spanning(segments.receipts)
+    tasks = list(plan_hashing(found, segments.paths(run.folder.segments)))
+    if tasks:
+        texts = sum(fragment.text for one in found for _, fragment in one.fragments)
+        run.watcher.begin("joining documents", texts)
+    results = dict(run.engine.run(tasks, run.watcher.advance))
+    return [one for number in range(len(tasks)) for one in results[number]]
+
+
+def _plan_sifting(
+    run: Run, segments: Bundles, marks: Sequence[PartMarks | None], spanning: Sequence[Whole]
+) -> list[SiftSegment]:
+    """The tasks that sift the segments."""
+    plan, receipts = run.plan, segments.receipts
+    begins = {one.first_part: one for one in spanning}
+    continued = {
+        part: fate_of(one, plan.settings.val_fraction)
+        for one in spanning
+        for part, _ in one.fragments[1:]
+    }
+    lines_before = list(count_lines_before(plan, receipts))
+    # The fates of a segment depend on all segments.
+    context = hash_names("fates", str(plan.settings.val_fraction), fingerprint(receipts))
+    return [
+        SiftSegment(
+            name=hash_names(context, receipt["name"]),
+            folder=run.folder.fates,
+            segment=segment,
+            val_fraction=plan.settings.val_fraction,
+            marks=marks[number],
+            begins=begins.get(number),
+            continued=continued.get(number, DROPPED),
+            reporter=Reporter(
+                sources={one.source: plan.sources[one.source] for one in plan.parts[number].ranges},
+                lines_before=lines_before[number],
+                has_rejections="rejected" in receipt["files"],
+                first_repair=_first_repair(begins.get(number), lines_before),
+            ),
+            records=plan.limits.records,
+        )
+        for number, (receipt, segment) in enumerate(
+            zip(receipts, segments.paths(run.folder.segments), strict=True)
+        )
+    ]
+
+
+def _first_repair(begins: Whole | None, lines_before: Sequence[int]) -> int | None:
+    """The line of a spanning document's first replaced byte."""
+    if begins is None:
+        return None
+    part, line = begins.line
+    return lines_before[part] + line if line else None
+
+
+def explain_nothing_kept(run: Run, sifted: Sifted) -> InputError:
+    """The error for an input without any document to keep."""
+    plan, dropped = run.plan, sifted.ledger["dropped"]
+    lines = [f"No document was kept out of {sifted.ledger['documents_in']:,}:"]
+    lines += [f"  {reason}: {entry['documents']:,}" for reason, entry in dropped.items()]
+    if sifted.rejected:
+        first = _read_first(sifted.rejected[0])
+        place = f"line {first['line']}" if first.get("line") else f"row {first.get('row')}"
+        lines.append(f"The first: {first['source']}, {place}: {first['reason']}")
+    if any(source.kind in ("jsonl", "parquet") for source in plan.sources):
+        lines.append(
+            f"If the text is in another field than {plan.settings.text_field!r}, name it with "
+            "`text_field=NAME` and add `restart=True`."
+        )
+    return InputError("\n".join(lines))
+
+
+def _read_first(report: Path) -> dict[str, Any]:
+    with report.open("rb") as file:
+        first: dict[str, Any] = load_json(file.readline())
+    return first

@@ -1,0 +1,249 @@
+"""Key files and mark files: how parts and partitions exchange keys and marks.
+
+To find equal keys in all parts without a process that sees all of them, keys are divided into
+partitions by the leading bits of their low half, and each partition is a task. A part writes all of
+its keys to one file, in runs of a bounded number of keys:
+
+    starts      partitions + 1 numbers: where the keys of each partition start in the run
+    keys        16 bytes each, ordered by partition, in input order within a partition
+    partitions  2 bytes for each key, in input order
+
+A partition reads one range of each run. It writes one file: where the marks of each run start, then
+one byte for each of its keys. To put the marks of a run back into input order, a part reads one
+range of each partition's file. Memory holds one run at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import FolderError
+
+Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
+Flags = npt.NDArray[np.uint8]  # 1: an equal key is earlier in the input
+
+_KEY_BYTES, _PARTITION_BYTES, _START_BYTES = 16, 2, 8
+MOST_PARTITIONS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyLayout:
+    """The number of partitions, a power of two, and the largest number of keys in a run."""
+
+    partitions: int
+    run_keys: int
+
+    @property
+    def header(self) -> int:
+        """The bytes before the keys of a run."""
+        return _START_BYTES * (self.partitions + 1)
+
+    def count_runs(self, keys: int) -> int:
+        """The runs of a file with this many keys."""
+        return -(-keys // self.run_keys)
+
+    def size(self, keys: int) -> int:
+        """The bytes of a file with this many keys.
+
+        >>> KeyLayout(partitions=2, run_keys=10).size(11)
+        246
+        """
+        return self.header * self.count_runs(keys) + (_KEY_BYTES + _PARTITION_BYTES) * keys
+
+    def offset(self, run: int) -> int:
+        """Where a run starts in its file."""
+        return self.size(run * self.run_keys)
+
+    def partition_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
+        """The partition of each key."""
+        bits = self.partitions.bit_length() - 1
+        if not bits:
+            return np.zeros(len(keys), np.uint16)
+        return (keys[:, 1] >> np.uint64(64 - bits)).astype(np.uint16)
+
+
+class KeyWriter:
+    """Writes keys in input order as runs. `write` receives the bytes of the file."""
+
+    def __init__(self, layout: KeyLayout, write: Callable[[Any], None]) -> None:
+        self._layout = layout
+        self._write = write
+        self._held: list[Keys] = []
+        self._room = layout.run_keys
+        self.count = 0
+        write(b"")
+
+    def add(self, keys: Keys) -> None:
+        """Add some keys."""
+        self.count += len(keys)
+        while len(keys):
+            taken, keys = keys[: self._room], keys[self._room :]
+            self._held.append(taken)
+            self._room -= len(taken)
+            if not self._room:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the keys that are held as a run. Call it at the end."""
+        if not self._held:
+            return
+        keys = np.concatenate(self._held)
+        self._held.clear()
+        self._room = self._layout.run_keys
+        partitions = self._layout.partition_of(keys)
+        counts = np.bincount(partitions, minlength=self._layout.partitions)
+        starts = np.concatenate(([0], np.cumsum(counts))).astype("<u8")
+        order = np.argsort(partitions, kind="stable")  # a radix sort: they have 16 bits
+        for array in (starts, keys[order], partitions):
+            self._write(array.data)
+
+
+@dataclass(frozen=True)
+class KeyRanges:
+    """The keys of one partition in one key file: where each run has them, and how many."""
+
+    path: Path
+    offsets: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def find(cls, path: Path, keys: int, layout: KeyLayout, partition: int) -> KeyRanges:
+        """Find the keys of a partition in a file of `keys` keys."""
+        runs = layout.count_runs(keys)
+        ends = np.zeros((runs, 2), np.int64)
+        if runs:
+            with path.open("rb") as file:
+                for run in range(runs):
+                    place = layout.offset(run) + _START_BYTES * partition
+                    ends[run] = np.frombuffer(read_range(file, place, 2 * _START_BYTES), "<u8")
+        most = np.minimum(layout.run_keys, keys - layout.run_keys * np.arange(runs))
+        if (ends[:, 0] < 0).any() or (ends[:, 1] < ends[:, 0]).any() or (ends[:, 1] > most).any():
+            raise damaged(path)
+        places = np.array([layout.offset(run) for run in range(runs)], np.int64) + layout.header
+        return cls(path, places + _KEY_BYTES * ends[:, 0], ends[:, 1] - ends[:, 0])
+
+    def read(self) -> Iterator[Keys]:
+        """The keys in input order, run by run."""
+        if self.counts.any():
+            with self.path.open("rb") as file:
+                for offset, count in zip(self.offsets.tolist(), self.counts.tolist(), strict=True):
+                    if count:
+                        data = read_range(file, offset, _KEY_BYTES * count)
+                        yield np.frombuffer(data, "<u8").reshape(-1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartMarks:
+    """The marks of one part's keys, in the mark files of all partitions."""
+
+    keys: Path  # the part's key file
+    count: int
+    first_run: int  # in the numbering of all runs of all parts
+    marks: Path  # the folder of mark files
+    context: str  # begins their names
+    layout: KeyLayout
+
+    def read(self) -> Iterator[Flags]:
+        """The marks in input order, run by run."""
+        layout, left = self.layout, self.count
+        with self.keys.open("rb") as file:
+            for run in range(layout.count_runs(self.count)):
+                keys = min(layout.run_keys, left)
+                left -= keys
+                place = layout.offset(run)
+                starts = np.frombuffer(read_range(file, place, layout.header), "<u8")
+                place += layout.header + _KEY_BYTES * keys
+                partitions = np.frombuffer(read_range(file, place, _PARTITION_BYTES * keys), "<u2")
+                counts = np.bincount(partitions, minlength=layout.partitions)
+                if not np.array_equal(starts, [0, *np.cumsum(counts)]):
+                    raise damaged(self.keys)
+                flags = np.empty(keys, np.uint8)
+                order = np.argsort(partitions, kind="stable")
+                flags[order] = self._read_run(self.first_run + run, counts)
+                yield flags
+
+    def _read_run(self, run: int, counts: npt.NDArray[np.int64]) -> Flags:
+        """The marks of a run, ordered by partition."""
+        found = []
+        for partition in np.flatnonzero(counts).tolist():
+            path = mark_path(self.marks, self.context, partition)
+            with path.open("rb") as file:
+                start = int.from_bytes(read_range(file, _START_BYTES * run, _START_BYTES), "little")
+                found.append(read_range(file, start, int(counts[partition])))
+        return np.frombuffer(b"".join(found), np.uint8)
+
+
+class Marks:
+    """Marks in input order, taken a few at a time."""
+
+    def __init__(self, runs: Iterable[Flags]) -> None:
+        self._runs = iter(runs)
+        self._held: Flags = np.empty(0, np.uint8)
+
+    def take(self, count: int) -> npt.NDArray[np.bool_]:
+        """The next marks. After the last one, all are False: then the input has changed."""
+        taken = [self._held[:count]]
+        self._held = self._held[count:]
+        missing = count - len(taken[0])
+        while missing:
+            run = next(self._runs, None)
+            if run is None:
+                run = np.zeros(missing, np.uint8)
+            taken.append(run[:missing])
+            missing -= len(taken[-1])
+            self._held = run[len(taken[-1]) :]
+        flags: npt.NDArray[np.bool_] = np.concatenate(taken) != 0
+        return flags
+
+
+def name_marks(context: str, partition: int) -> str:
+    """The name of the bundle of a partition's marks."""
+    return f"{context}-{partition:04}"
+
+
+def mark_path(folder: Path, context: str, partition: int) -> Path:
+    """The mark file of a partition."""
+    return folder / f"{name_marks(context, partition)}.marks"
+
+
+def encode_starts(starts: npt.NDArray[np.int64]) -> Any:
+    """The first bytes of a mark file: where the marks of each run start in it."""
+    return (starts + _START_BYTES * len(starts)).astype("<u8").data
+
+
+def mark_file_size(runs: int, keys: int) -> int:
+    """The bytes of a mark file."""
+    return _START_BYTES * runs + keys
+
+
+def choose_partitions(size: int, partition_bytes: int) -> int:
+    """The number of partitions for an input of `size` bytes: a power of two.
+
+    >>> [choose_partitions(size, 100) for size in (0, 100, 101, 300, 10**9)]
+    [1, 1, 2, 4, 1024]
+    """
+    least = max(1, -(-size // partition_bytes))
+    return min(MOST_PARTITIONS, 1 << (least - 1).bit_length())
+
+
+def read_range(file: BinaryIO, start: int, size: int) -> bytes:
+    """A range of a work file; refuses a file that is too short."""
+    if start + size > os.fstat(file.fileno()).st_size:
+        raise damaged(Path(file.name))
+    file.seek(start)
+    data = file.read(size)
+    if len(data) != size:
+        raise damaged(Path(file.name))
+    return data
+
+
+def damaged(path: Path) -> FolderError:
+    """The error for a work file whose content does not fit its receipt."""
+    return FolderError(f"{path} is damaged. Add `restart=True` to start over.")

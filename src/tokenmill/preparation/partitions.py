@@ -1,0 +1,141 @@
+"""Mark repeated keys, one task for each partition of the keys.
+
+A partition has all keys that begin with the same bits, from all parts. So it finds all repeats among
+them without the other partitions, in the memory of one worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.key_files import (
+    KeyLayout,
+    KeyRanges,
+    Keys,
+    damaged,
+    encode_starts,
+    name_marks,
+)
+from tokenmill.preparation.repeats import keys_in_memory, mark_repeats
+from tokenmill.preparation.segment import Bundle, Receipt
+from tokenmill.storage.files import remove, temporary_path
+from tokenmill.storage.receipts import read_receipt
+from tokenmill.store.tables import Count
+
+_TABLE = 1 << 18  # keys given to `mark_repeats` at once, at least
+_COPY = 4 << 20  # bytes
+
+
+class KeyFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key files of all parts in input order, and the keys of documents that span parts."""
+
+    files: list[tuple[str, Count]]  # the name of each file, and its number of keys
+    spanning: list[tuple[Count, int, int]]  # the part in which the document begins, and its key
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkRepeats:
+    """A task: mark the repeats among the keys of one partition.
+
+    A document that spans parts comes after all others that begin in its first part. The receipt
+    has the marks of such documents.
+    """
+
+    folder: Path  # for the bundle
+    context: str  # names the bundles of all partitions
+    partition: int
+    keys: Path  # the folder of key files
+    key_files: Path  # a receipt of `KeyFiles`
+    layout: KeyLayout
+    limit: int | None  # keys to sort at once; None: as many as the memory allows
+
+    @property
+    def name(self) -> str:
+        """The name of the bundle."""
+        return name_marks(self.context, self.partition)
+
+    def run(self, worker: Worker) -> Receipt:
+        """Make the bundle; returns its receipt."""
+        listed = read_receipt(self.key_files, KeyFiles)
+        if listed is None:
+            raise damaged(self.key_files)
+        limit = self.limit or keys_in_memory(worker.workspace.spare_memory())
+        ranges = [
+            KeyRanges.find(self.keys / name, keys, self.layout, self.partition)
+            for name, keys in listed.files
+        ]
+        spanning = self._choose(listed.spanning)
+        counts = [
+            np.append(one.counts, number in spanning)  # a spanning document is a run of its own
+            for number, one in enumerate(ranges)
+        ]
+        ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
+        is_run = np.concatenate([np.arange(len(one)) < len(one) - 1 for one in counts])
+        starts = np.concatenate(([0], ends[:-1]))
+        total = int(ends[-1])
+        spill = temporary_path(self.folder / f"{self.name}.spill")
+        try:
+            spill.mkdir()
+            tables = _join(self._read(ranges, spanning, worker))
+            repeats = mark_repeats(tables, total, spill / "marks", spill / "keys", limit)
+            with Bundle(self.folder, self.name) as bundle, (spill / "marks").open("rb") as marks:
+                bundle.write("marks", encode_starts(starts[is_run]))
+                while data := marks.read(_COPY):
+                    bundle.write("marks", data)
+                facts = {
+                    "keys": total,
+                    "runs": int(np.count_nonzero(is_run)),
+                    "repeats": repeats,
+                    "spanning": _read_marks(marks, starts[~is_run], spanning),
+                }
+                return bundle.finish(facts)
+        finally:
+            remove(spill)
+
+    def _choose(self, spanning: list[tuple[int, int, int]]) -> dict[int, Keys]:
+        """The documents that span parts and belong to this partition, by their first part."""
+        keys = np.array([key for _, *key in spanning], np.uint64).reshape(-1, 2)
+        chosen = np.flatnonzero(self.layout.partition_of(keys) == self.partition).tolist()
+        return {spanning[i][0]: keys[i : i + 1] for i in chosen}
+
+    def _read(
+        self, ranges: list[KeyRanges], spanning: dict[int, Keys], worker: Worker
+    ) -> Iterator[Keys]:
+        for number, one in enumerate(ranges):
+            for keys in chain(one.read(), [spanning[number]] if number in spanning else []):
+                yield keys
+                worker.report(keys.nbytes)
+
+
+def _read_marks(
+    marks: BinaryIO, places: npt.NDArray[np.int64], spanning: dict[int, Keys]
+) -> list[tuple[int, bool]]:
+    """The marks of documents that span parts. `places` has one entry for each part."""
+    found = []
+    for number in spanning:
+        marks.seek(int(places[number]))
+        found.append((number, marks.read(1) == b"\1"))
+    return found
+
+
+def _join(tables: Iterable[Keys]) -> Iterator[Keys]:
+    """The same keys in larger tables, because distributing a table costs a write for each file."""
+    held: list[Keys] = []
+    count = 0
+    for table in tables:
+        held.append(table)
+        count += len(table)
+        if count >= _TABLE:
+            yield np.concatenate(held)
+            held, count = [], 0
+    if held:
+        yield np.concatenate(held)

@@ -1,0 +1,174 @@
+"""Connect to object stores, with the credentials that the platforms' own tools use.
+
+S3: the environment, then the profile AWS_PROFILE or `default` in ~/.aws, then the role of the
+machine. AWS_ENDPOINT_URL names another server with the interface of S3. Google Cloud Storage: the
+application default credentials. Azure: the AZURE_STORAGE_ variables, or the identity of the machine.
+
+A process keeps one connection per bucket. Its threads may share it, but a fork must not use it.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tokenmill.errors import StorageError, UsageError
+from tokenmill.storage.addresses import WEB, Address, find_full_address
+from tokenmill.storage.object_errors import CREDENTIALS
+
+_RETRIES = "TOKENMILL_STORAGE_RETRIES"
+_TIMEOUT = "TOKENMILL_STORAGE_TIMEOUT"
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "https": "HTTPS_", "http": "HTTP_"}
+# The library looks for these itself, and asks the machine last.
+_OTHER_KEYS = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+_CONNECTIONS = 64  # buckets that stay connected
+
+_process: int | None = None  # that made the first connection
+
+
+def connect(address: Address) -> tuple[Any, str]:
+    """The library's store for an address, and the object's name in it."""
+    _refuse_fork()
+    if address.scheme not in WEB:
+        return _connect(address.scheme, address.place), address.key
+    full = urlsplit(find_full_address(address))
+    query = f"?{full.query}" if full.query else ""
+    return _connect(address.scheme, f"{full.netloc}/{query}"), unquote(address.key)
+
+
+def disconnect() -> None:
+    """Forget all connections; the next request reads the environment again."""
+    _connect.cache_clear()
+
+
+def _refuse_fork() -> None:
+    global _process
+    if _process is None:
+        _process = os.getpid()
+    if _process != os.getpid():
+        raise StorageError(
+            "A forked process cannot read from an object store, because the process that it was "
+            "forked from has done so. Start processes with the method spawn, for example "
+            "DataLoader(..., multiprocessing_context='spawn')."
+        )
+
+
+@lru_cache(maxsize=_CONNECTIONS)
+def _connect(scheme: str, place: str) -> Any:
+    try:
+        from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+    except ImportError as error:
+        raise StorageError(
+            "Reading from and writing to object stores needs the package obstore: "
+            "pip install 'tokenmill[cloud]'"
+        ) from error
+    options: dict[str, Any] = {
+        "client_options": {
+            "timeout": timedelta(seconds=_read_number(_TIMEOUT, 60)),
+            "connect_timeout": timedelta(seconds=min(10, _read_number(_TIMEOUT, 60))),
+        },
+        "retry_config": {
+            "max_retries": _read_number(_RETRIES, 8),
+            "retry_timeout": timedelta(seconds=2 * _read_number(_TIMEOUT, 60)),
+        },
+    }
+    try:
+        if scheme in WEB:
+            options["client_options"]["allow_http"] = scheme == "http"
+            return HTTPStore(f"{scheme}://{place}", **options)
+        if scheme == "gs":
+            return GCSStore(place, **options)
+        if scheme == "az":
+            return AzureStore(place, **options)
+        return S3Store(place, **_find_s3_options(options))
+    except StorageError:
+        raise
+    except Exception as error:
+        # The text of the error may contain a value from the environment.
+        raise StorageError(
+            f"{scheme}://{place.partition('?')[0].rpartition('@')[2]}: the settings in the "
+            f"environment cannot be used ({type(error).__name__}). Check the variables that "
+            f"begin with {_PREFIXES[scheme]}."
+        ) from None
+
+
+def _find_s3_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options for S3: with those of a profile, if the environment has no keys."""
+    profile = _read_profile()
+    endpoint = (
+        os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or profile.get("endpoint_url")
+    )
+    config: dict[str, Any] = {}
+    if endpoint:
+        config["endpoint"] = endpoint
+        options["client_options"]["allow_http"] = endpoint.startswith("http://")
+    if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        config["region"] = profile.get("region", "us-east-1")
+    if not os.environ.get("AWS_ACCESS_KEY_ID"):
+        if "aws_access_key_id" in profile:
+            config["access_key_id"] = profile["aws_access_key_id"]
+            config["secret_access_key"] = profile.get("aws_secret_access_key", "")
+            if "aws_session_token" in profile:
+                config["session_token"] = profile["aws_session_token"]
+        elif name := os.environ.get("AWS_PROFILE"):
+            options["credential_provider"] = _ask_boto(name)
+        elif _is_true("AWS_EC2_METADATA_DISABLED") and not any(map(os.environ.get, _OTHER_KEYS)):
+            raise StorageError(f"No credentials for S3 were found. {CREDENTIALS['s3']}")
+    return {**options, "config": config}
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("true", "1")
+
+
+def _ask_boto(profile: str) -> Any:
+    """A provider of credentials for a profile without keys, such as one that signs in."""
+    try:
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise StorageError(
+            f"The profile {profile!r} of AWS_PROFILE has no access key in ~/.aws/credentials. If it "
+            "signs in or assumes a role, install boto3, which can do that: pip install boto3"
+        ) from None
+    return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+
+
+def _read_profile() -> dict[str, str]:
+    """The entries of the profile in AWS_PROFILE, or of `default`, in the files of the AWS tools."""
+    name = os.environ.get("AWS_PROFILE", "default")
+    home = Path("~/.aws").expanduser()
+    files = {
+        os.environ.get("AWS_CONFIG_FILE", home / "config"): (f"profile {name}", name),
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"): (name,),
+    }
+    found: dict[str, str] = {}
+    for file, sections in files.items():
+        parser = configparser.ConfigParser(interpolation=None, default_section="")
+        try:
+            parser.read(file)
+        except (OSError, UnicodeError, configparser.Error):
+            continue  # the tools of AWS report what is wrong with the file
+        for section in sections:
+            if parser.has_section(section):
+                found |= dict(parser[section])
+    return found
+
+
+def _read_number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isascii() or not text.isdigit() or not 0 <= int(text) <= 86_400:
+        raise UsageError(f"{variable} is {text[:40]!r}; it must be a number from 0 to 86400.")
+    return int(text)

@@ -1,0 +1,231 @@
+"""`prepare` on a real Ray cluster: the bytes of one machine, whatever is killed on the way.
+
+All nodes are on this machine, each with its own raylet and one CPU, and share its file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+HERE = Path(__file__).parent
+COMMAND = str(Path(sys.executable).with_name("tokenmill"))
+DEDUPS = ("documents", "lines")
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # others use this machine's memory too
+    "RAY_worker_niceness": "0",  # 15 by default
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listen on 127.0.0.1, as on those
+}
+
+
+class Cluster:
+    """A cluster in a process of its own, because Ray leaves files open."""
+
+    def __init__(self, folder: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, HERE / "cluster_process.py", "2"],
+            env={**os.environ, **SETTINGS, "RAY_TMPDIR": folder},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._read()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def kill_node(self) -> None:
+        assert self._process.stdin is not None
+        print("kill", file=self._process.stdin, flush=True)
+        assert self._read() == "killed"
+
+    def shutdown(self) -> None:
+        self._process.communicate(timeout=200)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    # Not below pytest's folder: the names of sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        started = Cluster(folder)
+        yield started
+        started.shutdown()
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parts with documents in common, one that spans two parts, a bad record and a repaired one."""
+    folder = tmp_path_factory.mktemp("cluster") / "texts"
+    folder.mkdir()
+    chance = random.Random(1)
+    lines = [f"{chance.getrandbits(99):x} is a line, number {n}.\n" for n in range(400_000)]
+    for number in range(6):
+        records = [
+            {"text": "".join(lines[start : start + 20])}
+            for start in (chance.randrange(0, len(lines), 10) for _ in range(7_000))
+        ]
+        (folder / f"{number:02}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    with (folder / "00.jsonl").open("ab") as file:
+        file.write(b'\nno JSON\n{"text": "a caf\xe9"}\n')
+    texts = ("".join(lines[start : start + 500]) for start in range(0, len(lines), 500))
+    (folder / "zz.txt").write_text("<|endoftext|>".join(texts))
+    return folder
+
+
+def command(texts: Path, out: Path, dedup: str, *more: str) -> list[str]:
+    # Relative names, which the nodes have to resolve, and which the dataset records.
+    return [
+        *(COMMAND, "prepare", texts.name, "--out", os.path.relpath(out, texts.parent)),
+        *("--dedup", dedup, "--val-fraction", "0.1", "--tokens-per-shard", "2000000", *more),
+    ]
+
+
+def start(texts: Path, out: Path, dedup: str, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(texts, out, dedup, *more),
+        cwd=texts.parent,
+        env={**os.environ, **SETTINGS},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+def on(cluster: Cluster) -> tuple[str, ...]:
+    return ("--engine", "ray", "--ray-address", cluster.address)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def local(texts: Path) -> dict[str, dict[str, bytes]]:
+    """The datasets that worker processes on this machine make."""
+    made = {}
+    for dedup in DEDUPS:
+        finish(start(texts, texts.with_name(dedup), dedup, "--workers", "2"))
+        made[dedup] = contents(texts.with_name(dedup))
+        assert b"no JSON" not in made[dedup]["rejected.jsonl"]
+        assert made[dedup].keys() >= {"rejected.jsonl", "repaired.jsonl", "train/shard_00003.bin"}
+    return made
+
+
+@pytest.mark.parametrize("dedup", DEDUPS)
+def test_a_cluster_makes_the_bytes_of_one_machine(
+    cluster: Cluster, texts: Path, local: dict[str, Any], tmp_path: Path, dedup: str
+) -> None:
+    said = finish(start(texts, tmp_path / "out", dedup, *on(cluster)))
+    assert contents(tmp_path / "out") == local[dedup]
+    assert "Traceback" not in said
+
+
+def wait_for(pattern: str, out: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while not any(out.glob(pattern)):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_killed_driver_is_resumed_on_one_machine(
+    cluster: Cluster, texts: Path, local: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = start(texts, out, "lines", *on(cluster))
+    wait_for(".work/segments/*.tokens", out, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (out / "dataset_metadata.json").exists()
+    finish(start(texts, out, "lines", "--workers", "1"))
+    assert contents(out) == local["lines"]
+
+
+def test_an_input_error_is_reported_as_on_one_machine(
+    cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    text = texts.parent / "cut.txt.gz"
+    text.write_bytes(bytes.fromhex("1f8b08000000000000ff") + b"cut")
+    process = start(text, tmp_path / "out", "documents", *on(cluster))
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "1 file could not be read" in said
+    assert "Traceback" not in said
+
+
+def test_lost_tasks_are_started_again_a_few_times(cluster: Cluster, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, HERE / "lost_tasks.py", cluster.address, tmp_path],
+        env={**os.environ, **SETTINGS},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr
+    counts = {"one": 0, "two": 1}
+    expected = [f"{name}: {count} before, tokenizer bytes" for name, count in counts.items()]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["results"] == expected
+    assert found["progress"] == [2, len("onetwo")]
+    assert "was lost 2 times with its process or node" in found["lost"]
+    assert "it resumes" in found["lost"]
+    assert found["attempts"] == 2
+    assert f"cannot open {tmp_path / 'missing'}" in found["missing"]
+    assert "all nodes share" in found["missing"]
+
+
+def test_a_run_survives_a_killed_node(
+    cluster: Cluster, texts: Path, local: dict[str, Any], tmp_path: Path
+) -> None:
+    """The last test with the cluster: one node is left."""
+    out = tmp_path / "out"
+    process = start(texts, out, "documents", *on(cluster))
+    wait_for(".work/segments/*.tmp", out, process)
+    cluster.kill_node()
+    assert process.poll() is None
+    finish(process)
+    assert contents(out) == local["documents"]
+
+
+@pytest.mark.parametrize("named_by", ["flag", "variable"])
+def test_without_a_cluster_the_error_says_how_to_start_one(
+    texts: Path, tmp_path: Path, named_by: str
+) -> None:
+    flags = ["--ray-address", "[::1]:9"] if named_by == "flag" else []
+    ended = subprocess.run(
+        command(texts, tmp_path / "out", "documents", "--engine", "ray", *flags),
+        cwd=texts.parent,
+        env={**os.environ, "RAY_ADDRESS": "[::1]:9"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 2
+    assert "No Ray cluster is running at [::1]:9" in ended.stderr
+    assert "ray start --head" in ended.stderr
+    assert "--ray-address" in ended.stderr
