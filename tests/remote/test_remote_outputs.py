@@ -16,7 +16,11 @@ from servers import Proxy
 import tokenmill
 from tokenmill.errors import FolderError, StorageError, UsageError
 from tokenmill.formats import WRITABLE
+from tokenmill.preparation.plan import make_plan
+from tokenmill.preparation.prepare import run_plan
+from tokenmill.progress import Nobody
 from tokenmill.storage.object_path import as_path
+from tokenmill.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -193,15 +197,16 @@ def test_a_work_folder_needs_an_output_in_an_object_store(texts: Path, tmp_path:
 
 PREPARE = """
 import sys, tokenmill
-texts, out, work = sys.argv[1:]
+texts, out, work, dedup = sys.argv[1:]
 tokenmill.prepare(
-    texts, out, work=work, tokenizer="bytes", val_fraction=0.1, tokens_per_shard=40_000, workers=2
+    texts, out, work=work, dedup=dedup, tokenizer="bytes", val_fraction=0.1,
+    tokens_per_shard=40_000, workers=2,
 )
 """
 
 
 def start_preparation(texts: Path, out: str, work: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", PREPARE, str(texts), out, str(work)]
+    command = [sys.executable, "-c", PREPARE, str(texts), out, str(work), "documents"]
     return subprocess.Popen(command, start_new_session=True)
 
 
@@ -232,6 +237,43 @@ def test_a_killed_preparation_resumes_and_leaves_nothing_behind(
     assert list((tmp_path / "work").rglob("*")) == []
 
 
+@pytest.mark.parametrize("dedup", ["documents", "lines"])
+def test_work_in_the_bucket_is_resumed_by_another_machine(
+    texts: Path, bucket: str, tmp_path: Path, proxy: Proxy, dedup: str
+) -> None:
+    out, work = f"{bucket}/data", f"{bucket}/work"
+    proxy.fail("503", method="PUT", part="train/shard_00001.bin")
+    with pytest.raises(StorageError):
+        prepare(texts, out, work=work, dedup=dedup)
+    proxy.clear()
+    damaged = next(path for path in as_path(work).rglob("*.tokens"))
+    damaged.write_bytes(bytes(len(damaged.read_bytes())))
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-c", PREPARE, str(texts), out, work, dedup]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    assert subprocess.run(command, env=environment, timeout=120).returncode == 0
+    prepare(texts, tmp_path / "local", dedup=dedup)
+    assert list_files(out) == list_files(tmp_path / "local")
+    assert list_files(work) == {}
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_unfinished_work_of_a_cluster_is_found_in_the_bucket(
+    texts: Path, local: Path, bucket: str, proxy: Proxy
+) -> None:
+    out = f"{bucket}/data"
+    settings = {"tokenizer": load_tokenizer("bytes"), "val_fraction": 0.1}
+    plan = make_plan(texts, out, **settings, tokens_per_shard=40_000, workers=2)
+    proxy.fail("503", method="PUT", part="train/shard_00001.bin")
+    with pytest.raises(StorageError):
+        run_plan(plan, as_path(out), Nobody())  # as on a cluster, whose nodes share the bucket
+    assert any("segments/" in name for name in list_files(out))
+    proxy.clear()
+    report = prepare(texts, out)
+    assert report.parts_done_before == report.parts
+    assert list_files(out) == list_files(local)
+
+
 def test_two_machines_that_run_the_same_command_write_the_same_dataset(
     texts: Path, local: Path, bucket: str, tmp_path: Path
 ) -> None:
@@ -256,10 +298,3 @@ def test_compressed_shards_in_a_bucket_have_the_same_bytes_and_tokens(
         assert np.array_equal(tokens.gather(starts, 300), plain.gather(starts, 300))
     tokenmill.reshard(f"{bucket}/theirs", f"{bucket}/plain", compress="none")
     assert list_files(f"{bucket}/plain") == list_files(local)
-
-
-def test_a_cluster_needs_a_shared_folder_for_the_work_of_a_run_into_a_bucket(
-    texts: Path, bucket: str
-) -> None:
-    with pytest.raises(UsageError, match="`work`: a folder that all nodes share"):
-        tokenmill.prepare(texts, f"{bucket}/out", tokenizer="bytes", engine="ray")

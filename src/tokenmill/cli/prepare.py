@@ -75,8 +75,8 @@ def prepare(
     memory
         Memory limit for all workers together, such as 2GB. By default, 288MiB per worker.
     work
-        Local folder for unfinished work, if --out is in an object store. By default, a folder in
-        ~/.cache.
+        Folder for unfinished work, if --out is in an object store. By default a folder in ~/.cache,
+        or with --engine ray the object store.
     engine
         Where the workers run: on this machine (local) or on a Ray cluster (ray).
     ray_address

@@ -20,6 +20,8 @@ from tokenmill.preparation.plan import Plan
 from tokenmill.preparation.segment import CheckBundle, Receipt, find_bundle
 from tokenmill.progress import Watcher
 from tokenmill.sources.files import BadFileError
+from tokenmill.storage.listing import list_names
+from tokenmill.storage.reading import for_each_file
 from tokenmill.wording import counted
 
 _LISTED_FAILURES = 20
@@ -129,11 +131,15 @@ def _find_bundles(
     run: Run, folder: Path, names: Iterable[str], kind: type[Any]
 ) -> dict[str, Receipt]:
     """The receipts of intact bundles of earlier runs."""
-    found: dict[str, Receipt] = {}
-    for name in names:
-        receipt = find_bundle(folder, name, kind, run.plan.keys)
-        if receipt is not None:
-            found[name] = receipt
+    present = set(list_names(folder))
+    candidates = [name for name in names if f"{name}.json" in present]
+    read: dict[str, Receipt | None] = {}
+
+    def find(name: str) -> None:
+        read[name] = find_bundle(folder, name, kind, run.plan.keys)
+
+    for_each_file(folder, find, candidates)
+    found = {name: receipt for name in candidates if (receipt := read[name]) is not None}
     checks = [CheckBundle(folder, receipt) for receipt in found.values()]
     for number, intact in run.engine.run(checks, run.watcher.advance):
         if not intact:

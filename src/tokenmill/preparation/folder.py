@@ -4,8 +4,9 @@ A folder with `.work` and no manifest holds an interrupted run. The same command
 command with other settings or input is refused. A folder with a manifest holds a finished dataset,
 which is not changed. With `restart`, either is discarded first.
 
-In an object store, `.work` has only the plan. Segments and receipts are in a folder on this machine.
-Without that folder, the run starts over; it never trusts a shard without a receipt.
+In an object store, `.work` has the plan, and the segments and receipts of a run on a cluster. Those of
+a run on one machine are in a folder of that machine. Without that folder, the run starts over; it
+never trusts a shard without a receipt.
 """
 
 from __future__ import annotations

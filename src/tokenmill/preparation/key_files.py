@@ -15,7 +15,6 @@ range of each partition's file. Memory holds one run at a time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import FolderError
+from tokenmill.storage.reading import measure_file
 
 Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
 Flags = npt.NDArray[np.uint8]  # 1: an equal key is earlier in the input
@@ -235,7 +235,7 @@ def choose_partitions(size: int, partition_bytes: int) -> int:
 
 def read_range(file: BinaryIO, start: int, size: int) -> bytes:
     """A range of a work file; refuses a file that is too short."""
-    if start + size > os.fstat(file.fileno()).st_size:
+    if start + size > measure_file(file):
         raise damaged(Path(file.name))
     file.seek(start)
     data = file.read(size)

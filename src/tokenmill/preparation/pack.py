@@ -19,9 +19,15 @@ import numpy.typing as npt
 
 from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.key_files import damaged
 from tokenmill.preparation.plan import Limits
-from tokenmill.preparation.segment import CONTINUES, UNFINISHED, read_document_records
-from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.segment import (
+    CONTINUES,
+    UNFINISHED,
+    Records,
+    read_document_records,
+)
+from tokenmill.preparation.sift import SPLITS, Fates
 from tokenmill.preparation.spanning import Whole
 from tokenmill.storage.files import NpyFile
 from tokenmill.store.frames import Compression
@@ -163,8 +169,7 @@ def _choose(
     """
     fate = 1 + SPLITS.index(task.split)
     in_segment, in_split = 0, part.before
-    for start, records in read_document_records(part.segment, task.limits.records):
-        fates = np.fromfile(part.fates, np.uint8, count=len(records), offset=start)
+    for records, fates in _read_records(part, task.limits.records):
         lengths = records["length"].astype(np.int64)
         firsts = in_segment + np.cumsum(lengths) - lengths
         in_segment += int(lengths.sum())
@@ -193,6 +198,16 @@ def _choose(
         yield ranges, table
         if in_split >= task.end:
             return
+
+
+def _read_records(part: SegmentSlice, count: int) -> Iterator[tuple[Records, Fates]]:
+    """The records of a segment and their fates, `count` at a time."""
+    with part.fates.open("rb") as file:
+        for records in read_document_records(part.segment, count):
+            fates = np.frombuffer(file.read(len(records)), np.uint8)
+            if len(fates) != len(records):
+                raise damaged(part.fates)
+            yield records, fates
 
 
 def _merge(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

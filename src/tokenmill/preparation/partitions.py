@@ -27,7 +27,7 @@ from tokenmill.preparation.key_files import (
 )
 from tokenmill.preparation.repeats import keys_in_memory, mark_repeats
 from tokenmill.preparation.segment import Bundle, Receipt
-from tokenmill.storage.files import remove, temporary_path
+from tokenmill.storage.files import temporary_folder
 from tokenmill.storage.receipts import read_receipt
 from tokenmill.store.tables import Count
 
@@ -82,9 +82,7 @@ class MarkRepeats:
         is_run = np.concatenate([np.arange(len(one)) < len(one) - 1 for one in counts])
         starts = np.concatenate(([0], ends[:-1]))
         total = int(ends[-1])
-        spill = temporary_path(self.folder / f"{self.name}.spill")
-        try:
-            spill.mkdir()
+        with temporary_folder(self.folder / f"{self.name}.spill") as spill:
             tables = _join(self._read(ranges, spanning, worker))
             repeats = mark_repeats(tables, total, spill / "marks", spill / "keys", limit)
             with Bundle(self.folder, self.name) as bundle, (spill / "marks").open("rb") as marks:
@@ -98,8 +96,6 @@ class MarkRepeats:
                     "spanning": _read_marks(marks, starts[~is_run], spanning),
                 }
                 return bundle.finish(facts)
-        finally:
-            remove(spill)
 
     def _choose(self, spanning: list[tuple[int, int, int]]) -> dict[int, Keys]:
         """The documents that span parts and belong to this partition, by their first part."""

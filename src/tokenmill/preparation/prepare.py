@@ -44,7 +44,7 @@ from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.storage.object_path import ObjectPath, as_path
+from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import choose_work_folder
 from tokenmill.store.frames import choose_compression
 from tokenmill.store.manifest import Manifest, Split, check_shard_count
@@ -104,7 +104,8 @@ def prepare(
     in the folder `work`; by default that is a folder in the user's cache.
 
     With `engine="ray"`, the workers are on a Ray cluster: the one at `ray_address`, or the one that
-    is running on this machine.
+    is running on this machine. If `out` is in an object store, unfinished work is there too, or in
+    `work`, which may be an address or a folder that all nodes share.
 
     Progress is shown in terminals and notebooks. `progress=False` turns it off, and `progress=True`
     prints it elsewhere too. If you pass a `watcher`, it receives the progress instead.
@@ -139,19 +140,15 @@ def prepare(
     with watching(watcher, progress) as shown:
         target = as_path(out)
         if engine == "local":
-            return run_plan(find_plan(workers=workers), target, shown, restart=restart, work=work)
-        if isinstance(target, ObjectPath) and work is None:
-            raise UsageError(
-                "`engine='ray'` with `out` in an object store needs `work`: a folder that all nodes "
-                "share."
-            )
+            folder = choose_work_folder(target, work)
+            return run_plan(find_plan(workers=workers), target, shown, restart=restart, work=folder)
         from tokenmill.preparation.ray_engine import RayCluster
 
         with RayCluster(ray_address) as cluster:
             plan = find_plan(workers=workers or cluster.cores, machine=cluster.memory or None)
-            shared = choose_work_folder(target, work) or target
-            start = partial(cluster.start, out=shared, workers=workers)
-            return run_plan(plan, target, shown, restart=restart, work=work, start=start)
+            folder = choose_work_folder(target, work, is_shared=True)
+            start = partial(cluster.start, out=folder or target, workers=workers)
+            return run_plan(plan, target, shown, restart=restart, work=folder, start=start)
 
 
 def _check_engine(engine: str, ray_address: str | None) -> None:
@@ -174,13 +171,16 @@ def run_plan(
     watcher: Watcher,
     *,
     restart: bool = False,
-    work: str | os.PathLike[str] | None = None,
+    work: Path | None = None,
     start: Callable[[Plan], Engine] = start_engine,
 ) -> Report:
-    """Run the unfinished stages of a plan. `start` starts the engine."""
+    """Run the unfinished stages of a plan.
+
+    `work` is the folder for unfinished work, by default `.work` in `out`. `start` starts the engine.
+    """
     with (
         explain_disk_errors(),
-        PreparationFolder(out, restart=restart, work=choose_work_folder(out, work)) as folder,
+        PreparationFolder(out, restart=restart, work=work) as folder,
     ):
         manifest = folder.finished(plan)
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0

@@ -11,12 +11,10 @@ records, and the texts of documents that continue in another part.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +22,8 @@ import xxhash
 
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.key_files import KeyLayout, damaged, mark_file_size
-from tokenmill.storage.files import hash_file, temporary_path
-from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
+from tokenmill.storage.files import AtomicFile, hash_file, write_file
+from tokenmill.storage.reading import DamagedFileError, check_size, measure_file, open_inside
 from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.store.tables import Count
 
@@ -151,56 +149,34 @@ class Bundle:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         self._name = name
-        self._files: dict[str, BinaryIO] = {}
-        self._hashes: dict[str, xxhash.xxh3_128] = {}
-        self._cut: set[str] = set()
+        self._files: dict[str, AtomicFile] = {}
 
     def __enter__(self) -> Bundle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, file in self._files.items():
-            with suppress(OSError):  # the disk is full
-                file.close()
-            self._temporary(name).unlink(missing_ok=True)
+        for file in self._files.values():
+            file.__exit__()
 
-    def _temporary(self, file: str) -> Path:
-        return temporary_path(self._folder / f"{self._name}.{file}")
+    def _path(self, file: str) -> Path:
+        return self._folder / f"{self._name}.{file}"
 
     def write(self, file: str, data: Any) -> None:
         """Append to one of the bundle's files."""
         if file not in self._files:
-            self._files[file] = self._temporary(file).open("wb")
-            self._hashes[file] = xxhash.xxh3_128()
+            self._files[file] = AtomicFile(self._path(file), durable=False)
         self._files[file].write(data)
-        self._hashes[file].update(data)
 
     def cut_back(self, file: str, size: int) -> None:
         """Remove the last `size` bytes of a file."""
-        handle = self._files[file]
-        os.ftruncate(handle.fileno(), handle.seek(-size, os.SEEK_CUR))
-        self._cut.add(file)
+        self._files[file].cut_back(size)
 
     def finish(self, facts: dict[str, Any]) -> Receipt:
         """Give the files their final names, then write and return the receipt."""
-        written = {}
-        for name, file in self._files.items():
-            size, temporary = file.tell(), self._temporary(name)
-            file.close()
-            written[name] = [size, self._hash(name)]
-            temporary.replace(self._folder / f"{self._name}.{name}")
-        self._files.clear()
+        written = {name: [file.size, file.finish()] for name, file in self._files.items()}
         receipt = {"name": self._name, "files": written, "facts": facts}
-        temporary = self._temporary("json")
-        temporary.write_bytes(encode_receipt(receipt))
-        temporary.replace(self._folder / f"{self._name}.json")
+        write_file(self._path("json"), encode_receipt(receipt), durable=False)
         return receipt
-
-    def _hash(self, name: str) -> str:
-        if name not in self._cut:
-            return self._hashes[name].hexdigest()
-        with self._temporary(name).open("rb") as file:
-            return hash_file(file)
 
 
 def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> Receipt | None:
@@ -261,14 +237,11 @@ def has_key(records: Records) -> npt.NDArray[np.bool_]:
     return without
 
 
-def read_document_records(segment: Path, count: int) -> Iterator[tuple[int, Records]]:
-    """Yield a segment's records, `count` at a time, each group with the index of its first record."""
-    start = 0
+def read_document_records(segment: Path, count: int) -> Iterator[Records]:
+    """Yield a segment's records, `count` at a time."""
     with segment.with_suffix(".docs").open("rb") as file:
         while data := file.read(count * RECORD.itemsize):
-            records = np.frombuffer(data, RECORD)
-            yield start, records
-            start += len(records)
+            yield np.frombuffer(data, RECORD)
 
 
 def read_fragment(segment: Path, fragment: Fragment) -> Iterator[bytes]:
@@ -281,7 +254,7 @@ def read_fragment(segment: Path, fragment: Fragment) -> Iterator[bytes]:
     length = fragment.text
     with path.open("rb") as file:
         if not fragment.flags & CONTINUES:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
+            file.seek(max(0, measure_file(file) - length))
         while length > 0:
             block = file.read(min(_READ_BYTES, length))
             if not block:

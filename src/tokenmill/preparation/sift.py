@@ -93,7 +93,7 @@ class SiftSegment:
     def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates]]:
         """The records and their fates, some at a time."""
         marks = Marks(self.marks.read() if self.marks is not None else ())
-        for _, records in read_document_records(self.segment, self.records):
+        for records in read_document_records(self.segment, self.records):
             known = has_key(records)
             repeated = np.zeros(len(records), np.bool_)
             repeated[known] = marks.take(int(np.count_nonzero(known)))

@@ -23,7 +23,8 @@ import shutil
 import stat
 import tempfile
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -54,12 +55,31 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{_machine}{os.getpid()}.tmp")
 
 
-def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a small file atomically and durably."""
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """An empty folder that is removed at the end.
+
+    It has the temporary name of `path`; if that is in an object store, it is in the temporary folder
+    of this machine.
+    """
+    if isinstance(path, ObjectPath):
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+        return
+    folder = temporary_path(path)
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        remove(folder)
+
+
+def write_file(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
+    """Write a small file atomically, and durably unless `durable` is False."""
     if isinstance(path, ObjectPath):
         path.write_bytes(data)
         return
-    with AtomicFile(path) as file:
+    with AtomicFile(path, durable=durable) as file:
         file.write(data)
         file.finish()
 
@@ -67,8 +87,7 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 def remove(path: Path) -> None:
     """Remove a file, a link or a whole folder. A missing one is not an error."""
     if isinstance(path, ObjectPath):
-        for name in [entry.name for entry in path.storage.list()]:
-            path.storage.delete(name)
+        path.storage.delete_all()
         path.unlink()
         return
     if path.is_dir() and not path.is_symlink():
@@ -212,13 +231,17 @@ def _refuse_kind(path: Path) -> FolderError:
 
 
 class AtomicFile:
-    """A file with a temporary name until `finish`; without `finish`, it is removed."""
+    """A file with a temporary name until `finish`; without `finish`, it is removed.
 
-    def __init__(self, path: Path) -> None:
+    With `durable=False` it is not flushed to the disk, so a power loss can damage it.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.path = path
+        self._durable = durable
         self._temporary = None if isinstance(path, ObjectPath) else temporary_path(path)
         self._file = create_file(self._temporary) if self._temporary else create_unnamed(path)
-        self._hash = xxhash.xxh3_128()
+        self._hash: xxhash.xxh3_128 | None = xxhash.xxh3_128()  # None: compute it at the end
         self._unflushed = 0
         self._finished = False
         self.size = 0
@@ -235,30 +258,48 @@ class AtomicFile:
 
     def write(self, data: Any) -> None:
         """Append bytes, or an array's bytes."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        view = view.cast("B")
         self._file.write(view)
-        self._hash.update(view)
+        if self._hash is not None:
+            self._hash.update(view)
         self.size += len(view)
         self._unflushed += len(view)
-        if self._unflushed >= _EARLY and self._temporary is not None:
+        if self._unflushed >= _EARLY and self._temporary is not None and self._durable:
             self._file.flush()
             start_writeback(self._file.fileno(), self.size - self._unflushed, self._unflushed)
             self._unflushed = 0
 
-    def finish(self) -> str:
-        """Make the file durable under its name; returns its xxh3-128 checksum."""
+    def cut_back(self, size: int) -> None:
+        """Remove the last `size` bytes."""
+        self.size -= size
         self._file.flush()
+        os.ftruncate(self._file.fileno(), self._file.seek(-size, os.SEEK_CUR))
+        self._hash = None
+
+    def finish(self) -> str:
+        """Give the file its name; returns its xxh3-128 checksum."""
+        self._file.flush()
+        if self._hash is None:
+            self._file.seek(0)
+            checksum = hash_file(self._file)
+        else:
+            checksum = self._hash.hexdigest()
         if isinstance(self.path, ObjectPath):
             self.path.upload(self._file)
             self._file.close()
         else:
             assert self._temporary is not None
-            os.fsync(self._file.fileno())
+            if self._durable:
+                os.fsync(self._file.fileno())
             self._file.close()
             self._temporary.replace(self.path)
         self._finished = True
-        sync_folder(self.path.parent)
-        return self._hash.hexdigest()
+        if self._durable:
+            sync_folder(self.path.parent)
+        return checksum
 
 
 class NpyFile(AtomicFile):

@@ -70,6 +70,16 @@ class ObjectFile(io.RawIOBase):
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def peek(self, size: int = 0) -> bytes:  # noqa: ARG002  makes `readline` fast
+        """The bytes from the position on that are in memory, at least one before the end."""
+        if self._place >= self.size:
+            return b""
+        offset = self._place - self._start
+        if not 0 <= offset < len(self._block):
+            self._fetch(_LEAST)
+            offset = 0
+        return self._block[offset:]
+
     def readall(self) -> bytes:
         return self.read()
 

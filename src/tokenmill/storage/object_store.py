@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, BinaryIO, TypeVar
@@ -189,12 +190,24 @@ class ObjectStorage(Storage):
         """Remove an object. A missing one is not an error."""
 
         def delete(store: Any, key: str) -> None:
-            try:
+            with suppress(FileNotFoundError):
                 store.delete(key)
-            except FileNotFoundError:
-                return
 
         self._call(name, delete, writes=True)
+
+    def delete_all(self) -> None:
+        """Remove all objects below the address, many with one request."""
+
+        def delete(store: Any, key: str) -> None:  # noqa: ARG001
+            with suppress(FileNotFoundError):
+                store.delete(keys)
+
+        for page in list(self.list_pages()):
+            places = [self._locate(entry.name) for entry in page]
+            keys = [place.key for place in places]
+            for place in places:
+                _known.pop(str(place), None)
+            self._call("", delete)
 
     def _locate(self, name: str) -> Address:
         key = f"{self.address.key}/{name}" if self.address.key and name else self.address.key

@@ -33,7 +33,7 @@ from tokenmill.storage.interface import Entry, Storage
 from tokenmill.storage.listing import list_names
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.names import WORK_NAME
-from tokenmill.storage.object_path import ObjectPath
+from tokenmill.storage.object_path import ObjectPath, as_path
 from tokenmill.storage.reading import DamagedFileError, read_json
 
 _MOST_BYTES = 1 << 20  # of saved settings, unless the settings of this run need more
@@ -43,8 +43,8 @@ class OutputFolder(Storage):
     """An output folder that this process has locked. Half-written files of earlier runs are removed.
 
     A folder in an object store has no lock, and needs none: the record of the settings is created
-    only if there is none, and runs with the same settings write the same bytes. `work` is a local
-    folder that such a run locks instead.
+    only if there is none, and runs with the same settings write the same bytes. If `work` is a local
+    folder, such a run locks that instead.
 
     `marks` are file names that show that the folder belongs to a run of this kind. A folder with
     none of them must be empty, except for files named in `ignored`. `lock` is the name of the lock
@@ -202,11 +202,14 @@ is 'mds'. Choose another `out`, or delete that folder.
             )
 
 
-def choose_work_folder(out: Path, work: str | os.PathLike[str] | None) -> Path | None:
-    """The local folder for the unfinished work of a run into an object store.
+def choose_work_folder(
+    out: Path, work: str | os.PathLike[str] | None, *, is_shared: bool = False
+) -> Path | None:
+    """The folder for unfinished work; None if it is `.work` in the output folder.
 
-    None for a run into a local folder, which has its own. By default the folder depends on the
-    address, so that the same command finds it again.
+    A run into an object store keeps its work on this machine, in a folder whose name depends on the
+    address, so that the same command finds it again. With `is_shared`, all nodes of a cluster need
+    the work, so it is in the object store; it is then found there by a later run on one machine.
     """
     if not isinstance(out, ObjectPath):
         if work is not None:
@@ -216,9 +219,12 @@ def choose_work_folder(out: Path, work: str | os.PathLike[str] | None) -> Path |
             )
         return None
     if work is None:
+        _, folders = out.joinpath(WORK_NAME).storage.list_folder()
+        if is_shared or folders:
+            return None
         work = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tokenmill", "work")
     name = f"{out.name}-{xxhash.xxh3_64_hexdigest(str(out).encode())}"
-    return Path(work).expanduser().absolute() / name
+    return as_path(work).expanduser().absolute() / name
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
