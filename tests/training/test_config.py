@@ -146,8 +146,8 @@ train_config:
         ("layers: 2\nlayers: 3", "duplicate key layers"),
         ("model: {layers: 2, layers: 3}", "duplicate key layers"),
         ("batch_size: many", "batch_size is 'many'"),
-        ("model: 3", "model is 3; it must hold settings"),
-        ("- a\n- b", "expected a list of settings"),
+        ("model: 3", "model is 3; it must be a section of settings"),
+        ("- a\n- b", "expected names and values of settings"),
         ("layers: 1000000000", "layers is 1000000000; it must be between 1 and 4,096"),
         ("heads: 1000000000", "heads is 1000000000; it must be between 1 and 4,096"),
         ("width: 1e12", "width is 1000000000000; it must be between 1 and 1,048,576"),
@@ -166,7 +166,7 @@ train_config:
         ("beta1: true", "beta1 is True; expected float, got bool"),
         ("layers: '1__0'", "layers is '1__0'; expected int, got str"),
         ("layers: '\u0663'", "layers is '\u0663'; expected int, got str"),
-        ("model: {1: 2}", "model is {1: 2}; it must hold settings"),
+        ("model: {1: 2}", "model is {1: 2}; it must be a section of settings"),
         ("num_epochs: true", "num_epochs is True; it must be above 0, and at most 1,000,000"),
         ("num_epochs: 1e300", "it must be above 0, and at most 1,000,000"),
         ("layers: &a [*a]", "an alias (*name) is not allowed"),
@@ -232,7 +232,10 @@ except UsageError as error:
             "layers is a number of 13,288 bits; it must be between",
         ),
         ('{"layers": ' + "9" * 5_000 + "}", "not JSON: Exceeds the limit"),
-        ("layers = 2", "not JSON: Expecting value: line 1 column 1 (char 0). (YAML needs"),
+        (
+            "layers = 2",
+            "not JSON: Expecting value: line 1 column 1 (char 0). If it is YAML, rename",
+        ),
     ],
 )
 def test_a_wrong_setting_in_json_is_named(tmp_path: Path, text: str, message: str) -> None:
