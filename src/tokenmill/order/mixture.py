@@ -45,7 +45,7 @@ class _Stretch(NamedTuple):
     before: Places  # how many rows each source has given before the stretch
 
     def count_before(self, row: int) -> Places:
-        """How many rows each source has given before a row of this stretch."""
+        """Return how many rows each source has given before a row of this stretch."""
         taken = self.sources[: row - self.first]
         return self.before + np.bincount(taken, minlength=len(self.before))
 
@@ -129,7 +129,7 @@ class MixtureOrder:
         return sources.reshape(rows.shape), numbers.reshape(rows.shape)
 
     def counts(self, row: int) -> npt.NDArray[np.int64]:
-        """How many of the first `row` rows of the run come from each source."""
+        """Return how many of the first `row` rows of the run come from each source."""
         check_rows(np.array([row]))
         return self._find_stretch(row).count_before(row)
 
@@ -147,7 +147,7 @@ class MixtureOrder:
         return sources, numbers
 
     def _find_stretch(self, row: int) -> _Stretch:
-        """The stretch that holds a row."""
+        """Return the stretch that holds a row."""
         phase = int(np.searchsorted(self._phase_firsts, row, side="right")) - 1
         return self._make_stretch(phase, row, self._given[phase])
 
