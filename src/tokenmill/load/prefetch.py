@@ -1,7 +1,7 @@
-"""Run jobs ahead in a thread; the caller runs one too instead of waiting.
+"""Run jobs ahead in a thread. The caller helps instead of waiting.
 
-Each job gives some results. The thread runs one job after another. If the next result is not ready,
-the caller runs the next job instead of waiting, so both are busy if the thread alone is too slow.
+Each job yields some results. The thread runs one job after another. If the next result is not ready,
+the caller runs the next job itself. So both are busy if the thread alone is too slow.
 
 Guarantees: results and exceptions come in the order of the jobs. At most `depth` jobs are started
 ahead. The thread ends when the `Prefetch` object is closed or dropped, or when the program ends.
