@@ -90,7 +90,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
 
 
 class RowPlaces:
-    """Where rows start, with a cache for requests that are near each other."""
+    """Finds where rows start. Caches the starts of neighbouring rows."""
 
     def __init__(self, rows: RunRows) -> None:
         self.rows = rows
@@ -111,7 +111,7 @@ class RowPlaces:
 
 
 class BatchesByStep:
-    """Access to the batches of a loader by step. Each batch has its own memory.
+    """The batches of a loader, by step. Each batch has its own memory.
 
     >>> from tokenmill.store.tokens import Tokens
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)

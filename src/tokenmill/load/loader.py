@@ -171,7 +171,9 @@ class Loader(Generic[B]):
     def count_steps(self, row: int) -> int:
         """Return the number of batches from a row to the limit."""
         if self.limit is None:
-            raise TypeError("a loader without a limit has no length; see `limit_epochs`")
+            raise TypeError(
+                "a loader without a limit has no length; set `limit_rows` or `limit_epochs`"
+            )
         left = max(0, self.limit - row)
         return (
             left // self.global_batch if self.settings.drop_last else -(-left // self.global_batch)

@@ -103,7 +103,7 @@ class _Work(Generic[T]):
 
 
 class Stoppable(Protocol):
-    """The work of a thread."""
+    """The work of a thread, which can be stopped."""
 
     def stop(self) -> None:
         """Ask the thread to end."""
@@ -113,12 +113,12 @@ _threads: WeakKeyDictionary[threading.Thread, Stoppable] = WeakKeyDictionary()
 
 
 def register_thread(thread: threading.Thread, work: Stoppable) -> None:
-    """Stop a thread before the interpreter exits; otherwise it could crash in native code."""
+    """Stop a thread when the interpreter exits. Otherwise it could crash in native code."""
     _threads[thread] = work
 
 
 class Prefetch(Generic[T]):
-    """The results of jobs that a thread runs ahead; jobs start one at a time.
+    """Yields the results of jobs that a thread runs ahead. Jobs start one at a time.
 
     >>> list(Prefetch([[1, 2], [3]], depth=1))
     [1, 2, 3]

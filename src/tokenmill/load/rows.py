@@ -235,7 +235,7 @@ class RunRows:
         return dict(zip(self.names, self.mixture.counts(row).tolist(), strict=True))
 
     def count_epoch(self, limit_rows: int | None) -> int:
-        """Return the number of rows in an epoch: `limit_rows`, or all windows of a single source."""
+        """Return the number of rows in an epoch: `limit_rows`, or all rows of a single source."""
         if limit_rows is not None:
             return limit_rows
         if self.mixture is not None:

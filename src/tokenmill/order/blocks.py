@@ -30,7 +30,7 @@ _BLOCK_ORDER, _LAST_POSITION, _FIRST_GROUP = 0, 1, 2
 
 
 class _Groups(NamedTuple):
-    """The groups that places belong to. Each array has one entry per place."""
+    """For each place in an epoch, the group that it belongs to."""
 
     numbers: Places
     firsts: Places  # the group's first place

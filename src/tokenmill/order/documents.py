@@ -39,7 +39,7 @@ class DocumentBatch:
 
     @cached_property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Shape (rows, seq_len): for each token, which document of its row it is in, counted from 0."""
+        """Shape (rows, seq_len): the number of each token's document, counted from 0 in each row."""
         starts = self.cu_seqlens[:-1]
         row_firsts = np.flatnonzero(starts % self.seq_len == 0).astype(np.int32)
         numbers = np.arange(len(starts), dtype=np.int32) - row_firsts[starts // self.seq_len]

@@ -115,7 +115,7 @@ class MixtureOrder:
         return shares
 
     def assign(self, rows: Places) -> tuple[Places, Places]:
-        """Return the source of each row, as an index in `names`, and its number in that source."""
+        """Return each row's source, as an index in `names`, and the row's number in that source."""
         rows = check_rows(rows)
         flat = rows.ravel()
         if (flat[1:] < flat[:-1]).any():

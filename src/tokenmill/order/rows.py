@@ -90,7 +90,7 @@ class RowOrder:
 
     @property
     def windows(self) -> int:
-        """The number of rows in an epoch: windows of `seq_len + 1` tokens, one every `seq_len`."""
+        """The number of rows in an epoch, one for each window."""
         return (self.tokens - 1) // self.seq_len
 
     def starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

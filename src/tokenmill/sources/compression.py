@@ -102,7 +102,7 @@ class _Members:
 
 
 class _Gzip:
-    """One gzip stream, with the interface of the standard library's other decompressors."""
+    """Decompresses one gzip stream, with the interface of Python's other decompressors."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)

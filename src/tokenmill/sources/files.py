@@ -46,7 +46,7 @@ class SourceFile:
 
     @property
     def unit(self) -> str:
-        """The unit of positions in this file."""
+        """What a position in this file counts: rows or bytes."""
         return "row" if self.kind == "parquet" else "byte"
 
 

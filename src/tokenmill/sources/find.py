@@ -242,7 +242,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _real_path(path: str, folders: dict[str, str]) -> str:
-    """Like `os.path.realpath`, but resolves each folder only once: `folders` keeps the results."""
+    """Resolve links as `os.path.realpath` does, but only once per folder: `folders` caches results."""
     if os.path.islink(path):  # noqa: PTH114
         return os.path.realpath(path)
     folder, name = os.path.split(path)

@@ -152,9 +152,10 @@ class ColumnChunk(NamedTuple):
 
 @lru_cache(maxsize=1)  # parts of a file are read one after another, with the same footer
 def read_footer(footer: bytes, columns: tuple[int, ...]) -> tuple[tuple[ColumnChunk, ...], ...]:
-    """Return the chunks of some columns in each row group. Raises ValueError if damaged.
+    """Return the chunks of some columns in each row group, according to a footer.
 
-    Columns are given by number, as in Arrow, because names in a footer may contradict each other.
+    Raises ValueError if the footer is damaged. Columns are given by number, as in Arrow, because
+    names in a footer may contradict each other.
     Arrow's own metadata objects are not used: if a histogram has an unexpected length, they end the
     process (seen with pyarrow 26). Takes 0.5 s for a megabyte, which is 12,000 chunks.
     """

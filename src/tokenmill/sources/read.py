@@ -181,7 +181,7 @@ def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
 def _decompress(raw: BinaryIO, source: SourceFile, window: int) -> Stream:
     if source.size == 0:
         raise BadFileError(
-            source.path, f"the file is empty, which is not a valid {source.compression} file"
+            source.path, f"the file is empty, so it is not a valid {source.compression} file"
         )
     return decompress(raw, source.compression or "", window=window)
 

@@ -50,7 +50,7 @@ def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | No
         stat = known or os.stat(path)  # noqa: PTH116
         if S_ISDIR(stat.st_mode):
             os.scandir(path).close()
-            raise OSError(EIO, "the folder could not be listed a moment ago")
+            raise OSError(EIO, "the folder could not be listed at first; try again")
     except OSError as error:
         if is_about_process(error):
             raise

@@ -193,7 +193,7 @@ class Settler:
 
 
 def _find_spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
-    """Return the start and end of each of some consecutive tokens. The first starts at `start`."""
+    """Return the start and end of consecutive tokens. The first token starts at `start`."""
     return set(pairwise([start, *ends.tolist()]))
 
 

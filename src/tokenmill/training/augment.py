@@ -69,15 +69,15 @@ def augment(
 def check_ids(tokens: Ids, vocab: int, first_row: int | None = None) -> None:
     """Raise `DatasetError` unless all ids are from 0 to vocab - 1.
 
-    The error names the row at fault: `first_row` is the row number of `tokens[0]` in the run. None
-    means that the rows are from the validation set.
+    The error names the row at fault. `first_row` is the number of the first row in the run, or None
+    for rows of the validation set.
 
     >>> check_ids(np.array([[1, 2], [3, 70_000]]), 50_257, first_row=8)
     Traceback (most recent call last):
     ...
     tokenmill.errors.DatasetError: row 9 of the run contains the id 70000, but the vocabulary has the \
-ids 0 to 50,256. Give the tokenizer, or the vocabulary's size, that the tokens were made with; if \
-these are right, the tokens are damaged or in another format.
+ids 0 to 50,256. Give the right `tokenizer` or `vocab_size`. If they are right already, the tokens \
+are damaged or in another format.
     """
     if not tokens.size or (int(tokens.max()) < vocab and int(tokens.min()) >= 0):
         return
@@ -89,8 +89,8 @@ these are right, the tokens are damaged or in another format.
     )
     raise DatasetError(
         f"{where} contains the id {tokens[row, place]}, but the vocabulary has the ids 0 to "
-        f"{vocab - 1:,}. Give the tokenizer, or the vocabulary's size, that the tokens were made "
-        "with; if these are right, the tokens are damaged or in another format."
+        f"{vocab - 1:,}. Give the right `tokenizer` or `vocab_size`. If they are right already, the "
+        "tokens are damaged or in another format."
     )
 
 

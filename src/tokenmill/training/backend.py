@@ -145,7 +145,7 @@ class Backend(Protocol):
         """Return the sum of `values` over all ranks. A collective call."""
 
     def peak_memory(self) -> int:
-        """Return the peak memory of the device in bytes. For a CPU, this is that of the process."""
+        """Return the peak memory in bytes: of the device or, on a CPU, of this process."""
 
     def close(self) -> None:
         """Disconnect from the other ranks."""

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at steps, with a name. NaN and infinity are omitted."""
+    """A named series of values by step. NaN and infinity are omitted."""
 
     name: str
     steps: npt.ArrayLike
@@ -88,7 +88,7 @@ class _Axes:
 
 
 def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Return round numbers from `low` to `high`: about as many as `about` says.
+    """Return about `about` round numbers from `low` to `high`.
 
     >>> nice_ticks(0, 1000), nice_ticks(1.9, 3.1)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [2.0, 2.2, 2.4, 2.6, 2.8, 3.0])

@@ -231,7 +231,7 @@ def _read_state_file(path: Path) -> _StateFile:
         if not state.step <= state.row <= state.step * _MOST_ROWS_PER_STEP:
             raise DamageError(f"is damaged: step {state.step:,} cannot be at row {state.row:,}")
         if state.loader.get("row") != state.row:
-            raise DamageError("is damaged: the loader is at another row than the run")
+            raise DamageError("is damaged: the loader and the run are at different rows")
         state.read_settings()
     return file
 

@@ -128,7 +128,7 @@ class Checkpoints:
         return None
 
     def _losses(self) -> dict[int, float]:
-        """Return the validation losses by step, without checkpoints that are damaged or have none."""
+        """Return the validation loss of each readable checkpoint that has one, by step."""
         losses = {}
         for step in self._steps():
             try:

@@ -151,7 +151,7 @@ tokenmill prepare TEXTS --out no/such
     """
     if bool(data) == (input_file is not None):
         raise UsageError(
-            "give the data once: either datasets (`data`) or a text file (`input_file`)."
+            "give the data once: give either datasets (`data`) or a text file (`input_file`)."
         )
     check_value("vocab_size", vocab_size, Ids | None)
     if tokenizer is not None:

@@ -101,7 +101,7 @@ class Numerics:
     attention: Literal["xla", "cudnn"] | None = None
 
     def multiply(self) -> AbstractContextManager[Any]:
-        """Return a context that multiplies float32 matrices in full float32 precision."""
+        """Return a context in which a float32 run multiplies matrices in full precision."""
         precision = "highest" if self.dtype == jnp.float32 else "default"
         context: AbstractContextManager[Any] = jax.default_matmul_precision(precision)
         return context
@@ -114,7 +114,7 @@ def find_states(
     documents: jax.Array | None,
     numerics: Numerics,
 ) -> jax.Array:
-    """Return the input of the head (rows, length, inner) for ids (rows, length).
+    """Return the input of the output head, (rows, length, inner), for ids (rows, length).
 
     If attention stays inside documents, `documents` holds the number of each id's document.
     """
@@ -155,7 +155,7 @@ def find_states(
 def find_logits(
     shape: Shape, parameters: Parameters, states: jax.Array, numerics: Numerics
 ) -> jax.Array:
-    """Return the logits (..., vocab) of the next id. With a shortlist, log-probabilities."""
+    """Return the logits (..., vocab) of the next id; with a shortlist, its log-probabilities."""
     logits = _find_capped(shape, parameters["head"], states, numerics)
     if not shape.has_groups:
         return logits

@@ -202,7 +202,7 @@ class Loop:
         return f"the checkpoint of step {self.saved:,} is in {self.checkpoints.folder}"
 
     def _take_reports(self) -> None:
-        """Collect the losses of the steps since the last call, and refuse NaN and infinity."""
+        """Collect the losses since the last call. Raises `WorkError` if one is NaN or infinite."""
         first_step = self.step - len(self._unreported) + 1
         rows, self._unreported = self._unreported, []
         for step, (row, report) in enumerate(
@@ -232,7 +232,7 @@ class Loop:
             name: getattr(self.config, name) for name in ("learning_rate", "matrix_learning_rate")
         }
         lower = " and ".join(f"`{name}={rate / 2:g}`" for name, rate in rates.items())
-        begin = "resume there" if self.saved else "start over"
+        begin = "resume from there" if self.saved else "start over"
         return (
             f"training cannot continue from here; {self._kept()}.\n"
             f"Lower the learning rate: run it again with {lower} to {begin}."

@@ -74,7 +74,7 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The shape of a model. A checkpoint can only be loaded into the same shape.
+    """The shape of a model. A checkpoint can only be loaded into a model of the same shape.
 
     >>> shape = Shape(vocab=256, layers=2, heads=4, kv_heads=2, width=64, seq_len=128)
     >>> shape.head, count_parameters(shape)
@@ -107,7 +107,7 @@ class Shape:
 
     @property
     def inner(self) -> int:
-        """The width of the embedding and of the head."""
+        """The width of the embedding and of the output head."""
         return self.embedding_width or self.width
 
     @property
@@ -117,12 +117,12 @@ class Shape:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the model has groups, and so two softmaxes. A shortlist of all ids counts as none."""
+        """Whether the model has groups, and so two softmaxes. A shortlist of all ids has no effect."""
         return 0 < self.shortlist < self.vocab
 
     @property
     def head(self) -> int:
-        """The width of one head."""
+        """The width of one attention head."""
         return self.width // self.heads
 
 

@@ -243,7 +243,7 @@ def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
     if not (path / TOKENIZER_NAME).exists():
         raise TokenizerError(
             f"{path} has no {TOKENIZER_NAME}: the training data did not include its tokenizer. "
-            "Train again with `tokenizer=NAME`, or copy the right file there."
+            "Train again with `tokenizer=NAME`."
         )
     tokenizer = load_saved_tokenizer(path)
     if tokenizer.fingerprint != state.fingerprints.get("tokenizer"):

@@ -74,7 +74,7 @@ class Model(nn.Module):
         return total, losses.detach().view(targets.shape)
 
     def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the input of the head (B, T, inner)."""
+        """Return the input of the output head, (B, T, inner)."""
         length = ids.shape[1]
         turn = self.cosines[:length], self.sines[:length]
         x = F.embedding(ids, self.embedding)
@@ -87,8 +87,7 @@ class Model(nn.Module):
         return norm(F.linear(x, self.head_down)) if self.shape.embedding_width else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits (..., vocab) of the next id, float32; log-probabilities if there is a
-        shortlist."""
+        """Return the logits (..., vocab) of the next id; with a shortlist, its log-probabilities."""
         logits = self._cap(F.linear(states, self.head))
         if not self.shape.has_groups:
             return logits
@@ -182,7 +181,7 @@ def document_mask(documents: Tensor) -> Tensor:
 
 
 def norm(x: Tensor) -> Tensor:
-    """RMSNorm without gains, in float32.
+    """Apply RMSNorm without gains, in float32.
 
     >>> norm(torch.tensor([3.0, 4.0]))
     tensor([0.8485, 1.1314])
@@ -202,7 +201,7 @@ def rotate_and_norm(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)²; overwrites x.
+    """Return relu(x)². Overwrites x.
 
     >>> squared_relu(torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
@@ -217,8 +216,7 @@ def capped_losses(
     """Return the sum of all losses, which has a gradient, and each loss (N,), which has none.
 
     `states` are (N, width). The forward pass also computes the gradients, so that only one chunk of
-    logits is in memory at a time. Without gradients (`torch.no_grad`), it
-    computes the losses only.
+    logits is in memory at a time. Under `torch.no_grad`, only the losses are computed.
     """
     learn = torch.is_grad_enabled()  # inside `apply`, PyTorch always says no
     total, losses = _CappedLosses.apply(states, head, targets, softcap, learn)  # type: ignore[no-untyped-call]
