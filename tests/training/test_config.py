@@ -138,7 +138,7 @@ train_config:
         ("optimizer: sgd", "optimizer is 'sgd'; expected muon or adamw"),
         ("mask_fraction: 1.5", "mask_fraction is 1.5; it must be between 0 and 1"),
         ("beta2: 1", "beta2 is 1; it must be 0 or more, and below 1"),
-        ("batch_tokens: 1000", "not a multiple of seq_len, 1,024; try 1,024"),
+        ("batch_tokens: 1000", "not a multiple of seq_len (1,024); try 1,024"),
         ("{fim_fraction: 0.5, within_documents: true}", "cannot be combined"),
         ("{batch_size: 8, batch_tokens: 8192}", "batch_size and batch_tokens"),
         ("{num_epochs: 1, max_steps: 10}", "omit one"),

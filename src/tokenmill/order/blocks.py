@@ -1,4 +1,4 @@
-"""The order `blocks`: shuffle for storage that reads neighbours faster than single rows.
+"""The order `blocks`: shuffle for storage that reads neighbouring rows faster than scattered ones.
 
 A window is the tokens of one row. Neighbouring windows of a source form a block. The blocks are
 shuffled over the whole source and divided into groups. The rows of each group are shuffled together.

@@ -4,13 +4,13 @@ The weights of the sources may change at given rows. A phase is the rows from on
 next. A phase is cut into blocks, and each row of a block is a slot that belongs to one source.
 
 Guarantees: in each block, every source has its share of the slots, rounded to a whole slot, in an
-order chosen by a key. The rows of a source are used in turn: at any row of the run, the rows that a
-source has given so far are its first k rows, for some k. When the weights change, every source
-continues where it was. All of this depends only on (phases, seed, block) and the row's number.
+order chosen by a key. Each source gives its rows 0, 1, 2 and so on, without gaps. When the weights
+change, every source continues where it was. All of this depends only on (phases, seed, block) and the
+row's number.
 
-Costs: about 40 ns a row in calls of many thousands. The most recent block layouts are cached, so a
-call for the next few rows takes 15 µs, and a call for rows elsewhere takes 0.3 ms. Row 10**15 costs
-as much as row 0.
+Costs: about 40 ns a row in calls for many thousands of rows. The most recent block layouts are
+cached, so a call for the next few rows takes 15 µs, and a call for rows elsewhere takes 0.3 ms. Row
+10**15 costs as much as row 0.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class MixtureOrder:
         return sources, numbers
 
     def _find_stretch(self, row: int) -> _Stretch:
-        """Return the stretch that holds a row."""
+        """Return the stretch (a few blocks) that contains a row."""
         phase = int(np.searchsorted(self._phase_firsts, row, side="right")) - 1
         return self._make_stretch(phase, row, self._given[phase])
 

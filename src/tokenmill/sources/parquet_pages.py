@@ -1,9 +1,9 @@
 """How much memory it takes to read the pages of a Parquet column, according to their headers.
 
-The footer of a file can claim any sizes. Arrow allocates the sizes in the page headers, so only
-these headers bound its memory. Some encodings store a text once and repeat it in every row, so a
-page of 500 bytes can expand to gigabytes. Costs one small read per page; a page usually has 1 MB of
-text.
+The sizes in the footer of a file may be wrong. Arrow allocates as much memory as the page headers
+ask for, so only these headers say how much Arrow will use. Some encodings store a text once and
+repeat it in every row, so a page of 500 bytes can expand to gigabytes. Costs one small read per
+page; a page usually has 1 MB of text.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ code (`bytes.split`, `re`), and memory holds one block, for any size of file.
 
 A document longer than a block is passed on in fragments. There are two kinds of cuts:
 
-- A border between two parts can be inside a document. It is then between a letter and a newline or
-  space. Every pre-tokenizer in use ends a token there, so two workers can tokenize the two sides, and
-  one huge document keeps all cores busy.
+- Workers process a file in parts. A border between two parts can be inside a document, between a
+  letter and a newline or space. Every pre-tokenizer in use ends a token there, so two workers can
+  tokenize the two sides, and one huge document keeps all cores busy.
 - Inside a part, one worker tokenizes the fragments in order (`preparation/texts.py`). So a document
   may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`).
 """

@@ -169,8 +169,8 @@ class Config:
             )
         if self.batch_tokens % self.seq_len:
             raise UsageError(
-                f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len`, "
-                f"{self.seq_len:,}; try {-(-self.batch_tokens // self.seq_len) * self.seq_len:,}."
+                f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len` "
+                f"({self.seq_len:,}); try {-(-self.batch_tokens // self.seq_len) * self.seq_len:,}."
             )
         if self.within_documents and self.fim_fraction:
             raise UsageError(

@@ -206,7 +206,7 @@ class Board(Protocol):
     """A program that shows the lines of `metrics.jsonl`, such as TensorBoard."""
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line of metrics."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -225,7 +225,7 @@ class TensorBoard:
         self.close = self._writer.close
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line of metrics."""
         for name, value in line.items():
             if name == "sample":
                 self._writer.add_text(name, value, line["step"])
@@ -252,7 +252,7 @@ class WeightsAndBiases:
         self.close = self._run.finish
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line of metrics."""
         self._run.log({name: value for name, value in line.items() if name != "step"}, line["step"])
 
 

@@ -3,10 +3,10 @@
 A step follows the rules of `torch_backend.py`, and the optimizer's state has the same names, so either
 backend can load the state of the other.
 
-Guarantees: the loss of a step is the mean over its rows, for any micro-batches, devices and processes.
-A process that loads a state continues bit for bit if the number of processes, devices and threads is
-the same. On GPUs, this also needs XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on
-their way into JAX and out of it.
+Guarantees: the loss of a step is the mean over its rows, for any number of micro-batches, devices and
+processes. A process that loads a state continues bit for bit if the number of processes, devices and
+threads is the same. On GPUs, this also needs XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are
+copied on their way into JAX and out of it.
 
 The rows of a step are divided over the devices, and each device has all parameters. A device
 processes its rows one micro-batch at a time and accumulates gradients; once per step, the devices

@@ -139,7 +139,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _catch_up(self) -> None:
-        """Validate and sample now if a stop skipped this at the starting step."""
+        """Make up for a validation and a sample that a stop skipped at the starting step."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:

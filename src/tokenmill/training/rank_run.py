@@ -39,7 +39,7 @@ from tokenmill.training.run_folder import (
 )
 from tokenmill.training.validation import Validator
 
-_CURE = "Undo these changes, choose another `name`, or add `restart=True` to discard the run and start over."
+_CURE = "Undo these changes, choose another `name`, or add `restart=True` to discard the run."
 SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
 

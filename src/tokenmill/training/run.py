@@ -79,7 +79,7 @@ def train(
     Parameters
     ----------
     data
-        A dataset, or any tokens that `tokenmill.open` opens; several as "NAME=DIR:WEIGHT".
+        A dataset, or any tokens that `tokenmill.open` opens. Give several as "NAME=DIR:WEIGHT".
     name, runs
         The run's folder is `runs`/`name`. If it already holds a run, that run resumes. By default,
         the run has the name of the data.
@@ -97,7 +97,7 @@ def train(
     backend
         torch or jax.
     device
-        Such as cpu, cuda, cuda:1 or mps; by default the fastest.
+        A device such as cpu, cuda, cuda:1 or mps. By default, the fastest.
     restart
         Whether to discard the run of that name and start over.
     progress

@@ -2,9 +2,9 @@
 
 The rules of a step, which the JAX backend follows too:
 
-- Micro-batches: a rank's rows are cut into the fewest pieces of at most `micro_batch` rows, as
-  equal as possible. The loss of a step is the mean over all its rows on all ranks, and gradients are
-  those of this mean.
+- Micro-batches: a rank's rows are divided into as few micro-batches as possible, of nearly equal
+  size and at most `micro_batch` rows. The loss of a step is the mean over all its rows on all ranks,
+  and gradients are those of this mean.
 - Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), where `norm` is the norm of
   all gradients together.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
