@@ -24,8 +24,8 @@ cl100k and qwen2, `[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 character of punctuation may belong to the letters after it: no cut there. Newlines may belong to the
 punctuation before them: no cut there either. Between a newline and a visible character there is a
 cut: no alternative matches both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take all newlines
-without looking further. A run of numeric characters is cut after every third one, counted from the
-start of the run; with qwen2, after every one.
+without looking further. A run of numeric characters is cut after every third character, counted from
+the start of the run. With qwen2, it is cut after every character.
 
 o200k is like cl100k, with three differences:
 
@@ -33,7 +33,8 @@ o200k is like cl100k, with three differences:
 - Punctuation may include newlines and then `/`: no cut between a newline and a `/`.
 - Marks count as letters and as punctuation: no cut next to a mark.
 
-For (4), with NFC, no cut is next to a character that NFC changes or composes with the one before it.
+If a tokenizer normalizes to NFC, (4) allows no cut next to a character that NFC changes or composes
+with the one before it.
 
 Characters are classified by Python's Unicode tables. A character that is not in these tables has no
 class, and no cut is next to it.

@@ -90,7 +90,7 @@ bytes, ...
     path = Path(text)
     if scheme is not None and path.suffix != ".tiktoken":
         raise TokenizerError(
-            f"`scheme` ({scheme!r}) is only for .tiktoken files, and {text!r} is not one. Omit it."
+            f"`scheme` ({scheme!r}) is only for .tiktoken files. {text!r} is not one, so omit `scheme`."
         )
     if text == "bytes":
         return ByteTokenizer(eot=eot)
