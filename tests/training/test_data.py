@@ -142,7 +142,7 @@ def test_a_validation_set_shorter_than_a_row_is_omitted_with_a_note(folder: Path
     config = Config(seq_len=4_096, batch_tokens=4_096)
     found = open_data([str(folder / "web")], config=config)
     assert found.val is None
-    assert "too few for a row" in found.notes[0]
+    assert "one row needs more than" in found.notes[0]
 
 
 def test_sources_of_different_tokenizers_are_refused(folder: Path) -> None:

@@ -32,7 +32,7 @@ def test_an_infinite_gradient_stops_the_run_before_the_next_checkpoint(
     with pytest.raises(WorkError, match=r"rows? \d+ .* in step \d+: training cannot") as stopped:
         train(data, name="a", config=wild, runs=tmp_path)
     assert "the checkpoint of step 8 is in" in str(stopped.value)
-    assert "`learning_rate=5e+29` and `matrix_learning_rate=5e+29` to resume there" in str(
+    assert "`learning_rate=5e+29` and `matrix_learning_rate=5e+29` to resume from there" in str(
         stopped.value
     )
     newest = Checkpoints(tmp_path / "a" / "checkpoints").newest()

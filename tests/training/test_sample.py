@@ -184,7 +184,7 @@ def test_a_missing_run_and_a_wrong_tokenizer_are_refused(runs: Path, tmp_path: P
     with pytest.raises(TokenizerError, match="not the tokenizer"):
         load_run_for_sampling(copy)
     state.unlink()
-    with pytest.raises(TokenizerError, match="Give the tokenizer when you train"):
+    with pytest.raises(TokenizerError, match="Train again with `tokenizer=NAME`"):
         load_run_for_sampling(copy)
 
 

@@ -8,8 +8,8 @@ Guarantees: batches and rows are the same as from `tokenmill.Loader`, in any ord
 number of threads.
 
 Costs: the first access to a batch or row computes the order of `BLOCK` rows at once and caches it.
-This takes only three times as long as computing the order of one row. After that, a batch is a
-gather and a cast.
+This takes only three times as long as computing the order of one row. After that, making a batch is
+one gather and one cast.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class LoaderAdapter(ABC, Generic[Converted]):
         return self._convert(next(self.arrays))
 
     def batch_at(self, step: int) -> Converted:
-        """The batch of any step; see `tokenmill.Loader.batch_at`."""
+        """Return the batch of any step; see `tokenmill.Loader.batch_at`."""
         return self._convert(self.arrays.batch_at(step))
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """How much the run has consumed so far of each source, on all ranks together."""
+        """Return how much of each source the run has consumed so far, on all ranks together."""
         return self.arrays.ledger()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position and identity of the run: small, storable as JSON, the same on all ranks."""
+        """Return the position and identity of the run as small JSON values, equal on all ranks."""
         return self.arrays.state_dict()
 
     def load_state_dict(
@@ -90,7 +90,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
 
 
 class RowPlaces:
-    """Where rows start, with a cache for requests that are near each other."""
+    """Finds where rows start. Caches the starts of neighbouring rows."""
 
     def __init__(self, rows: RunRows) -> None:
         self.rows = rows
@@ -100,7 +100,7 @@ class RowPlaces:
         return RowPlaces, (self.rows,)
 
     def locate(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Where the rows [first, first + count) start."""
+        """Return where the rows [first, first + count) start."""
         block, place = divmod(first, BLOCK)
         if place + count > BLOCK:
             return self.rows.locate(np.arange(first, first + count))
@@ -111,7 +111,7 @@ class RowPlaces:
 
 
 class BatchesByStep:
-    """Access to the batches of a loader by step. Each batch has its own memory.
+    """The batches of a loader, by step. Each batch has its own memory.
 
     >>> from tokenmill.store.tokens import Tokens
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
@@ -136,7 +136,7 @@ class BatchesByStep:
 
 
 def check_index(index: SupportsIndex, length: int, what: str) -> int:
-    """Check an index, which counts from the end if it is negative; return it counted from 0.
+    """Check an index, and return it counted from 0. A negative index counts from the end.
 
     >>> check_index(-1, 10, "rows")
     9

@@ -109,7 +109,7 @@ class BatchReader:
         return _READS_AHEAD * self.read_size
 
     def iterate(self, row: int, *, stride: int = 1) -> Iterator[Batch]:
-        """The batches of every `stride`-th step from a row on, read one at a time."""
+        """Yield the batches of every `stride`-th step from a row on. Reads one batch at a time."""
         buffers = self.make_buffers()
         for group in chain.from_iterable(self.plan_reads(row, stride=stride)):
             yield from self.finish(group, buffers)
@@ -122,7 +122,7 @@ class BatchReader:
         stride: int = 1,
         reach: Callable[[int], None] | None = None,
     ) -> Iterator[Iterator[BatchGroup]]:
-        """Plan jobs that read the batches from a row on; threads may run several jobs at once.
+        """Yield jobs that read the batches from a row on. Threads may run several jobs at once.
 
         The first job reads one batch, because the caller waits for it. Each later job reads up to
         twice as many batches as the job before it, but at most `count`. A stride of n reads every
@@ -162,7 +162,7 @@ class BatchReader:
             done += len(some)
 
     def _read_steps(self, section: _Section, first: int, last: int) -> Iterator[BatchGroup]:
-        """The batches of the steps [first, last) of a section.
+        """Yield the batches of the steps [first, last) of a section.
 
         If a batch cannot be read, yields the batches before it, then raises the exception.
         """
@@ -184,14 +184,14 @@ class BatchReader:
             yield BatchGroup(rows, firsts, _shift(steps, self.settings.global_batch), documents)
 
     def _count_whole_steps(self, row: int, step: int) -> int:
-        """How many complete steps there are before the limit, if they start `step` rows apart."""
+        """Count the complete steps from `row` to the limit, if they start `step` rows apart."""
         if self.limit is None:
             return 1 << 40
         room = self.limit - row - self.settings.global_batch
         return room // step + 1 if room >= 0 else 0
 
     def read_one(self, row: int) -> BatchGroup:
-        """Read the batch of the step that starts at a row; the limit may cut this batch short."""
+        """Read the batch of the step that starts at a row. The limit may cut this batch short."""
         rank, world_size = self.settings.rank, self.settings.world_size
         end = row + self.settings.global_batch
         if self.limit is not None:
@@ -205,7 +205,7 @@ class BatchReader:
         return BatchGroup(rows, [first], [end], documents)
 
     def finish(self, group: BatchGroup, buffers: BufferPool | None = None) -> Iterator[Batch]:
-        """The batches of a group, cast to the dtype of the settings."""
+        """Yield the batches of a group, cast to the dtype of the settings."""
         rows, firsts, ends, documents = group
         dtype, contiguous = self.settings.dtype, self.settings.contiguous
         length, size = len(rows) // len(firsts), self.group_size
@@ -232,7 +232,7 @@ class BatchReader:
             del memory, tokens, inputs, targets, columns  # only the caller may hold references
 
     def make_buffers(self) -> BufferPool:
-        """Memory for finished groups."""
+        """Make memory for finished groups."""
         shape = self._shape(self.group_size * self.settings.batch_size)
         return BufferPool(shape, self.settings.dtype, _BUFFERS)
 
@@ -264,7 +264,7 @@ class _Section:
             return self._resolved
 
     def resolve_early(self) -> Iterator[BatchGroup]:
-        """A job that looks up the rows before they are needed; it yields no groups."""
+        """Look up the rows before they are needed: a job that yields no groups."""
         _ = self.resolved
         yield from ()
 
@@ -301,8 +301,10 @@ class BufferPool:
         return array
 
     def _make(self) -> npt.NDArray[Any]:
-        """A new page-aligned array, which JAX can use on the CPU without a copy. A fork gets its
-        own copy of the array."""
+        """Make a page-aligned array, which JAX can use on the CPU without a copy.
+
+        A fork gets its own copy of the array.
+        """
         size = int(np.prod(self._shape)) * self._dtype.itemsize
         # This must not be a view of another array, because views of it would then refer to the other
         # array, and the reference count would miss them.
@@ -322,7 +324,7 @@ def keep_freed_memory() -> None:
 
 
 def _count_free() -> int:
-    """The reference count that Python reports for an array that nothing else refers to.
+    """Return the reference count that Python reports for an array that nothing else refers to.
 
     Python versions differ in this number.
     """

@@ -33,7 +33,7 @@ _loader_numbers = count(1)
 def find_rank(
     rank: int | None, world_size: int | None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, int]:
-    """The rank and the world size: from the arguments, else from the environment, else 0 of 1.
+    """Return the rank and the world size: from the arguments, else from the environment, else 0 of 1.
 
     >>> find_rank(None, None, {"RANK": "3", "WORLD_SIZE": "8"})
     (3, 8)

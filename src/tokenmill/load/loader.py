@@ -52,7 +52,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLedger:
-    """How much a run has consumed of one source."""
+    """How much of one source a run has consumed."""
 
     rows: int
     tokens: int
@@ -84,11 +84,11 @@ class Loader(Generic[B]):
     seed
         Seed of the order; 0 by default.
     order
-        shuffled (the default: each window once per epoch), blocks (the same, for storage that reads
-        neighbours faster), sequential, or random (any start, with replacement).
+        shuffled (the default: each row once per epoch), blocks (the same, for storage that reads
+        neighbouring rows faster), sequential, or random (any start, with replacement).
     block_rows, group_blocks
-        For `blocks`: the neighbouring windows of a block, by default about 2**19 tokens, and the
-        blocks whose rows are shuffled together; 256 by default.
+        For the order `blocks`: how many neighbouring rows form a block, and how many blocks are
+        shuffled together. By default, a block has about 2**19 tokens, and a group has 256 blocks.
     rank, world_size
         The rank of this process and the number of ranks; by default from torchrun, srun or mpirun.
     dtype
@@ -98,8 +98,8 @@ class Loader(Generic[B]):
     contiguous
         Whether inputs and targets are separate arrays; by default they are views of one array.
     limit_rows, limit_tokens, limit_epochs
-        Where the run ends; give at most one. By default it is endless. Iterating again after the
-        end starts over at row 0, with the same batches.
+        Where the run ends; give at most one of these. By default, the run is endless. Iterating
+        again after the end starts over at row 0, with the same batches.
     drop_last
         Whether to omit an incomplete last step, in which some ranks may have no rows; False by
         default.
@@ -165,13 +165,15 @@ class Loader(Generic[B]):
         return self._row
 
     def __len__(self) -> int:
-        """The number of batches from row 0 to the limit."""
+        """Return the number of batches from row 0 to the limit."""
         return self.count_steps(0)
 
     def count_steps(self, row: int) -> int:
-        """The number of batches from a row to the limit."""
+        """Return the number of batches from a row to the limit."""
         if self.limit is None:
-            raise TypeError("a loader without a limit has no length; see `limit_epochs`")
+            raise TypeError(
+                "a loader without a limit has no length; set `limit_rows` or `limit_epochs`"
+            )
         left = max(0, self.limit - row)
         return (
             left // self.global_batch if self.settings.drop_last else -(-left // self.global_batch)
@@ -202,7 +204,7 @@ class Loader(Generic[B]):
         return cast(B, batch)
 
     def _read_group(self) -> BatchGroup:
-        """The next batches, not yet cast.
+        """Return the next batches, not yet cast.
 
         A thread reads them, because a disk may be slow. The caller casts them, so that they are in
         the cache of the caller's core.
@@ -239,7 +241,7 @@ class Loader(Generic[B]):
         return cast(B, next(self.reader.finish(self.reader.read_one(row))))
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """How much the run has consumed so far of each source, on all ranks together."""
+        """Return how much of each source the run has consumed so far, on all ranks together."""
         return make_ledger(self.rows, self._row)
 
     @property
@@ -249,7 +251,7 @@ class Loader(Generic[B]):
         return {**shared, "drop_last": self.settings.drop_last, **self.rows.identity}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position and identity of the run: small, and storable as JSON."""
+        """Return the position and identity of the run: small, and storable as JSON."""
         return {"version": VERSION, "row": self._row, **self.rows.identity}
 
     def load_state_dict(
@@ -293,7 +295,7 @@ class Loader(Generic[B]):
 
 
 def make_ledger(rows: RunRows, row: int) -> dict[str, SourceLedger]:
-    """How much the rows before `row` consume of each source."""
+    """Return how much of each source the rows before `row` consume."""
     return {
         name: SourceLedger(rows=count, tokens=count * rows.seq_len, epochs=count / order.windows)
         for (name, count), order in zip(rows.counts(row).items(), rows.orders, strict=True)
@@ -301,7 +303,7 @@ def make_ledger(rows: RunRows, row: int) -> dict[str, SourceLedger]:
 
 
 def _find_limit(rows: RunRows, settings: LoaderSettings) -> int | None:
-    """The number of rows of a run, or None if it is endless."""
+    """Return the number of rows of a run, or None if it is endless."""
     if settings.limit_tokens is not None:
         return settings.limit_tokens // settings.seq_len
     if settings.limit_epochs is None:

@@ -64,19 +64,19 @@ class Mixture:
         self.phases = tuple(phases)
 
     def in_memory(self) -> Mixture:
-        """The same mixture with all tokens copied into memory."""
+        """Return the same mixture with all tokens copied into memory."""
         copied = copy(self)
         copied.tokens = tuple(tokens.in_memory() for tokens in self.tokens)
         return copied
 
     def unmapped(self, between: Callable[[], None] | None = None) -> Mixture:
-        """The same mixture, read without memory maps; see `Tokens.unmapped`."""
+        """Return the same mixture, read without memory maps; see `Tokens.unmapped`."""
         changed = copy(self)
         changed.tokens = tuple(tokens.unmapped(between) for tokens in self.tokens)
         return changed
 
     def cached(self, cache: PieceCache) -> Mixture:
-        """The same mixture, read through a cache; see `Tokens.cached`."""
+        """Return the same mixture, read through a cache; see `Tokens.cached`."""
         changed = copy(self)
         changed.tokens = tuple(tokens.cached(cache) for tokens in self.tokens)
         return changed

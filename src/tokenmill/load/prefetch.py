@@ -1,7 +1,7 @@
-"""Run jobs ahead in a thread; the caller runs one too instead of waiting.
+"""Run jobs ahead in a thread. The caller helps instead of waiting.
 
-Each job gives some results. The thread runs one job after another. If the next result is not ready,
-the caller runs the next job instead of waiting, so both are busy if the thread alone is too slow.
+Each job yields some results. The thread runs one job after another. If the next result is not ready,
+the caller runs the next job itself. So both are busy if the thread alone is too slow.
 
 Guarantees: results and exceptions come in the order of the jobs. At most `depth` jobs are started
 ahead. The thread ends when the `Prefetch` object is closed or dropped, or when the program ends.
@@ -103,7 +103,7 @@ class _Work(Generic[T]):
 
 
 class Stoppable(Protocol):
-    """The work of a thread."""
+    """The work of a thread, which can be stopped."""
 
     def stop(self) -> None:
         """Ask the thread to end."""
@@ -113,12 +113,12 @@ _threads: WeakKeyDictionary[threading.Thread, Stoppable] = WeakKeyDictionary()
 
 
 def register_thread(thread: threading.Thread, work: Stoppable) -> None:
-    """Stop a thread before the interpreter exits; otherwise it could crash in native code."""
+    """Stop a thread when the interpreter exits. Otherwise it could crash in native code."""
     _threads[thread] = work
 
 
 class Prefetch(Generic[T]):
-    """The results of jobs that a thread runs ahead; jobs start one at a time.
+    """Yields the results of jobs that a thread runs ahead. Jobs start one at a time.
 
     >>> list(Prefetch([[1, 2], [3]], depth=1))
     [1, 2, 3]

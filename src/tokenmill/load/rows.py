@@ -78,7 +78,7 @@ class RunRows:
         self._joined = self.tokens[0] if len(self.tokens) == 1 else join(self.tokens)
 
     def locate(self, rows: Integers) -> Integers:
-        """Where rows start, in the tokens of all sources joined end to end; `rows` is 1-D."""
+        """Return where rows start, in the tokens of all sources joined end to end; `rows` is 1-D."""
         if self.mixture is None:
             return self.orders[0].starts(rows)
         sources, numbers = self.mixture.assign(rows)
@@ -100,7 +100,7 @@ class RunRows:
         return self.names[source], start - int(self._source_starts[source])
 
     def read(self, starts: Integers, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """The tokens of the rows at `starts`, (rows, seq_len + 1).
+        """Return the tokens of the rows at `starts`, (rows, seq_len + 1).
 
         The tokens are written to `out`, or to a new array of `self.dtype`.
         """
@@ -119,7 +119,7 @@ class RunRows:
         return out
 
     def resolve(self, starts: Integers, *, documents: bool = False) -> ResolvedRows:
-        """Look up the files of many rows at once, to read the rows in parts afterwards.
+        """Look up the files of many rows at once. The rows can then be read a few at a time.
 
         With `documents`, also looks up the documents of the rows. Errors are deferred: reading an
         affected row raises them.
@@ -135,9 +135,9 @@ class RunRows:
         return lambda first, last: self.read(starts[first:last])
 
     def _find_tabled_documents(self, starts: Integers) -> Integers | None:
-        """Where documents start in the rows at `starts`, according to document tables.
+        """Return where documents start in the rows at `starts`, according to document tables.
 
-        None if a source has no table or too many shards to keep open, or if the lookup fails.
+        Returns None if a source has no table or too many shards to keep open, or if the lookup fails.
         """
         if all(tokens.documents and tokens.shard_count <= MANY for tokens in self.tokens):
             with suppress(TokenmillError, OSError):
@@ -167,14 +167,14 @@ class RunRows:
         return [tokens.cache for tokens in self.tokens if tokens.cache is not None]
 
     def fetch(self, starts: Integers, is_stopped: Callable[[], bool]) -> None:
-        """Bring rows nearer before they are read; ends early once `is_stopped` returns True."""
+        """Fetch rows from slow storage before they are read. Ends early if `is_stopped()` is true."""
         for tokens, own, width in self._find_new(starts):
             tokens.fetch(own, width, is_stopped)
 
     def _find_new(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, int]]:
-        """What to read before these rows: of each source, where it starts, and how many tokens.
+        """Yield the ranges of tokens to fetch: the tokens of a source, the starts, and the length.
 
-        These are the rows, or whole blocks that no earlier call has returned.
+        A range is a row or, in the order `blocks`, a whole block that no earlier call has yielded.
         """
         for tokens, chosen, own in self._divide_by_source(starts):
             if self.settings.block_rows is None:
@@ -220,22 +220,22 @@ class RunRows:
 
     @cached_property
     def _end_of_text(self) -> tuple[int, str] | None:
-        """The end-of-text id and its side, if they are the same in all sources.
+        """The end-of-text id, and whether it is before or after each document.
 
-        None if they differ, or if a source has a document table.
+        None if sources differ in this, or if a source has a document table.
         """
         ways = {(tokens.documents is None, tokens.eot_id, tokens.eot) for tokens in self.tokens}
         by_id, eot_id, eot = ways.pop()
         return (eot_id, eot) if by_id and eot_id is not None and not ways else None
 
     def counts(self, row: int) -> dict[str, int]:
-        """How many of the first `row` rows come from each source, by name."""
+        """Return how many of the first `row` rows come from each source, by name."""
         if self.mixture is None:
             return {self.names[0]: row}
         return dict(zip(self.names, self.mixture.counts(row).tolist(), strict=True))
 
     def count_epoch(self, limit_rows: int | None) -> int:
-        """The number of rows in an epoch: `limit_rows`, or all windows of a single source."""
+        """Return the number of rows in an epoch: `limit_rows`, or all rows of a single source."""
         if limit_rows is not None:
             return limit_rows
         if self.mixture is not None:
@@ -262,9 +262,9 @@ class RunRows:
 
 
 class _Recent:
-    """At least the last `most` numbers that were added, and at most twice as many.
+    """Holds at least the last `most` numbers that were added, and at most twice as many.
 
-    Without a lock, because a fork may inherit a locked one: threads may lose a number.
+    There is no lock, because a fork could inherit a locked lock. So threads may lose a number.
     """
 
     def __init__(self, most: int) -> None:
@@ -282,7 +282,7 @@ class _Recent:
 
 
 class ResolvedRows(NamedTuple):
-    """Rows whose files are known, to be read in parts."""
+    """Rows whose files were looked up. They can be read a few at a time."""
 
     rows: RunRows
     starts: Integers

@@ -74,10 +74,10 @@ def check_state(
 
 
 def _read_row(state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
-    """The row of a state; refuses a state of another version, or without a valid row."""
+    """Return the row of a state. Refuses a state of another version, or without a valid row."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(
-            "This is not the state of a loader: it must be what state_dict() returned."
+            "This is not the state of a loader. Pass the value that state_dict() returned."
         )
     if state["version"] != own["version"]:
         raise StateError(
@@ -93,7 +93,7 @@ def _read_row(state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
 def find_differences(
     there: Any, here: Any, name: str = "", where: tuple[str, str] = ("in the state", "here")
 ) -> Iterator[tuple[str, str]]:
-    """The name of each setting that differs, and a text with both values.
+    """Yield the name of each setting that differs, and a text with both values.
 
     >>> list(find_differences({"seed": 1, "block": 8}, {"seed": 2, "block": 8}))
     [('seed', 'seed is 1 in the state and 2 here')]
@@ -120,7 +120,7 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
 
 
 def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:
-    """Remove settings that only affect rows from `row` on; returns an invalid state unchanged."""
+    """Remove settings that only affect rows from `row` on. Returns an invalid state unchanged."""
     try:
         names, weights, sources = (state[key] for key in ("names", "weights", "sources"))
         phases = [(first, list(each)) for first, each in weights if first < max(row, 1)]

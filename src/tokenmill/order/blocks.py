@@ -1,15 +1,15 @@
-"""The order `blocks`: shuffle for storage that reads neighbours faster than single rows.
+"""The order `blocks`: shuffle for storage that reads neighbouring rows faster than scattered ones.
 
-The windows of a source are cut into blocks of neighbours. The blocks are shuffled over the whole
-source, and cut into groups; the rows of each group are shuffled together. So a run reads whole
-blocks, and needs those of one group at a time.
+A window is the tokens of one row. Neighbouring windows of a source form a block. The blocks are
+shuffled over the whole source and divided into groups. The rows of each group are shuffled together.
+So a run reads whole blocks, and needs the blocks of only one group at a time.
 
 Guarantees: every window comes once per epoch, for any number of windows, size of blocks and number
 of blocks per group. The rows of a group come from exactly its blocks. Only the last block may be
 shorter than the others; the key chooses its position, so it can be in any group.
 
-Costs: a permutation of rows and one of blocks, 0.1 µs a row in calls of many thousands. Nothing is
-stored, and row 10**15 costs as much as row 0.
+Costs: one permutation of rows and one of blocks, which take 0.1 µs a row in calls for thousands of
+rows. Nothing is stored, and row 10**15 costs as much as row 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK_ORDER, _LAST_POSITION, _FIRST_GROUP = 0, 1, 2
 
 
 class _Groups(NamedTuple):
-    """The group of each place (n)."""
+    """For each place in an epoch, the group that it belongs to."""
 
     numbers: Places
     firsts: Places  # the group's first place
@@ -53,7 +53,10 @@ class BlockShuffle:
     group: int
 
     def __call__(self, places: Places, keys: Keys) -> Places:
-        """The window at each place (n) of an epoch; `keys` has the key of the epoch (1 or n)."""
+        """Return the window at each place of an epoch.
+
+        `keys` has the key of the epoch: one key for all places, or one for each.
+        """
         block, last, rest = self._sizes
         groups = self._find_groups(places, keys)
         rows = self._permute_rows(places, groups, keys)
@@ -93,10 +96,10 @@ class BlockShuffle:
         return _Groups(numbers, firsts, sizes, has_last, is_later)
 
     def _permute_rows(self, places: Places, groups: _Groups, keys: Keys) -> Places:
-        """The row of its group at each place."""
+        """Return, for each place, which row of its group is there."""
         rows = np.empty_like(places)
         group_keys = derive_keys(keys, groups.numbers + _FIRST_GROUP)
-        # There are at most three sizes: of full groups, of that with the last block, of the last.
+        # At most three sizes: of a full group, of the group with the last block, of the last group.
         for size in np.unique(groups.sizes).tolist():
             chosen = np.flatnonzero(groups.sizes == size)
             offsets = places[chosen] - groups.firsts[chosen]
@@ -107,7 +110,7 @@ class BlockShuffle:
 def choose_blocks(
     kind: str, seq_len: int, block_rows: int | None, group_blocks: int | None
 ) -> tuple[int | None, int | None]:
-    """Check both sizes, and set those that are None; only the order `blocks` has them.
+    """Check both sizes, and replace None by the default. Orders other than `blocks` have no sizes.
 
     The defaults do not depend on the dtype of the files, so that converting a dataset changes no row.
 

@@ -39,7 +39,7 @@ class DocumentBatch:
 
     @cached_property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Shape (rows, seq_len): for each token, which document of its row it is in, counted from 0."""
+        """Shape (rows, seq_len): the number of each token's document, counted from 0 in each row."""
         starts = self.cu_seqlens[:-1]
         row_firsts = np.flatnonzero(starts % self.seq_len == 0).astype(np.int32)
         numbers = np.arange(len(starts), dtype=np.int32) - row_firsts[starts // self.seq_len]
@@ -111,7 +111,7 @@ def locate_documents_by_id(
 ) -> DocumentBatch:
     """Find the documents of a batch by the end-of-text id in its tokens, (rows, seq_len + 1).
 
-    `eot` says whether that id is before or after each document.
+    `eot` is "before" or "after": whether that id comes before or after each document.
 
     >>> locate_documents_by_id(np.array([[5, 0, 6, 7], [0, 8, 0, 0]]), 0, "after").cu_seqlens
     array([0, 2, 3, 4, 6], dtype=int32)
@@ -134,7 +134,7 @@ def locate_documents_by_id(
 
 
 def _check_shape(rows: int, seq_len: int) -> int:
-    """The number of tokens in a batch; refuses a number that does not fit in int32."""
+    """Return the number of tokens in a batch. Raises `UsageError` if it does not fit in int32."""
     total = rows * seq_len
     if rows < 0 or seq_len < 1 or total >= 2**31:
         raise UsageError(

@@ -4,13 +4,13 @@ The weights of the sources may change at given rows. A phase is the rows from on
 next. A phase is cut into blocks, and each row of a block is a slot that belongs to one source.
 
 Guarantees: in each block, every source has its share of the slots, rounded to a whole slot, in an
-order chosen by a key. The rows of a source are used in turn: at any row of the run, the rows that a
-source has given so far are its first k rows, for some k. When the weights change, every source
-continues where it was. All of this depends only on (phases, seed, block) and the row's number.
+order chosen by a key. Each source gives its rows 0, 1, 2 and so on, without gaps. When the weights
+change, every source continues where it was. All of this depends only on (phases, seed, block) and the
+row's number.
 
-Costs: about 40 ns a row in calls of many thousands. The most recent block layouts are cached, so a
-call for the next few rows takes 15 µs, and a call for rows elsewhere takes 0.3 ms. Row 10**15 costs
-as much as row 0.
+Costs: about 40 ns a row in calls for many thousands of rows. The most recent block layouts are
+cached, so a call for the next few rows takes 15 µs, and a call for rows elsewhere takes 0.3 ms. Row
+10**15 costs as much as row 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Stretch(NamedTuple):
     before: Places  # how many rows each source has given before the stretch
 
     def count_before(self, row: int) -> Places:
-        """How many rows each source has given before a row of this stretch."""
+        """Return how many rows each source has given before a row of this stretch."""
         taken = self.sources[: row - self.first]
         return self.before + np.bincount(taken, minlength=len(self.before))
 
@@ -115,7 +115,7 @@ class MixtureOrder:
         return shares
 
     def assign(self, rows: Places) -> tuple[Places, Places]:
-        """Return the source of each row, as an index in `names`, and its number in that source."""
+        """Return each row's source, as an index in `names`, and the row's number in that source."""
         rows = check_rows(rows)
         flat = rows.ravel()
         if (flat[1:] < flat[:-1]).any():
@@ -129,7 +129,7 @@ class MixtureOrder:
         return sources.reshape(rows.shape), numbers.reshape(rows.shape)
 
     def counts(self, row: int) -> npt.NDArray[np.int64]:
-        """How many of the first `row` rows of the run come from each source."""
+        """Return how many of the first `row` rows of the run come from each source."""
         check_rows(np.array([row]))
         return self._find_stretch(row).count_before(row)
 
@@ -147,7 +147,7 @@ class MixtureOrder:
         return sources, numbers
 
     def _find_stretch(self, row: int) -> _Stretch:
-        """The stretch that holds a row."""
+        """Return the stretch (a few blocks) that contains a row."""
         phase = int(np.searchsorted(self._phase_firsts, row, side="right")) - 1
         return self._make_stretch(phase, row, self._given[phase])
 

@@ -75,7 +75,7 @@ class Permutation:
 
 
 def make_key(*parts: int | str) -> int:
-    """Make a 64-bit key that depends on every part, and on the part's type and place.
+    """Make a 64-bit key from some values. It depends on their order and on the type of each.
 
     >>> hex(make_key("rows", 1, "web"))
     '0x48a1d5b5b6542f45'

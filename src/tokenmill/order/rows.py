@@ -8,9 +8,9 @@ epoch, seed and name has its own shuffled order. Rows never end: one epoch follo
 A window is a range of `seq_len + 1` tokens; one starts every `seq_len` tokens. So the last token of
 a window is also the first of the next: the last target of one row and the first input of another.
 
-Costs, in calls of many thousands: 15 to 30 ns a shuffled row, 100 ns in blocks, and less than 10 ns
-a sequential or random row. A call of a few shuffled rows takes 0.1 to 0.3 ms, so ask for many at
-once.
+Costs, in calls for many thousands of rows: 15 to 30 ns a shuffled row, 100 ns a row in blocks, and
+less than 10 ns a sequential or random row. A call for a few shuffled rows takes 0.1 to 0.3 ms, so ask
+for many rows at once.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class RowOrder:
 
     @property
     def windows(self) -> int:
-        """The number of rows in an epoch: windows of `seq_len + 1` tokens, one every `seq_len`."""
+        """The number of rows in an epoch, one for each window."""
         return (self.tokens - 1) // self.seq_len
 
     def starts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The first token of each row; rows count from 0, in any order and shape."""
+        """Return the position of each row's first token. `rows` may have any order and shape."""
         rows = check_rows(rows)
         flat = rows.ravel()
         starts = self._draw(flat) if self.kind == "random" else self._visit(flat) * self.seq_len
@@ -109,7 +109,7 @@ class RowOrder:
         return (numbers % np.uint64(self.tokens - self.seq_len)).view(np.int64)
 
     def _visit(self, rows: Places) -> Places:
-        """The window of each row."""
+        """Return the window of each row."""
         if not len(rows):
             return rows
         first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))
@@ -132,7 +132,7 @@ class RowOrder:
 
 
 def check_rows(rows: npt.NDArray[np.int64]) -> Places:
-    """Row numbers as an array; negative ones are refused.
+    """Return row numbers as an array. Raises `UsageError` if one is negative.
 
     >>> check_rows(np.array([4, -1]))
     Traceback (most recent call last):

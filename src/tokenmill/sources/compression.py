@@ -36,11 +36,11 @@ class Stream(Protocol):
     """Anything with a `read` method."""
 
     def read(self, size: int, /) -> bytes:
-        """Read at most `size` bytes; empty at the end."""
+        """Read at most `size` bytes. Returns no bytes at the end."""
 
 
 class WindowError(Exception):
-    """A valid stream needs a larger window than allowed: `window` bytes."""
+    """A valid stream needs a window of `window` bytes, which is more than allowed."""
 
     def __init__(self, window: int) -> None:
         super().__init__(f"a window of {window:,} bytes")
@@ -76,7 +76,7 @@ class _Members:
         self._decompressor = start()
 
     def read(self, size: int) -> bytes:
-        """Read up to `size` bytes; empty at the end of the last stream."""
+        """Read up to `size` bytes. Returns no bytes at the end of the last stream."""
         blocks: list[bytes] = []
         while size and (block := self._read(size)):
             blocks.append(block)
@@ -102,7 +102,7 @@ class _Members:
 
 
 class _Gzip:
-    """One gzip stream, with the interface of the standard library's other decompressors."""
+    """Decompresses one gzip stream, with the interface of Python's other decompressors."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -126,8 +126,7 @@ class _Gzip:
 class _Limited(ABC):
     """A decompressor with a limit on memory.
 
-    If the limit is too low, the first bytes of the stream show how much memory is needed. So these
-    bytes are kept.
+    Keeps the first bytes of the stream: if the limit is too low, they show how much memory is needed.
     """
 
     _longest_head: int
@@ -148,7 +147,7 @@ class _Limited(ABC):
 
     @abstractmethod
     def _find_needed(self, error: Exception) -> int | None:
-        """How much memory is enough for the stream; None if the limit is not the cause of `error`."""
+        """Return how much memory is enough, or None if the limit is not the cause of `error`."""
 
     @property
     def eof(self) -> bool:
@@ -164,7 +163,7 @@ class _Limited(ABC):
 
 
 class _Zstd(_Limited):
-    """One zstd frame. Raises WindowError, with the window's size, if the window is too large."""
+    """Decompresses one zstd frame. Raises WindowError if the frame's window is too large."""
 
     _longest_head = _LONGEST_HEADER
 
@@ -180,7 +179,7 @@ class _Zstd(_Limited):
 
 
 class _Xz(_Limited):
-    """One xz stream. If it needs more memory than allowed, raises WindowError with a sufficient amount.
+    """Decompresses one xz stream. Raises WindowError if it needs more memory than allowed.
 
     The older format LZMA is refused: it has no checksum, and a file of zeros would be a valid empty
     file.
@@ -202,7 +201,7 @@ def _needs_memory(error: Exception) -> bool:
 
 
 def _find_xz_memory(head: bytes, limit: int) -> int:
-    """How much memory is enough for a stream with these first bytes.
+    """Return how much memory is enough for a stream with these first bytes.
 
     Doubles the limit until the stream can be read. So the result is at most twice what is needed.
     """
@@ -219,7 +218,7 @@ def _find_xz_memory(head: bytes, limit: int) -> int:
 
 
 def _find_window(header: bytes) -> int:
-    """The window that a zstd frame asks for (RFC 8878, 3.1.1.1); 0 if the header has none."""
+    """Return the window that a zstd frame asks for (RFC 8878, 3.1.1.1), or 0 if it names none."""
     if len(header) < 6 or not header.startswith(_ZSTD):
         return 0
     descriptor = header[4]

@@ -22,7 +22,7 @@ _TOKENS = (".bin", ".idx", ".npy", ".npz", ".ds", ".mds", ".array_record", ".arr
 
 
 def explain_text(path: Path) -> str | None:
-    """The error message for a path that holds text instead of tokens; None for any other path.
+    """Return the error message for a path that holds text instead of tokens, or None.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "my input.txt"
@@ -49,7 +49,7 @@ input.txt' --out 'data/my input'"
 
 
 def looks_like_text(head: bytes) -> bool:
-    """Whether the first `HEAD` bytes of a file are UTF-8 without a NUL.
+    """Return whether the first `HEAD` bytes of a file are UTF-8 without a NUL.
 
     >>> looks_like_text("größer".encode()), looks_like_text(bytes([200, 0, 3, 0]))
     (True, False)
@@ -64,7 +64,7 @@ def looks_like_text(head: bytes) -> bool:
 
 
 def _holds_text(folder: Path) -> bool:
-    """Whether a folder holds text, but no dataset, and no token files near its top."""
+    """Return whether a folder holds text, and no dataset or token files near its top."""
     found = False
     for file in islice(_walk(folder), _MOST):
         if file.name == MANIFEST_NAME:
@@ -97,7 +97,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _has_strings(path: Path) -> bool:
-    """Whether a Parquet file has a column of text."""
+    """Return whether a Parquet file has a column of text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

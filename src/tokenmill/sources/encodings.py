@@ -40,7 +40,7 @@ _GUESSED = {  # Python's name of each codec, and iconv's; the most common first
 
 
 def find_wide_encoding(head: bytes) -> str | None:
-    """Recognise UTF-16 or UTF-32 by the first bytes of a text; None for every other encoding.
+    """Recognise UTF-16 or UTF-32 by the first bytes of a text. Returns None for other encodings.
 
     >>> find_wide_encoding("words".encode("utf-16-le")), find_wide_encoding(b"words")
     ('UTF-16LE', None)
@@ -64,7 +64,7 @@ def find_wide_encoding(head: bytes) -> str | None:
 
 
 def _decode(head: bytes, encoding: str) -> set[str]:
-    """The distinct characters of a text; an empty set if the bytes are not text in that encoding."""
+    """Return the distinct characters of a text, or an empty set if it is not in this encoding."""
     try:
         characters = set(codecs.getincrementaldecoder(encoding)().decode(head))
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ _URI = "file:///"
 
 
 class BadFileError(InputError):
-    """A file that cannot be read to its end. The rest of the input is not affected."""
+    """A file cannot be read to its end. Other input files are not affected."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source}: {reason}")
@@ -46,19 +46,19 @@ class SourceFile:
 
     @property
     def unit(self) -> str:
-        """The unit of positions in this file."""
+        """What a position in this file counts: rows or bytes."""
         return "row" if self.kind == "parquet" else "byte"
 
 
 def is_about_process(error: BaseException) -> bool:
-    """Whether an error is about this process, not about a file: no memory, too many open files."""
+    """Return whether an error is about this process (such as no memory) and not about a file."""
     return lacks_memory(error) or (isinstance(error, OSError) and error.errno in (EMFILE, ENFILE))
 
 
 def name_source(path: str) -> str:
-    r"""A path as manifests and messages show it.
+    r"""Return the name of a path in manifests and messages.
 
-    A path that is not UTF-8, or has a newline, becomes a URI; a newline could forge a line of output.
+    A path that is not UTF-8 or has a newline becomes a URI. A newline could forge a line of output.
 
     >>> name_source("texts/café.txt"), name_source("/texts/caf\udce9.txt")
     ('texts/café.txt', 'file:///texts/caf%E9.txt')
@@ -73,7 +73,7 @@ def name_source(path: str) -> str:
 
 
 def local_path(name: str) -> str:
-    """The local path of a source, the reverse of `name_source`.
+    """Return the local path of a source, the reverse of `name_source`.
 
     >>> local_path("a.txt"), os.fsencode(local_path("file:///texts/caf%E9.txt"))
     ('a.txt', b'/texts/caf\\xe9.txt')
@@ -84,12 +84,12 @@ def local_path(name: str) -> str:
 
 
 def open_source(name: str) -> BinaryIO:
-    """Open a source. Path is not used: it takes twice as long, which matters for small files."""
+    """Open a source. Does not use Path, which takes twice as long for small files."""
     if is_address(name):
         return cast("BinaryIO", as_path(name).open("rb"))
     return open(local_path(name), "rb")  # noqa: PTH123
 
 
 def stat_source(name: str) -> os.stat_result:
-    """The size of a source, and the time of its change. A Path would take ten times as long."""
+    """Return the size and modification time of a source. A Path would take ten times as long."""
     return as_path(name).stat() if is_address(name) else os.stat(local_path(name))  # noqa: PTH116

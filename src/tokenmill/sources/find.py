@@ -2,8 +2,8 @@
 
 Nothing is skipped silently. Files in a folder that are not text are passed over and counted, with
 the reason. Files that should be text but cannot be read, such as broken links, are returned with
-their fault. A file that the user names is read even if it does not look like text, unless it cannot be
-text at all.
+their fault. A file that the user names is read even if it does not look like text; only archives and
+compressed Parquet are refused.
 
 A folder may be untrusted, so a link in it is not followed out of the folder. A link that the user
 names, or that a glob matches, is followed.
@@ -53,7 +53,7 @@ class PassedOver:
 
 
 def describe_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = True) -> str:
-    """What was passed over, in words: how many of each kind, with an example.
+    """Describe what was passed over: how many of each kind, with an example.
 
     >>> some = [PassedOver(path=name, reason="not text") for name in ("a.png", "b.png")]
     >>> describe_passed_over([*some, PassedOver(path="c.zip", reason="an archive")])
@@ -74,11 +74,11 @@ def find_files(
     """Find the files for a list of paths, folders and globs, in the given order.
 
     Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns
-    each source once, and the entries that were passed over: files that are not text, archives,
-    datasets, pipes and the like, and links that lead out of an input folder. A link to another
-    folder inside the same input folder is passed over too, because the files of that folder are
-    found anyway. Inputs that are links are followed. Broken links and unreadable paths are sources
-    with a fault.
+    each source once, and the entries that were passed over. These are files that are not text,
+    archives, datasets, pipes, sockets, devices, and links that lead out of an input folder. A link to
+    another folder inside the same input folder is passed over too, because the files of that folder
+    are found anyway. Inputs that are links are followed. Broken links and unreadable paths are
+    sources with a fault.
     """
     if not inputs:
         raise InputError("No input was given. Name at least one file, folder or glob.")
@@ -121,7 +121,7 @@ def _refuse_what_is_never_text(source: SourceFile) -> None:
 def _expand(
     inputs: Iterable[str], leave_out: Path | None, passed_over: list[PassedOver]
 ) -> Iterator[tuple[str, bool, os.stat_result | None]]:
-    """Paths of files, whether the user named the file itself, and facts that are known about it."""
+    """Yield each file's path, whether the user named this file itself, and its `stat` if known."""
     for item in inputs:
         path = Path(item)
         if is_hub_path(item):
@@ -208,7 +208,7 @@ def _walk(
 
 
 def _leads_out(link: str, root: str) -> bool:
-    """Whether a link leads to something outside the folder `root`, which ends with a slash."""
+    """Return whether a link leads out of the folder `root`, given with a final slash."""
     target = os.path.realpath(link)
     return not f"{target}/".startswith(root) and os.path.exists(target)  # noqa: PTH110
 
@@ -242,7 +242,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _real_path(path: str, folders: dict[str, str]) -> str:
-    """Like `os.path.realpath`, but resolves each folder only once: `folders` keeps the results."""
+    """Resolve links as `os.path.realpath` does, but only once per folder: `folders` caches results."""
     if os.path.islink(path):  # noqa: PTH114
         return os.path.realpath(path)
     folder, name = os.path.split(path)

@@ -44,7 +44,7 @@ def read_json_lines(
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
 ) -> Iterator[Chunk]:
-    """The texts in a stream of JSON lines. The stream begins at offset `start` of its source.
+    """Yield the texts in a stream of JSON lines. The stream begins at offset `start` of its source.
 
     >>> chunks = read_json_lines([b'{"text": "a"}\\n{"te', b'xt": "b"}'], 0, "text", None)
     >>> [(chunk.texts, chunk.offsets) for chunk in chunks]
@@ -67,7 +67,7 @@ def read_json_lines(
 
 
 def _read_lines(lines: list[bytes], start: int, text_field: str, hold_limit: int) -> Chunk:
-    """The texts in some lines; `start` is the offset of the first line."""
+    """Read the texts in some lines. The first line is at offset `start`."""
     texts: list[bytes] = []
     offsets: list[int] = []
     chunk = Chunk(texts, offsets)
@@ -108,7 +108,7 @@ def _refuse_many_values(line: bytes, start: int, hold_limit: int) -> None:
 
 
 def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks, with a line end added if the last line has none."""
+    """Yield the blocks, then a line end if the last line has none."""
     last = b"\n"
     for block in blocks:
         yield block
@@ -118,9 +118,9 @@ def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """The text of a line that the fast path could not use; None if the line has no text.
+    """Read a line that the fast path could not read. Returns its text, or None if it has no text.
 
-    For a line without a text, adds a rejection to `chunk`, unless the line is blank.
+    A line without text adds a rejection to `chunk`, unless the line is blank.
     """
     if not line.strip():
         return None
@@ -160,7 +160,7 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
 
 
 def list_names(names: list[str]) -> str:
-    """The names of fields or columns, shortened.
+    """List the names of fields or columns in an error message, shortened.
 
     >>> list_names(["id", "x" * 50])
     'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'

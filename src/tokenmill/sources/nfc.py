@@ -1,4 +1,4 @@
-"""Unicode NFC of UTF-8 bytes, in time proportional to the characters that may change.
+"""Normalise UTF-8 bytes to NFC, in time proportional to the characters that may change.
 
 `unicodedata.normalize` has to decode and encode the whole text, normalises all of it because of one
 accent, and takes quadratic time for a long run of combining marks. Here, the few characters that NFC
@@ -61,7 +61,7 @@ def _tables() -> _Tables:
 
 
 def _key(encoded: bytes) -> int:
-    """The index of a character in the tables: 18 bits from the first three bytes of its encoding.
+    """Return the index of a character in the tables: 18 bits of its first three bytes.
 
     If the character has only two bytes, the third byte belongs to the next character and can be
     anything. So the tables have 64 consecutive entries for a two-byte character.
@@ -71,14 +71,14 @@ def _key(encoded: bytes) -> int:
 
 
 def begins_anew(character: str) -> bool:
-    """Whether NFC treats a character and the one before it independently."""
+    """Return whether NFC treats a character and the one before it independently."""
     code = ord(character)
     tables = _tables()
     return code < _TABLED and not tables.classes_by_code[code] and code not in tables.moved
 
 
 def compose(text: bytes) -> bytes:
-    """`text` in NFC. `text` must be valid UTF-8, and must begin and end with an ASCII character."""
+    """Normalise UTF-8 text to NFC. It must begin and end with an ASCII character."""
     tables = _tables()
     array = np.frombuffer(text, np.uint8)
     high = array >= 0xCC

@@ -1,7 +1,7 @@
 """Find the input objects below an address, in the order in which a folder is walked.
 
-The list of a bucket gives the sizes and versions of all objects, so none of them is asked for its own.
-A web server has no lists: each file must be named.
+Listing a bucket gives the sizes and versions of all objects, so no request per object is needed. A
+web server cannot list its files, so the user must name each file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tokenmill.storage.object_path import ObjectPath, describe_entry, find_objec
 
 @dataclass(frozen=True, kw_only=True)
 class FoundObjects:
-    """Addresses of objects, each with its size and version, and of datasets among them.
+    """Input objects with their sizes and versions, and datasets that were found beside them.
 
-    `named` says that the user named the only object itself.
+    `named` means that the user named a single object, not a folder or a glob.
     """
 
     files: list[tuple[str, os.stat_result]]
@@ -29,7 +29,7 @@ class FoundObjects:
 
 
 def find_input_objects(path: ObjectPath, leave_out: Path | None) -> FoundObjects:
-    """The objects at or below an address, or those that a glob matches."""
+    """Find the objects at or below an address, or those that a glob matches."""
     matches = find_objects(path)
     if matches is not None:
         if not matches:
@@ -69,7 +69,7 @@ def _is_left_out(entry: Entry, folders: set[str]) -> bool:
 
 
 def _walk_order(name: str) -> list[tuple[bool, str]]:
-    """A key that sorts names as a folder is walked: its files first, then its folders.
+    """Return a key that sorts names as a folder is walked: its files first, then its folders.
 
     >>> sorted(["b/x", "a/y", "c", "a/b/z", "a.txt"], key=_walk_order)
     ['a.txt', 'c', 'a/y', 'a/b/z', 'b/x']

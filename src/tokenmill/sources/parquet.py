@@ -1,10 +1,10 @@
 """Read documents from Parquet files. One column is the text.
 
-Row groups are decoded a few rows at a time: about one block, or less if that would not fit in
-memory. If not even one row fits, the file is refused. A damaged file is a `BadFileError`; a null is
-a `Rejection` with its row. Arrow would allocate any amount that a file asks for. So before Arrow
-reads, `_bound_footer` computes how much memory the footer can take, and `parquet_pages.py` how much
-the pages take.
+Rows are decoded about one block at a time, or less if a block would not fit in memory. If not even
+one row fits, the file is refused. A damaged file is a `BadFileError`; a null is a `Rejection` with
+its row. Arrow allocates any amount of memory that a file asks for. So before Arrow reads,
+`_bound_footer` computes how much memory the footer can take, and `parquet_pages.py` how much the
+pages take.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAST_FOOTER = 1 << 16  # bytes that are always allowed
 
 
 def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
-    """How many bytes each row group takes in the file; empty if the file's footer cannot be read."""
+    """Return the uncompressed bytes of each row group; an empty list if the footer is unreadable."""
     import pyarrow as pa
 
     try:
@@ -53,7 +53,7 @@ def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
 
 
 def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[tuple[int, int]]:
-    """For each row group, the uncompressed size of its text column and its number of rows.
+    """Return for each row group the uncompressed size of its text column and its number of rows.
 
     The list is empty if the footer cannot be read or has no such column.
     """
@@ -73,7 +73,7 @@ def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[
 
 
 def _open(raw: BinaryIO, hold_limit: int) -> Any:
-    """Open a file; raises TooLongError if its footer would take too much memory."""
+    """Open a file. Raises TooLongError if its footer would take too much memory."""
     import pyarrow.parquet as pq
 
     start, footer = _find_footer(raw)
@@ -94,7 +94,7 @@ def _open(raw: BinaryIO, hold_limit: int) -> Any:
 
 
 def _bound_footer(raw: BinaryIO, start: int, size: int) -> int:
-    """The most memory, in bytes, that Arrow can take for a footer.
+    """Return the most memory, in bytes, that Arrow can take for a footer.
 
     Each structure ends with a zero byte; an empty structure has no other bytes. An empty text is a
     zero byte. So there are at most as many structures and empty texts as zero bytes. As an example, a
@@ -108,7 +108,7 @@ def _bound_footer(raw: BinaryIO, start: int, size: int) -> int:
 
 
 def _find_footer(raw: BinaryIO) -> tuple[int, int]:
-    """Where the footer of a file begins, and its size."""
+    """Return where the footer of a file begins, and its size."""
     end = raw.seek(0, os.SEEK_END)
     raw.seek(max(0, end - 8))
     size = min(int.from_bytes(raw.read(4), "little"), end)
@@ -116,7 +116,7 @@ def _find_footer(raw: BinaryIO) -> tuple[int, int]:
 
 
 def _read_columns(raw: BinaryIO, metadata: Any, column: str) -> tuple[tuple[ColumnChunk, ...], ...]:
-    """The chunks of a column in each row group. `_open` has checked that the footer is small."""
+    """Return the chunks of a column in each row group. `_open` has checked the footer's size."""
     start, size = _find_footer(raw)
     raw.seek(start)
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
@@ -138,7 +138,7 @@ def read_parquet(
     block: int = BLOCK,
     rows: int = ROWS,
 ) -> Iterator[Chunk]:
-    """The documents in the row groups [start, end)."""
+    """Yield the documents in the row groups [start, end)."""
     import pyarrow as pa
 
     try:
@@ -180,13 +180,13 @@ def _rows_at_once(
     block: int,
     hold_limit: int,
 ) -> int:
-    """How many rows to decode at once. Refuses texts that are too large to hold."""
+    """Return how many rows to decode at once. Refuses texts that are too large to hold."""
     found = _read_columns(raw, metadata, column)
     for number in groups:
         group, chunks = metadata.row_group(number), found[number]
         average = sum(one.size for one in chunks) // max(1, group.num_rows)
         if average > PARSED * hold_limit:
-            reason = f"the texts from row {row} on have {average:,} bytes each"
+            reason = f"the texts from row {row} on have {average:,} bytes on average"
             raise TooLongError(average // PARSED, reason)
         rows = max(1, min(rows, block // max(1, average)))
         for one in chunks:
@@ -211,7 +211,7 @@ def _rows_of_pages(pages: ColumnPages, rows: int, row: int, hold_limit: int) -> 
 
 
 def _cut_batch(values: Any, row: int, block: int, hold_limit: int) -> Iterator[Any]:
-    """The values of a batch, about a block at a time. Refuses a text that is too large to hold."""
+    """Yield the values of a batch, about a block at a time. Refuses a text too large to hold."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

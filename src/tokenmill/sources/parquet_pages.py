@@ -1,9 +1,9 @@
 """How much memory it takes to read the pages of a Parquet column, according to their headers.
 
-The footer of a file can claim any sizes. Arrow allocates the sizes in the page headers, so only
-these headers bound its memory. Some encodings store a text once and repeat it in every row, so a
-page of 500 bytes can expand to gigabytes. Costs one small read per page; a page usually has 1 MB of
-text.
+The sizes in the footer of a file may be wrong. Arrow allocates as much memory as the page headers
+ask for, so only these headers say how much Arrow will use. Some encodings store a text once and
+repeat it in every row, so a page of 500 bytes can expand to gigabytes. Costs one small read per
+page; a page usually has 1 MB of text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ColumnPages:
     sizes: Places  # the bytes of text up to the end of each page
 
     def most_bytes(self, rows: int) -> int:
-        """The maximum size, in bytes, of the texts in `rows` consecutive rows."""
+        """Return the maximum size, in bytes, of the texts in `rows` consecutive rows."""
         stored = 0
         if len(self.ends):
             # In the worst case, the first row is the last one of a page and has all its bytes.
@@ -58,7 +58,7 @@ class ColumnPages:
         return stored + rows * self.repeated
 
     def memory(self, rows: int) -> int:
-        """The bytes of memory needed to read this many rows at once.
+        """Return the bytes of memory needed to read this many rows at once.
 
         Arrow holds a dictionary twice, as read and as decoded. For some columns, the array
         that Arrow returns contains the dictionary as well.
@@ -67,7 +67,7 @@ class ColumnPages:
 
 
 def measure_pages(file: BinaryIO, start: int, size: int, values: int) -> ColumnPages:
-    """Measure the pages of a column chunk; raises ValueError if a header is damaged."""
+    """Measure the pages of a column chunk. Raises ValueError if a header is damaged."""
     largest = dictionary = repeated = lengths = 0
     counts: list[int] = []
     sizes: list[int] = []
@@ -104,7 +104,7 @@ def _read_pages(file: BinaryIO, start: int, size: int, values: int) -> Iterator[
 
 
 def _read_page(file: BinaryIO, place: int) -> tuple[Page, int]:
-    """The page whose header is at offset `place`, and the offset at which its content begins."""
+    """Read the page header at offset `place`. Returns it and the offset of the page's content."""
     size = _HEADER
     while True:
         file.seek(place)
@@ -152,9 +152,10 @@ class ColumnChunk(NamedTuple):
 
 @lru_cache(maxsize=1)  # parts of a file are read one after another, with the same footer
 def read_footer(footer: bytes, columns: tuple[int, ...]) -> tuple[tuple[ColumnChunk, ...], ...]:
-    """The chunks of some columns in each row group; raises ValueError if the footer is damaged.
+    """Return the chunks of some columns in each row group, according to a footer.
 
-    Columns are given by number, as in Arrow, because names in a footer may contradict each other.
+    Raises ValueError if the footer is damaged. Columns are given by number, as in Arrow, because
+    names in a footer may contradict each other.
     Arrow's own metadata objects are not used: if a histogram has an unexpected length, they end the
     process (seen with pyarrow 26). Takes 0.5 s for a megabyte, which is 12,000 chunks.
     """
@@ -184,7 +185,7 @@ def _make_chunk(column: object) -> ColumnChunk:
 
 
 def _read_struct(data: bytes, place: int, depth: int) -> tuple[dict[int, object], int]:
-    """The fields of a structure in Thrift's compact protocol, and where it ends.
+    """Read a structure in Thrift's compact protocol. Returns its fields and where it ends.
 
     Raises IndexError if the data ends too early.
     """

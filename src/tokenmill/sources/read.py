@@ -50,7 +50,7 @@ class Reading:
 
 
 def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterator[Chunk]:
-    """The documents in the range [start, end) of a file.
+    """Yield the documents in the range [start, end) of a file.
 
     For Parquet, the range counts row groups; otherwise it counts bytes. A compressed file is always
     read whole.
@@ -125,7 +125,7 @@ def _read_blocks(
 
 
 def _refuse_long_lines(blocks: Iterator[bytes], start: int, hold_limit: int) -> Iterator[bytes]:
-    """The same blocks; raises TooLongError if a line is too long to hold."""
+    """Yield the blocks unchanged. Raises TooLongError if a line is too long to hold."""
     place = line_start = start
     for block in blocks:
         first, last = block.find(b"\n"), block.rfind(b"\n")
@@ -181,7 +181,7 @@ def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
 def _decompress(raw: BinaryIO, source: SourceFile, window: int) -> Stream:
     if source.size == 0:
         raise BadFileError(
-            source.path, f"the file is empty, which is not a valid {source.compression} file"
+            source.path, f"the file is empty, so it is not a valid {source.compression} file"
         )
     return decompress(raw, source.compression or "", window=window)
 
@@ -196,7 +196,7 @@ def _decompressed_blocks(stream: Stream, source: SourceFile, size: int) -> Itera
 
 
 def read_head(source: SourceFile, size: int) -> bytes:
-    """The first bytes of a file of text or JSON lines, decompressed."""
+    """Read the first bytes of a text or JSON lines file, decompressed."""
     try:
         with open_source(source.path) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw

@@ -41,15 +41,16 @@ _HEAD = 1 << 16
 
 
 def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | None:
-    """How to read a path; None for a pipe, a socket or a device. `known` are facts about it.
+    """Find how to read a path. Returns None for a pipe, a socket or a device.
 
-    If the path cannot be read (a broken link, no permission), the result has a `fault`.
+    `known` is the path's `stat`, if the caller has it. If the path cannot be read (a broken link, no
+    permission), the result has a `fault`.
     """
     try:
         stat = known or os.stat(path)  # noqa: PTH116
         if S_ISDIR(stat.st_mode):
             os.scandir(path).close()
-            raise OSError(EIO, "the folder could not be listed a moment ago")
+            raise OSError(EIO, "the folder could not be listed at first; try again")
     except OSError as error:
         if is_about_process(error):
             raise
@@ -74,7 +75,7 @@ def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | No
 
 
 def is_archive(path: str) -> bool:
-    """Whether a name belongs to an archive.
+    """Return whether a name belongs to an archive.
 
     >>> is_archive("a.tar.gz"), is_archive("a.txt.gz")
     (True, False)
@@ -84,7 +85,7 @@ def is_archive(path: str) -> bool:
 
 
 def why_not_text(source: SourceFile) -> str | None:
-    """Why a file in a folder is passed over; None if it looks like text."""
+    """Return why a file in a folder is passed over; None if it looks like text."""
     if is_archive(source.path):
         return "an archive"
     _, inner = _split(source.path)
@@ -100,7 +101,7 @@ def why_not_text(source: SourceFile) -> str | None:
 
 
 def _split(path: str) -> tuple[str | None, str]:
-    """The compression and the suffix of the content. For `a.jsonl.gz`, they are gzip and `.jsonl`."""
+    """Return the compression and the suffix of a path. For `a.jsonl.gz`: gzip and `.jsonl`."""
     plain, suffix = os.path.splitext(path)
     compression = _COMPRESSIONS.get(suffix.lower())
     return compression, os.path.splitext(plain if compression else path)[1].lower()
@@ -138,7 +139,7 @@ def _parses(line: bytes) -> bool:
 
 
 def _begins_document(head: bytes, whole: bool) -> bool:
-    """Whether `head` is one JSON value or, unless `whole`, the beginning of a JSON value."""
+    """Return whether `head` is one JSON value or, unless `whole`, the beginning of a JSON value."""
     # A JSON string cannot contain a line end. So if a valid document is cut after a line end, the
     # parser fails only where the text ends.
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8", "replace").rstrip()
@@ -152,14 +153,14 @@ def _begins_document(head: bytes, whole: bool) -> bool:
 
 
 def _has_records(head: bytes) -> bool:
-    """Whether at least half of the lines look like a JSON object each."""
+    """Return whether at least half of the lines look like JSON objects."""
     lines = [line.strip() for line in head.split(b"\n") if line.strip()]
     records = sum(line.startswith(b"{") and line.endswith(b"}") for line in lines[:-1])
     return 2 * (records + lines[-1].startswith(b"{")) >= len(lines)
 
 
 def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -> str | None:
-    """Why a file cannot be read, or has no text in `text_field`; None if it looks fine.
+    """Return why a file cannot be read, or has no text in `text_field`; None if it looks fine.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -5,9 +5,9 @@ code (`bytes.split`, `re`), and memory holds one block, for any size of file.
 
 A document longer than a block is passed on in fragments. There are two kinds of cuts:
 
-- A border between two parts can be inside a document. It is then between a letter and a newline or
-  space. Every pre-tokenizer in use ends a token there, so two workers can tokenize the two sides, and
-  one huge document keeps all cores busy.
+- Workers process a file in parts. A border between two parts can be inside a document, between a
+  letter and a newline or space. Every pre-tokenizer in use ends a token there, so two workers can
+  tokenize the two sides, and one huge document keeps all cores busy.
 - Inside a part, one worker tokenizes the fragments in order (`preparation/texts.py`). So a document
   may be cut anywhere that cleaning allows (`Cutter(anywhere=True)`).
 """
@@ -82,7 +82,10 @@ class Chunk:
     _newlines: Places | None = None
 
     def line_of(self, offset: int) -> int | None:
-        """The line that contains an offset of the source, counted from the chunk's first line."""
+        """Return the line that contains an offset of the source, or None if the block is unknown.
+
+        Lines count from 0 at the start of the block that this chunk was cut from.
+        """
         if not self.whole:
             return None
         if self._newlines is None:  # counting again for each document would take quadratic time
@@ -110,11 +113,11 @@ class Cutter:
     anywhere: bool = False
 
     def first(self, data: bytes, start: int, end: int) -> int:
-        """The first place to cut in data[start:end], or -1."""
+        """Return the first place to cut in data[start:end], or -1."""
         return self._search(data, start, end, data.find, lambda found: (found + 1, end))
 
     def last(self, data: bytes, start: int, end: int) -> int:
-        """The last place to cut in data[start:end], or -1."""
+        """Return the last place to cut in data[start:end], or -1."""
         return self._search(data, start, end, data.rfind, lambda found: (start, found))
 
     def _search(
@@ -170,7 +173,7 @@ def _is_visible_before(data: bytes, place: int) -> bool:
 
 
 def _character_before(data: bytes, place: int) -> str:
-    """The character that ends at a position; empty if there is none."""
+    """Return the character that ends at a position, or "" if there is none."""
     start = place - 1
     while start > max(0, place - _WIDEST) and data[start] & 0xC0 == 0x80:
         start -= 1
@@ -181,7 +184,7 @@ def _character_before(data: bytes, place: int) -> str:
 
 
 def _is_solid(data: bytes) -> bool:
-    """Whether cleaning leaves the first character as it is, whatever text comes before it."""
+    """Return whether cleaning keeps the first character as it is, after any other text."""
     first = data[0]
     if first < 0x80:
         return 0x20 < first < 0x7F
@@ -196,7 +199,7 @@ def _is_solid(data: bytes) -> bool:
 
 
 def overlaps_itself(separator: bytes) -> bool:
-    """Whether two occurrences of a separator can overlap.
+    """Return whether two occurrences of a separator can overlap.
 
     If so, the occurrences that a search finds depend on where the search begins.
 
@@ -215,7 +218,7 @@ def find_border(
     cutter: Cutter | None,
     block: int = BLOCK,
 ) -> tuple[int, bool]:
-    """The border for a nominal `place`: the first position from there on where a part may begin.
+    """Find the border for a nominal `place`: the first position from `place` on where a part may begin.
 
     Returns the position and whether a record starts there (otherwise a document continues there).
     The border depends only on the bytes of the file, so the parts before and after it find the same
@@ -239,7 +242,7 @@ def find_border(
 
 
 def _first_record(data: bytes, start: int, separator: bytes | None) -> int:
-    """Where the first record at or after `start` begins, or -1."""
+    """Return where the first record at or after `start` begins, or -1."""
     if separator is None or overlaps_itself(separator):
         return -1
     if separator:
@@ -263,7 +266,7 @@ def split_records(
     block_bytes: int = BLOCK,
     most_records: int = MOST_RECORDS,
 ) -> Iterator[Chunk]:
-    """The records in a stream of blocks. The stream begins at offset `start` of its source.
+    """Split a stream of blocks into records. The stream begins at offset `start` of its source.
 
     `continues`: the first record began before the stream. `unfinished`: the last record ends after
     the stream. `hold_limit` is how many bytes may be held if they cannot be cut.
@@ -331,7 +334,7 @@ def _count_uncut(blocks: Iterator[bytes], separator: bytes | None, cutter: Cutte
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether `data` is valid UTF-8."""
+    """Return whether `data` is valid UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -375,7 +378,7 @@ def _one_text(text: bytes, start: int, continues: bool) -> Chunk:
 
 
 def _split_off(data: bytes, separator: bytes | None, start: int, most: int) -> Chunk | None:
-    """At most `most` complete records from the beginning of `data`; None if no record is complete."""
+    """Take up to `most` complete records from the start of `data`. Returns None if there is none."""
     if separator is None:
         return None
     if separator == b"":
@@ -394,7 +397,7 @@ def _split_off(data: bytes, separator: bytes | None, start: int, most: int) -> C
 
 
 def _split_at_blank_lines(data: bytes, most: int) -> tuple[list[bytes], list[int]]:
-    """The texts between blank lines and where each begins; the last one is unfinished."""
+    """Split at blank lines. Returns the texts and their starts; the last text may be incomplete."""
     # Blank lines at the end may continue in the next block: use only those before the last text.
     found = _BLANK_LINES.finditer(data, 0, len(data.rstrip(b" \t\r\n")) + 1)
     matches = list(islice(found, most))

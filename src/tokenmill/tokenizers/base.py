@@ -63,8 +63,8 @@ class Tokenizer(ABC):
     - `special_ids`: the ids of special tokens by spelling, including the end of text if it has a
       spelling. Encoding never returns one of these ids. In a loss per byte, they count as 0 bytes.
     - `cuttable`: whether a text may be cut between a letter (`str.isalpha`) and a following space
-      or line end: encoding both pieces must give the ids of the whole text. If so, long documents
-      are encoded in pieces, and large files may be split inside a document.
+      or line end. Encoding the two pieces must then give the ids of the whole text. If true, long
+      documents are encoded in pieces, and large files may be split inside a document.
     """
 
     kind: ClassVar[str] = ""
@@ -76,14 +76,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: bytes) -> Sequence[int] | npt.NDArray[Any]:
-        """The ids of a text, without an end-of-text id.
+        """Return the ids of a text, without an end-of-text id.
 
         `prepare` passes valid UTF-8 only, because it repairs or refuses everything else.
         """
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The text of some ids. Bytes that are not valid UTF-8 become U+FFFD.
+        """Return the text of some ids. Bytes that are not valid UTF-8 become U+FFFD.
 
         Built-in tokenizers spell out special tokens. If you have a list of spellings, call
         `id_arrays.spell`: it decodes in this way, and refuses ids outside the vocabulary.
@@ -91,7 +91,9 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the ids and attributes, as JSON values for `from_settings`.
+        """Return everything that decides the ids and attributes, as JSON values.
+
+        `from_settings` makes an equal tokenizer from these values.
 
         Every dataset stores these settings, and the fingerprint is their hash. If the encoding code
         may change, include a version number.
@@ -99,7 +101,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """The tokenizer with these settings. The default calls `cls(**settings)`.
+        """Make the tokenizer with these settings. The default calls `cls(**settings)`.
 
         Settings come from a file in a dataset. Raise TokenizerError, ValueError, TypeError or
         KeyError if they are damaged.
@@ -116,13 +118,13 @@ class Tokenizer(ABC):
         return hash_content(self.kind, self.settings())
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        """The ids of all texts in one flat array, and `len(texts) + 1` offsets into it."""
+        """Return the ids of all texts in one flat array, and `len(texts) + 1` offsets into it."""
         found = [check_ids(self.encode(text), self.vocab_size, self.name) for text in texts]
         offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
         return np.concatenate([NO_IDS, *(ids.astype(np.uint32) for ids in found)]), offsets
 
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
-        """The ids of all texts, each followed by one slot that holds the end-of-text id.
+        """Return the ids of all texts, each followed by one slot that holds the end-of-text id.
 
         The slot holds 0 if there is no end-of-text id. The `len(texts) + 1` offsets count the slots:
         text `i` is `ids[offsets[i] : offsets[i + 1] - 1]`.
@@ -135,7 +137,9 @@ class Tokenizer(ABC):
         return add_terminators(*self.encode_batch(texts), self.eot_id)
 
     def encode_block(self, block: bytes) -> tuple[Ids, Offsets]:
-        """Like `encode_terminated`, for texts joined by NUL bytes. The texts must not contain NUL.
+        """Encode texts that are joined by NUL bytes; returns the same as `encode_terminated`.
+
+        The texts must not contain NUL.
 
         >>> from tokenmill.tokenizers import load_tokenizer
         >>> ids, offsets = load_tokenizer("bytes").encode_block(b"ab\\0\\0c")
@@ -145,7 +149,7 @@ class Tokenizer(ABC):
         return self.encode_terminated(block.split(b"\0"))
 
     def settle(self, text: bytes) -> tuple[Ids, int]:
-        """The final ids at the start of a text, and the number of bytes that they cover.
+        """Return the final ids at the start of a text, and the number of bytes that they cover.
 
         An id is final if it stays the same whatever text follows. If the tokenizer is `cuttable`,
         the default implementation cuts the text near its end. Otherwise the default returns no ids,
@@ -158,7 +162,7 @@ class Tokenizer(ABC):
         return (self.encode_batch([text[:cut]])[0], cut) if cut else (NO_IDS, 0)
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """How many bytes of text each id stands for: an array of `vocab_size` numbers.
+        """Return how many bytes of text each id stands for: an array of `vocab_size` numbers.
 
         Unused ids have 0. The default decodes each id on its own, which is inexact for ids that
         stand for a part of a character.
@@ -169,7 +173,7 @@ class Tokenizer(ABC):
         """Free memory held by caches. The pipeline calls this when memory runs short."""
 
     def state(self) -> dict[str, Any]:
-        """The content of `tokenizer_state.json`: the kind and the settings."""
+        """Return the kind and the settings: the content of `tokenizer_state.json`."""
         return {"kind": self.kind, **self.settings()}
 
     def _measure(self, number: int) -> int:
@@ -181,7 +185,7 @@ class Tokenizer(ABC):
 
 
 def hash_content(kind: str, content: Any) -> str:
-    """The fingerprint of a tokenizer of this kind, as 32 hexadecimal digits.
+    """Hash the kind and content of a tokenizer. Returns 32 hexadecimal digits.
 
     `content` is everything that decides the ids of a text, as JSON values. Its canonical form is
     hashed, so the order of keys, the machine and library versions do not matter. Takes about 20 ms
@@ -204,7 +208,7 @@ def choose_eot(
     *,
     where: str,
 ) -> int | None:
-    """The end-of-text id: as requested, else as configured, else a common spelling, else None.
+    """Choose the end-of-text id: as requested, or as configured, or by a common spelling, or None.
 
     >>> choose_eot({"<pad>": 0, "</s>": 2}, 100, where="x.model")
     2
@@ -234,7 +238,7 @@ def choose_eot(
 
 
 def read_eot_id(settings: Mapping[str, Any], vocab_size: int) -> int | None:
-    """The end-of-text id in the settings of a tokenizer, checked."""
+    """Read the end-of-text id from the settings of a tokenizer, and check its range."""
     eot_id = settings["eot_id"]
     if eot_id is not None and (type(eot_id) is not int or not 0 <= eot_id < vocab_size):
         raise ValueError(f"end-of-text id {brief(eot_id)}")

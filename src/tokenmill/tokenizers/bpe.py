@@ -46,7 +46,7 @@ _LONGEST_NAME = 1000
 
 
 class Vocabulary(Protocol):
-    """The vocabulary in a file; one class per file format."""
+    """The vocabulary in a file. Each file format has its own class."""
 
     special_ids: dict[str, int]
     vocab_size: int
@@ -55,11 +55,11 @@ class Vocabulary(Protocol):
         """Everything that decides the ids of a text, as JSON values in canonical form."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings that restore the vocabulary, as JSON values."""
+        """Return the settings that restore the vocabulary, as JSON values."""
 
 
 class BytePairVocabulary(Vocabulary, Protocol):
-    """The byte-level BPE vocabulary in a file; one class per file format."""
+    """The byte-level BPE vocabulary in a file. Each file format has its own class."""
 
     cuttable: bool
     joinable: bool  # whether NUL can be added as a token
@@ -67,7 +67,7 @@ class BytePairVocabulary(Vocabulary, Protocol):
     merging: bool  # whether merges alone decide the ids between two cuts: no added tokens
 
     def native(self, added: Mapping[str, int]) -> Any:
-        """A gigatoken tokenizer without special tokens, but with these added tokens."""
+        """Make a gigatoken tokenizer with these added tokens and without special tokens."""
 
 
 class VocabularyTokenizer(Tokenizer):
@@ -83,7 +83,7 @@ class VocabularyTokenizer(Tokenizer):
     @classmethod
     @abstractmethod
     def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> Any:
-        """The vocabulary in saved settings. Errors name `where`."""
+        """Read the vocabulary from saved settings. Error messages name `where`."""
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
@@ -111,8 +111,8 @@ class VocabularyTokenizer(Tokenizer):
 class BytePairTokenizer(VocabularyTokenizer):
     """Encodes with a byte-level BPE vocabulary. Each subclass reads one file format.
 
-    `checked` says that gigatoken is known to accept the vocabulary. Then gigatoken's tables are built
-    later, by the first call that needs them.
+    `checked` means that gigatoken is known to accept the vocabulary. Then the first call that needs
+    gigatoken's tables builds them.
     """
 
     _vocabulary: BytePairVocabulary
@@ -128,7 +128,7 @@ class BytePairTokenizer(VocabularyTokenizer):
         super().__init__(vocabulary, name=name, eot_id=eot_id)
         self.cuttable = vocabulary.cuttable
         self._joining: Any = None  # gigatoken's tokenizer that has the terminator as a token
-        self._plain: Any = None  # one without it; only texts that contain NUL need this
+        self._plain: Any = None  # without the terminator; only texts that contain NUL need it
         if not checked:
             self._joiner()  # raises now if gigatoken refuses the vocabulary
 

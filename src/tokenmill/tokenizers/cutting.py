@@ -1,31 +1,31 @@
-r"""Where a text may be cut so that its parts, encoded one by one, give the ids of the whole.
+r"""Where a text may be cut so that its pieces, encoded one by one, give the ids of the whole.
 
 A cut is exact if all of this holds:
 
 (1) No alternative of the pre-tokenizer's pattern can match both characters next to the cut. So a
-    match ends there.
-(2) No alternative looks behind its start. So the second part is matched as if it were alone.
-(3) The first part is matched the same way if nothing follows it.
+    match ends at the cut.
+(2) No alternative looks behind its start. So the second piece is matched as if it were alone.
+(3) The first piece is matched the same way if nothing follows it.
 (4) A normalizer neither changes the characters next to the cut nor joins them.
 
 Between a letter and a space or line end, all of this holds for nearly every pattern known here;
-`is_cuttable` has the exception. Large files are split only there. So are long texts, if a tokenizer
-has no `CutRules`. `CutRules` finds more places, by the classes of the two characters:
+`is_cuttable` names the exceptions. Large files are split only at such places. So are long texts, if
+a tokenizer has no `CutRules`. `CutRules` finds more places, by the classes of the two characters:
 
 GPT-2, `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. Letters, numbers,
-white space and the rest are matched separately. But an apostrophe may belong to the letters after
-it, and a space to anything after it. So there is a cut wherever the class changes, except
+white space and all other characters are matched separately. But an apostrophe may belong to the
+letters after it, and a space to anything after it. So there is a cut wherever the class changes, except
 
-- after white space: a space may belong to the next word. Also, (3) fails, because `(?!\S)` depends
-  on what follows;
+- after white space: a space may belong to the next word. Also, (3) fails, because `(?!\S)` looks at
+  the next character;
 - between an apostrophe and a letter.
 
 cl100k and qwen2, `[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|…`. One
 character of punctuation may belong to the letters after it: no cut there. Newlines may belong to the
 punctuation before them: no cut there either. Between a newline and a visible character there is a
 cut: no alternative matches both, and (3) holds because `\s*[\r\n]+` and `[\r\n]*` take all newlines
-without looking further. A run of numeric characters is cut after every third one, counted from the
-start of the run; with qwen2, after every one.
+without looking further. A run of numeric characters is cut after every third character, counted from
+the start of the run. With qwen2, it is cut after every character.
 
 o200k is like cl100k, with three differences:
 
@@ -33,7 +33,8 @@ o200k is like cl100k, with three differences:
 - Punctuation may include newlines and then `/`: no cut between a newline and a `/`.
 - Marks count as letters and as punctuation: no cut next to a mark.
 
-For (4), with NFC, no cut is next to a character that NFC changes or composes with the one before it.
+If a tokenizer normalizes to NFC, (4) allows no cut next to a character that NFC changes or composes
+with the one before it.
 
 Characters are classified by Python's Unicode tables. A character that is not in these tables has no
 class, and no cut is next to it.
@@ -72,7 +73,7 @@ _FAMILIES: dict[str | None, Family] = {
 
 
 def find_family(pattern: str | None) -> Family | None:
-    r"""The family that a pre-tokenizer's pattern belongs to, or None.
+    r"""Return the family that a pre-tokenizer's pattern belongs to, or None.
 
     A pattern of None stands for ByteLevel's own pattern, which files do not spell out.
 
@@ -83,16 +84,16 @@ def find_family(pattern: str | None) -> Family | None:
 
 
 def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
-    """Whether texts may be cut between any letter and a following space or line end.
+    """Return whether texts may be cut between any letter and a following space or line end.
 
-    With NFC, that is not so for cl100k and qwen2. NFC turns some letters, such as U+0958, into a letter
-    and a mark. These families count a mark as punctuation, which may include the newlines after it.
+    With NFC, cl100k and qwen2 do not allow this. NFC turns some letters, such as U+0958, into a letter
+    and a mark. These families match a mark as punctuation, together with the newlines after it.
     """
     return family is not None and not (nfc and family in ("cl100k", "qwen2"))
 
 
 def find_family_of_scheme(scheme: str) -> Family | None:
-    """The family of a tiktoken scheme: the one with the same name, or None."""
+    """Return the family that has the same name as a tiktoken scheme, or None."""
     return next((family for family in get_args(Family) if family == scheme), None)
 
 
@@ -116,7 +117,9 @@ class CutRules:
     forbidden: frozenset[int] = frozenset()
 
     def find_last_cut(self, text: bytes) -> int:
-        """The last position where a text may be cut; 0 if there is none. The text must be valid UTF-8.
+        """Return the last position where a text may be cut, or 0 if there is none.
+
+        The text must be valid UTF-8.
 
         >>> CutRules("gpt2", nfc=False).find_last_cut("日本語。日本".encode())
         12
@@ -134,12 +137,12 @@ class CutRules:
         return 0
 
     def classify(self, text: bytes) -> Classes:
-        """The class of each character."""
+        """Return the class of each character."""
         codes = np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
         return _classify_unicode(self.nfc)[np.minimum(codes, _CLASSIFIED)]
 
     def find_last_run(self, text: bytes) -> tuple[int, int]:
-        """Find the last run in a text: the characters at the end that are all of one group.
+        """Find the last run of a text: the characters at its end that belong to one group.
 
         Returns the group (see `_GROUPS`) and the position where the run starts.
         """
@@ -169,14 +172,14 @@ def find_character_start(text: bytes, place: int) -> int:
 
 
 def _measure_characters(text: bytes) -> npt.NDArray[np.int64]:
-    """How many bytes each character has."""
+    """Return how many bytes each character has."""
     starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
     return np.diff(np.append(starts, len(text)))
 
 
 @functools.cache
 def _classify_unicode(nfc: bool) -> Classes:
-    """The class of every character according to `unicodedata`; computed in 0.1 s."""
+    """Find the class of every character by `unicodedata`, in 0.1 s."""
     kinds = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Zs": SPACE}
     firsts = {"M": MARK, "N": NUMBER, "P": OTHER, "S": OTHER}
     characters = [chr(code) for code in range(_CLASSIFIED)]
@@ -206,7 +209,7 @@ def _classify_unicode(nfc: bool) -> Classes:
 
 @functools.cache
 def _find_allowed_pairs(family: Family) -> npt.NDArray[np.bool_]:
-    """A table: whether a cut is allowed, by the class before it and the class after it."""
+    """Make a table that says for each two classes whether a cut between them is allowed."""
     allowed = np.zeros((_CLASS_COUNT, _CLASS_COUNT), np.bool_)
 
     def allow(before: tuple[int, ...], after: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ _SHA256 = {
 
 
 def read_gpt2() -> dict[str, Any]:
-    """GPT-2's vocabulary in the form of a tokenizer.json.
+    """Read GPT-2's vocabulary, in the form of a tokenizer.json.
 
     >>> document = read_gpt2()
     >>> len(document["model"]["vocab"]), len(document["model"]["merges"])

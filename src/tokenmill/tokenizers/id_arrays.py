@@ -23,7 +23,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 def add_terminators(ids: Ids, offsets: Offsets, eot_id: int | None) -> tuple[Ids, Offsets]:
-    """The same texts, each followed by the end-of-text id, or by 0 if there is none.
+    """Add the end-of-text id after each text, or 0 if there is no such id.
 
     >>> ids, offsets = add_terminators(np.array([7, 8], np.uint32), np.array([0, 2, 2]), 9)
     >>> ids.tolist(), offsets.tolist()
@@ -40,7 +40,7 @@ def add_terminators(ids: Ids, offsets: Offsets, eot_id: int | None) -> tuple[Ids
 
 
 def drop_terminators(ids: Ids, offsets: Offsets) -> tuple[Ids, Offsets]:
-    """The same texts without their terminators.
+    """Remove the terminator after each text.
 
     >>> ids, offsets = drop_terminators(np.array([7, 8, 0, 0], np.uint32), np.array([0, 3, 4]))
     >>> ids.tolist(), offsets.tolist()
@@ -52,7 +52,7 @@ def drop_terminators(ids: Ids, offsets: Offsets) -> tuple[Ids, Offsets]:
 
 
 def join_batches(batches: Sequence[tuple[Ids, Offsets]]) -> tuple[Ids, Offsets]:
-    """Several batches as one.
+    """Join several batches into one.
 
     >>> one = np.array([5, 0], np.uint32), np.array([0, 2])
     >>> ids, offsets = join_batches([one, one])
@@ -84,7 +84,7 @@ def terminate_texts(texts: Sequence[Ids], eot_id: int | None) -> tuple[Ids, Offs
 def check_ids(
     ids: Sequence[int] | npt.NDArray[Any], vocab_size: int, name: str
 ) -> npt.NDArray[np.int64]:
-    """Ids as a flat array, after checking that all are integers in `[0, vocab_size)`.
+    """Check that all ids are integers in `[0, vocab_size)`. Returns them as a flat array.
 
     >>> check_ids([1, 7], 7, "tiny")
     Traceback (most recent call last):
@@ -110,7 +110,7 @@ def check_ids(
 def spell(
     ids: Sequence[int] | npt.NDArray[Any], spellings: Sequence[bytes | None], name: str
 ) -> str:
-    """The text of ids. Bytes that are not valid UTF-8 become U+FFFD.
+    """Decode ids to text. Bytes that are not valid UTF-8 become U+FFFD.
 
     >>> spell([0, 1, 0], [b"a", b"\\xff"], "tiny")
     'a\ufffda'

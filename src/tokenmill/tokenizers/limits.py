@@ -36,7 +36,7 @@ _MOST_GROWTH = 256
 
 
 def parse_object(data: bytes, where: str, what: str = "tokenizer.json") -> dict[str, Any]:
-    """The object in a JSON text.
+    """Parse a JSON text that contains an object. Error messages name `where`.
 
     >>> parse_object(b"[1]", "x.json")
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ def check_id(token: str, number: Any, where: str) -> int:
 
 
 def check_gaps(vocab_size: int, tokens: int, where: str) -> None:
-    """Refuse ids far above the number of tokens.
+    """Refuse a vocabulary whose largest id is far above its number of tokens.
 
     >>> check_gaps((1 << 20) + 300, 300, "x.json")
     >>> check_gaps(1 << 28, 300, "x.json")
@@ -94,7 +94,7 @@ def check_added(content: Any, where: str) -> str:
 
 
 def list_steps(normalizer: Any, where: str) -> list[Mapping[str, Any]]:
-    """The steps of a normalizer, in order, with nested sequences flattened.
+    """Return the steps of a normalizer, in order, with nested sequences flattened.
 
     >>> nfc = {"type": "NFC"}
     >>> list_steps({"type": "Sequence", "normalizers": [nfc, nfc]}, "x.json")
@@ -154,7 +154,7 @@ _SETTINGS = {
 
 
 def _measure_growth(step: Mapping[str, Any], where: str) -> float:
-    """The largest factor by which a step can lengthen a text."""
+    """Return the largest factor by which a step can lengthen a text."""
     if step["type"] == "Strip":
         if all(isinstance(step.get(side, True), bool) for side in _SETTINGS["Strip"]):
             return 1.0
@@ -174,7 +174,7 @@ def _measure_growth(step: Mapping[str, Any], where: str) -> float:
 
 
 def _measure_map(encoded: Any, where: str) -> float:
-    """The length of the longest replacement text in a character map.
+    """Return the length of the longest replacement text in a character map.
 
     A map holds the size of its trie, then the trie, then the replacement texts, each ending in NUL.
     """

@@ -90,7 +90,7 @@ bytes, ...
     path = Path(text)
     if scheme is not None and path.suffix != ".tiktoken":
         raise TokenizerError(
-            f"`scheme` ({scheme!r}) is only for .tiktoken files, and {text!r} is not one"
+            f"`scheme` ({scheme!r}) is only for .tiktoken files. {text!r} is not one, so omit `scheme`."
         )
     if text == "bytes":
         return ByteTokenizer(eot=eot)
@@ -114,7 +114,7 @@ def _load_gpt2(eot: str | int | None) -> Tokenizer:
 
 
 def _find_mode(path: Path) -> int:
-    """The `st_mode` of a path; 0 if it does not exist."""
+    """Return the `st_mode` of a path; 0 if it does not exist."""
     try:
         return path.stat().st_mode
     except PermissionError as error:
@@ -184,7 +184,7 @@ def read_tokenizer(
     eot: str | int | None = None,
     configured: str | None = None,
 ) -> Tokenizer:
-    """Read a tokenizer from the content of a file, without a trial in a child process.
+    """Make a tokenizer from the content of a file, without a trial in a child process.
 
     Error messages call the file `where`. `configured` is the end-of-text token that the
     tokenizer_config.json beside the file names.
@@ -251,7 +251,7 @@ def _finish(
 
 
 def _read_configured_eot(config: Path) -> str | None:
-    """The `eos_token` in a tokenizer_config.json; None if there is no such file or entry."""
+    """Return the `eos_token` in a tokenizer_config.json; None if there is no such file or entry."""
     if not _find_mode(config):
         return None
     token = parse_object(_read(config), config.name, "tokenizer_config.json").get("eos_token")

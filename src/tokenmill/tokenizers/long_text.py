@@ -57,7 +57,7 @@ _OVERLAPS = (8, 64)  # distances from u to the end of w to try, as multiples of 
 class LongText:
     """Encodes one text piece by piece.
 
-    `most` is how many bytes may be held, and `window` how many are encoded at once.
+    At most `most` bytes of text are held, and `window` bytes are encoded at once.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int, *, window: int = WINDOW) -> None:
@@ -97,7 +97,7 @@ class LongText:
 
 
 class Settler:
-    """Finds the ids at the start of a text that are final, whatever text follows."""
+    """Finds the final ids at the start of a text: those that no following text can change."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Settler:
         self._straddled = _find_straddled_pairs(spellings)
 
     def settle(self, text: bytes) -> tuple[Ids, int]:
-        """The final ids at the start of a text, and the number of bytes that they cover."""
+        """Return the final ids at the start of a text, and the number of bytes that they cover."""
         cut = self._rules.find_last_cut(text)
         if not cut and self._merging:
             return self._settle_run(text)
@@ -162,7 +162,7 @@ class Settler:
         return nothing
 
     def _is_matched_alone(self, window: bytes, kind: int, start: int) -> bool:
-        """Whether the pattern matches a run independently of the characters before it.
+        """Return whether the pattern matches a run independently of the characters before it.
 
         With every family except o200k, this is always so. o200k can match letters without case
         together with the letters before them. So with o200k, a run of letters without case must not
@@ -175,7 +175,7 @@ class Settler:
     def _common_end(
         self, window: bytes, start: int, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> int:
-        """Where the last token t of the module's proof ends; 0 if there is none.
+        """Return where the last token t of the module's proof ends; 0 if there is none.
 
         `window` is w, `start` is u, `places` are the starts of characters, and `ends` the ends of the
         tokens of E(w). A token that ends inside a character does not count, because the rest of the
@@ -193,12 +193,12 @@ class Settler:
 
 
 def _find_spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
-    """The start and end of each of some consecutive tokens. The first starts at `start`."""
+    """Return the start and end of consecutive tokens. The first token starts at `start`."""
     return set(pairwise([start, *ends.tolist()]))
 
 
 def _find_characters(text: bytes) -> npt.NDArray[np.int64]:
-    """Where characters start."""
+    """Return where characters start."""
     starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
     return starts.astype(np.int64)
 

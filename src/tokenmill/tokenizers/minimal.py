@@ -21,7 +21,7 @@ _SPELLINGS = [*(bytes([value]) for value in range(256)), b"<|endoftext|>"]
 
 
 class ByteTokenizer(Tokenizer):
-    """Bytes as ids; 256 is the end of text.
+    """Uses the bytes of a text as its ids. The end-of-text id is 256.
 
     >>> tokenizer = ByteTokenizer()
     >>> ids, offsets = tokenizer.encode_batch(["né".encode(), b""])

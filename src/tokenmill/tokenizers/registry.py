@@ -78,7 +78,7 @@ def check_tokenizer(tokenizer: Tokenizer) -> None:
 
 
 def check_picklable(tokenizer: Tokenizer) -> None:
-    """Refuse a user's tokenizer that worker processes cannot receive."""
+    """Refuse a user's tokenizer that cannot be sent to worker processes."""
     found = type(tokenizer)
     if found in _BUILT_IN:
         return
@@ -130,7 +130,7 @@ install the package that provides it.
 
 
 def restore(state: Mapping[str, Any]) -> Tokenizer:
-    """Like `from_state`, but without the trial in a child process."""
+    """Restore a tokenizer as `from_state` does, but without the trial in a child process."""
     try:
         return _find_class(state["kind"]).from_settings(
             {name: value for name, value in state.items() if name != "kind"}

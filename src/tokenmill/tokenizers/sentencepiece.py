@@ -3,9 +3,9 @@
 A model is read from a `.model` file or from a tokenizer.json.
 
 Guarantees: the same ids as `sentencepiece` with the same model. Text that spells a control token
-such as `</s>`, or a byte token such as `<0x41>`, is never encoded as one. Models of other types are
-refused. So are models with user-defined symbols, because gigatoken places these differently from
-SentencePiece. One difference remains: if a model maps characters and removes extra white space,
+such as `</s>`, or a byte token such as `<0x41>`, is never encoded as that token. Models of other
+types are refused. So are models with user-defined symbols, because gigatoken treats these differently
+from SentencePiece. One difference remains: if a model maps characters and removes extra white space,
 gigatoken also drops the control character U+0085 at the start and end of a text.
 
 These models merge across spaces, so a text is never cut, and a batch is encoded text by text.
@@ -44,7 +44,7 @@ _WHITE_SPACE = "\t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
 
 
 def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
-    """The vocabulary in a SentencePiece model.
+    """Read the vocabulary from a SentencePiece model.
 
     >>> read_model_file(b"no model", "x.model")
     Traceback (most recent call last):
@@ -105,12 +105,12 @@ class SentencePieceVocabulary(DocumentVocabulary):
         for token in document.get("added_tokens") or []:
             content = check_added(token["content"], self._where)
             if not token.get("special"):
-                self._refuse(f"it has the user-defined symbol {content!r}")
+                self._refuse(f"it has the user-defined symbol {content!r}, which is not supported")
             number = check_id(content, token["id"], self._where)
             self.special_ids[content] = vocabulary.get(content, number)
         unknown = model.get("unk_token")
         if unknown is not None and not isinstance(unknown, str):
-            self._refuse(f"its unknown token is {brief(unknown)}")
+            self._refuse(f"its unknown token is {brief(unknown)}, which is not text")
         reserved = {*self.special_ids, *filter(_BYTE_TOKEN.fullmatch, vocabulary)}
         if unknown is not None:
             reserved.add(unknown)

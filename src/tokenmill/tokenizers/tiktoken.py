@@ -48,7 +48,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
 def read_tiktoken_file(
     data: bytes, name: str, scheme: str | None, eot: str | int | None
 ) -> TiktokenVocabulary:
-    """The vocabulary in a tiktoken file.
+    """Read the vocabulary from a tiktoken file.
 
     A file other than the published ones has no special tokens. For such a file, a spelling
     given as `eot` becomes a special token, with the first id after the ranks.

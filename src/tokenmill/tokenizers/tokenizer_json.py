@@ -33,7 +33,7 @@ for _byte in range(256):
 
 
 def check_added_ids(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a file that gives an added token another id than the `tokenizers` library would.
+    """Refuse a file in which an added token has another id than in the `tokenizers` library.
 
     The library ignores the ids of added tokens in the file. It numbers these tokens in the order of
     the file, after the vocabulary.
@@ -166,12 +166,14 @@ class JsonVocabulary(DocumentVocabulary):
         }
 
     def _read_model(self, model: Mapping[str, Any]) -> tuple[dict[str, int], list[str], set[str]]:
-        """The vocabulary, the merges as `left right`, and the tokens that merges make."""
+        """Return the vocabulary, the merges as `left right`, and the tokens that merges can make."""
         if model.get("type", "BPE") != "BPE":
             self._refuse(f"its model is {brief(model['type'])}; only BPE is supported")
         for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if model.get(setting):
-                self._refuse(f"its model sets {setting} to {brief(model[setting])}")
+                self._refuse(
+                    f"its model sets {setting} to {brief(model[setting])}, which is not supported"
+                )
         vocabulary = dict(model["vocab"])
         missing = [byte for byte, letter in BYTE_LETTERS.items() if letter not in vocabulary]
         if missing:
@@ -187,7 +189,7 @@ class JsonVocabulary(DocumentVocabulary):
         return vocabulary, merges, made
 
     def _is_nfc(self, steps: list[Mapping[str, Any]]) -> bool:
-        """Whether texts are normalized to NFC, the only normalizer that is supported."""
+        """Return whether texts are normalized to NFC, the only normalizer that is supported."""
         for step in steps:
             if step["type"] != "NFC":
                 self._refuse(f"its normalizer is {brief(step['type'])}; only NFC is supported")
@@ -196,7 +198,7 @@ class JsonVocabulary(DocumentVocabulary):
     def _read_pre_tokenizer(
         self, pre_tokenizer: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], str | None, bool]:
-        """The pre-tokenizer in canonical form, its pattern, and whether it adds a leading space."""
+        """Return the canonical pre-tokenizer, its pattern, and whether it adds a leading space."""
         steps = [pre_tokenizer] if pre_tokenizer else []
         if pre_tokenizer and pre_tokenizer["type"] == "Sequence":
             steps = list(pre_tokenizer["pretokenizers"])
@@ -209,7 +211,10 @@ class JsonVocabulary(DocumentVocabulary):
         prefix_space = bool(last["add_prefix_space"])
         if not splits and not use_regex:
             # gigatoken would still split by GPT-2's pattern.
-            self._refuse("its pre-tokenizer is ByteLevel with use_regex=false and without a Split")
+            self._refuse(
+                "its pre-tokenizer is ByteLevel with use_regex=false and without a Split, which is not "
+                "supported"
+            )
         byte_level = {
             "type": "ByteLevel",
             "add_prefix_space": prefix_space,
@@ -219,8 +224,8 @@ class JsonVocabulary(DocumentVocabulary):
         if not splits:
             return byte_level, None, prefix_space
         for split in splits:
-            # Both are the same for a pattern that matches all text: make each match a piece, or
-            # keep the matches and remove the rest.
+            # If a pattern matches all text, these two give the same pieces: isolate each match, or
+            # remove everything that does not match.
             is_isolating = split["type"] == "Split" and (
                 split["behavior"],
                 bool(split["invert"]),
@@ -252,7 +257,7 @@ class JsonVocabulary(DocumentVocabulary):
     def _read_added(
         self, added: list[Mapping[str, Any]], vocabulary: Mapping[str, int], *, nfc: bool
     ) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Special tokens with their ids, and the other added tokens in canonical form."""
+        """Return the special tokens with their ids, and the other added tokens in canonical form."""
         specials: dict[str, int] = {}
         kept = []
         for token in added:
@@ -262,9 +267,13 @@ class JsonVocabulary(DocumentVocabulary):
                 specials[content] = number
                 continue
             if token.get("single_word"):
-                self._refuse(f"its added token {content!r} matches whole words only")
+                self._refuse(
+                    f"its added token {content!r} matches whole words only, which is not supported"
+                )
             if nfc and token.get("normalized") and content.strip(_WHITE_SPACE):
-                self._refuse(f"its added token {content!r} matches normalized text only")
+                self._refuse(
+                    f"its added token {content!r} matches normalized text only, which is not supported"
+                )
             strips = {side: bool(token.get(side)) for side in ("lstrip", "rstrip")}
             kept.append(_make_added(content, number) | strips)
         return specials, sorted(kept, key=lambda token: (token["id"], token["content"]))
@@ -320,9 +329,9 @@ def _make_added(content: str, number: int) -> dict[str, Any]:
 
 
 def _leaves_cuts(token: Mapping[str, Any]) -> bool:
-    """Whether texts may be cut between any letter and a following space despite an added token.
+    """Return whether an added token allows cuts between any letter and a following space.
 
-    That is so if the token contains no such place and does not take the white space after it.
+    It does if it contains no such place and does not include the white space after it.
     """
     content = token["content"]
     return not token["rstrip"] and (

@@ -38,7 +38,7 @@ _passed: set[bytes] = set()
 
 
 def allow(size: int) -> tuple[int, int]:
-    """The limits for loading a tokenizer of `size` bytes: memory in bytes, processor time in seconds.
+    """Return the memory in bytes and the seconds that loading a tokenizer of `size` bytes may take.
 
     Loading a vocabulary of 262,144 tokens in 12 MB takes a third of the memory and a tenth of the time
     that these limits allow.
@@ -47,7 +47,7 @@ def allow(size: int) -> tuple[int, int]:
 
 
 def try_in_child(data: bytes, **request: Any) -> None:
-    """Refuse a tokenizer that a child cannot load. `trial_child.py` describes the request."""
+    """Refuse a tokenizer that a child process cannot load. `trial_child.py` describes the request."""
     sent = json.dumps(request).encode() + b"\n" + data
     digest = hashlib.sha256(sent).digest()
     if digest in _passed or hashlib.sha256(data).hexdigest() in _KNOWN:
@@ -79,7 +79,7 @@ def try_in_child(data: bytes, **request: Any) -> None:
     if done.returncode in _COULD_NOT_START:
         return
     if done.returncode:
-        why = f"ends the process with status {done.returncode}, or memory ran out meanwhile"
+        why = f"crashed a process (status {done.returncode}), or the machine ran out of memory"
         raise _refuse(where, why)
     _passed.add(digest)
 
@@ -92,7 +92,7 @@ def _refuse(where: str, reason: str) -> TokenizerError:
 
 
 def _make_environment() -> dict[str, str]:
-    """The environment of the child: it finds the same modules, and libraries use one thread."""
+    """Make the child's environment: the same module path, and one thread for each library."""
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     path = os.pathsep.join(folder for folder in sys.path if folder)
     return {**os.environ, **dict.fromkeys(threads, "1"), "PYTHONPATH": path}

@@ -34,8 +34,8 @@ def augment(
 ) -> tuple[Ids, Ids]:
     """Make inputs and targets (rows, seq_len) from consecutive rows of tokens (rows, seq_len + 1).
 
-    Both are views of `tokens` if nothing changes. Fill-in-the-middle is applied first, then masks
-    (the end-of-text id), then random ids.
+    If no token changes, both are views of `tokens`. Rows are first rearranged for fill-in-the-middle.
+    Then some inputs are replaced with the end-of-text id, and others with random ids.
 
     >>> rows = np.arange(12).reshape(2, 6)
     >>> inputs, targets = augment(rows, 0, config=Config(), vocab=12, eot_id=None)
@@ -69,15 +69,15 @@ def augment(
 def check_ids(tokens: Ids, vocab: int, first_row: int | None = None) -> None:
     """Raise `DatasetError` unless all ids are from 0 to vocab - 1.
 
-    The error names the row at fault: `first_row` is the row number of `tokens[0]` in the run. None
-    means that the rows are from the validation set.
+    The error names the row at fault. `first_row` is the number of the first row in the run, or None
+    for rows of the validation set.
 
     >>> check_ids(np.array([[1, 2], [3, 70_000]]), 50_257, first_row=8)
     Traceback (most recent call last):
     ...
     tokenmill.errors.DatasetError: row 9 of the run contains the id 70000, but the vocabulary has the \
-ids 0 to 50,256. Give the tokenizer, or the vocabulary's size, that the tokens were made with; if \
-these are right, the tokens are damaged or in another format.
+ids 0 to 50,256. Give the right `tokenizer` or `vocab_size`. If they are right already, the tokens \
+are damaged or in another format.
     """
     if not tokens.size or (int(tokens.max()) < vocab and int(tokens.min()) >= 0):
         return
@@ -89,13 +89,13 @@ these are right, the tokens are damaged or in another format.
     )
     raise DatasetError(
         f"{where} contains the id {tokens[row, place]}, but the vocabulary has the ids 0 to "
-        f"{vocab - 1:,}. Give the tokenizer, or the vocabulary's size, that the tokens were made "
-        "with; if these are right, the tokens are damaged or in another format."
+        f"{vocab - 1:,}. Give the right `tokenizer` or `vocab_size`. If they are right already, the "
+        "tokens are damaged or in another format."
     )
 
 
 def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: int | None) -> Ids:
-    """In `fraction` of the rows, rearrange part of one document as prefix, suffix, middle."""
+    """Rearrange one document as prefix, suffix, middle, in the given fraction of the rows."""
     length = tokens.shape[1]
     room = length - MARKERS
     draws = _draw(keys, 4)
@@ -107,10 +107,10 @@ def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: 
     cuts = start[:, None] + _pick(draws[:, 2:], (end - start + 1)[:, None])
     first, second = cuts.min(axis=1, keepdims=True), cuts.max(axis=1, keepdims=True)
     start, end = start[:, None], end[:, None]
-    # For each position of the new row, where its token comes from. Each of these lines replaces the
-    # positions left of a border, so the borders move left from line to line.
+    # `origin` says, for each position of the new row, where in the old row its token is. Each
+    # assignment replaces the positions left of a border, and the next border is further left.
     place = np.broadcast_to(np.arange(length), some.shape)
-    suffix, middle = first + 2, first + 3 + end - second  # where these begin
+    suffix, middle = first + 2, first + 3 + end - second  # their first positions
     origin = place - 3
     origin = np.where(place < end + 3, place - middle + first, origin)
     origin = np.where(place < middle, place - suffix + second, origin)
@@ -143,18 +143,18 @@ def _find_part(
 
 
 def _keys(config: Config, kind: str, rows: npt.NDArray[np.int64]) -> Numbers:
-    """Derive the key of each row, for the random numbers of one kind of augmentation."""
+    """Derive a key for each row. Each kind of augmentation has its own keys."""
     return derive_keys(make_key("augment", kind, config.seed), rows)
 
 
 def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
-    """Draw `count` random 53-bit numbers for each key: (keys, count). Each `series` is different."""
+    """Draw random 53-bit numbers (keys, count). Each `series` gives different numbers."""
     numbers = np.arange(series * count, (series + 1) * count)
     return derive_keys(keys[:, None], numbers) >> np.uint64(11)
 
 
 def _below(fraction: float) -> np.uint64:
-    """The threshold below which this fraction of all 53-bit numbers lies."""
+    """Return the threshold t such that this fraction of all 53-bit numbers is below t."""
     return np.uint64(round(fraction * 2**53))
 
 

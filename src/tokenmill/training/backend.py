@@ -23,7 +23,9 @@ from tokenmill.training.config import Config
 from tokenmill.training.model import Arrays, Shape, count_operations
 
 _MICRO_BATCH_TOKENS = 16_384
-_CPU_OPERATIONS = 2e11  # per micro-batch: seconds on two cores, so that a run can stop quickly
+_CPU_OPERATIONS = (
+    2e11  # per micro-batch: takes seconds on two cores, so that a run can stop quickly
+)
 
 # Peak operations per second of one device in dense bfloat16, as published. The first entry whose
 # name occurs in the device's name is used.
@@ -52,7 +54,7 @@ Pause = Callable[[int, int], bool]
 
 
 def never(_done: int, _count: int) -> bool:
-    """A `Pause` that never asks to stop."""
+    """Never ask to stop: the default `Pause`."""
     return False
 
 
@@ -60,8 +62,8 @@ def never(_done: int, _count: int) -> bool:
 class StepRows:
     """This rank's rows of a step: inputs and targets are ids (rows, seq_len), int64 or int32.
 
-    If attention stays inside documents, `documents` says which document of its row each token
-    belongs to, counted from 0.
+    `documents` is set if attention stays inside documents. It holds the number of each token's
+    document, counted from 0 in each row.
     """
 
     inputs: npt.NDArray[Any]
@@ -91,7 +93,7 @@ class Backend(Protocol):
 
     The loss of `step` is the mean over all rows of the step on all ranks, for any size of
     micro-batches. After `load(parameters(), optimizer_state())` in another process, training
-    continues bit for bit. A collective call waits for all ranks, so all of them must make it.
+    continues bit for bit. A collective call waits for all ranks, so every rank must make it.
     """
 
     name: str
@@ -99,9 +101,7 @@ class Backend(Protocol):
     world_size: int
     device: str  # for display, such as "2 threads" or "NVIDIA H100 80GB HBM3"
     rows_at_once: int  # the most rows in a micro-batch
-    compiles: (
-        bool  # whether it compiles; if so, the first micro-batch takes much longer than the others
-    )
+    compiles: bool  # if so, the first micro-batch takes much longer than the others
     peak_flops: float | None  # of all devices together, if known
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
@@ -114,7 +114,7 @@ class Backend(Protocol):
         """
 
     def agree(self, vote: bool) -> bool:
-        """Whether `vote` is true on any rank. A collective call."""
+        """Return whether `vote` is true on any rank. A collective call."""
 
     def wait(self) -> None:
         """Wait until the device has finished all work."""
@@ -123,39 +123,39 @@ class Backend(Protocol):
         """Wait for the steps since the last report, and return their results. A collective call."""
 
     def evaluate(self, rows: StepRows) -> npt.NDArray[np.float32]:
-        """The loss of each target, (rows, seq_len), without learning."""
+        """Return the loss of each target, (rows, seq_len). Changes no parameter."""
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits (vocab,) of the id that follows `ids` (length,); only the last seq_len ids count."""
+        """Return the logits (vocab,) of the id after `ids` (length,). Uses the last seq_len ids."""
 
     def parameters(self) -> Arrays:
-        """Copies of the parameters, by the names of `model.py`, float32."""
+        """Return float32 copies of the parameters, by their names in `model.py`."""
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of the optimizer's state, by name.
+        """Return copies of the optimizer's state, by name.
 
         A parameter of AdamW has NAME.exp_avg, NAME.exp_avg_sq and NAME.step. A parameter of Muon has
         NAME.momentum_buffer.
         """
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
-        """Load the state of another process. `StateError` if it does not fit."""
+        """Load a saved state. Raises `StateError` if it does not fit the model or the optimizer."""
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The sum of `values` over all ranks; every rank gets it. A collective call."""
+        """Return the sum of `values` over all ranks. A collective call."""
 
     def peak_memory(self) -> int:
-        """The peak memory in bytes: of the device, or of the process if the device is the CPU."""
+        """Return the peak memory in bytes: of the device or, on a CPU, of this process."""
 
     def close(self) -> None:
         """Disconnect from the other ranks."""
 
 
 def choose_micro_batch(config: Config, shape: Shape, *, on_cpu: bool) -> int:
-    """Return how many rows a micro-batch has: as configured, or enough for about 16,384 tokens.
+    """Return the rows per micro-batch: `config.micro_batch`, or enough for about 16,384 tokens.
 
-    CPUs gain nothing from large micro-batches. There, the number is reduced until a micro-batch
-    takes only seconds.
+    Large micro-batches do not make CPUs faster. So on a CPU, the number is reduced until a
+    micro-batch takes only seconds.
 
     >>> shape = Shape(vocab=50_304, layers=12, heads=12, kv_heads=12, width=768, seq_len=1024)
     >>> [choose_micro_batch(Config(), shape, on_cpu=on_cpu) for on_cpu in (False, True)]
@@ -190,7 +190,7 @@ def check_optimizer_state(here: Mapping[str, Any], there: Mapping[str, Any]) -> 
 
 
 def describe_devices(kind: str | None, threads: int, count: int) -> str:
-    """The devices for display; `kind` is None for CPUs.
+    """Describe the devices for display. `kind` is None for CPUs.
 
     >>> describe_devices(None, 2, 1), describe_devices("NVIDIA H100", 2, 8)
     ('2 threads', '8 x NVIDIA H100')
@@ -200,7 +200,7 @@ def describe_devices(kind: str | None, threads: int, count: int) -> str:
 
 
 def find_peak_flops(name: str) -> float | None:
-    """The peak operations per second of a device in bfloat16, if its name is known.
+    """Return a device's peak operations per second in bfloat16, or None if its name is unknown.
 
     >>> find_peak_flops("NVIDIA H100 80GB HBM3")
     989000000000000.0
@@ -209,7 +209,7 @@ def find_peak_flops(name: str) -> float | None:
 
 
 def find_process_memory() -> int:
-    """The peak memory of this process in bytes.
+    """Return the peak memory of this process in bytes.
 
     >>> find_process_memory() > 1_000_000
     True

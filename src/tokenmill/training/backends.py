@@ -1,9 +1,10 @@
 """Choose and open a backend: PyTorch or JAX, imported only when used.
 
 PyTorch's OpenMP threads spin while they wait at barriers. On a busy machine, they take cores away
-from the threads that they wait for. So `GOMP_SPINCOUNT` is set to 3,000 before PyTorch is imported,
-unless you set it or `OMP_WAIT_POLICY`: on two cores with two other busy processes, this gives
-15,129 tokens/s instead of 9,340; on a quiet machine, 38,657 instead of 38,900.
+from the threads that they wait for. So this module sets `GOMP_SPINCOUNT` to 3,000 before it imports
+PyTorch, unless you set that variable or `OMP_WAIT_POLICY`. On two cores with two other busy
+processes, this gives 15,129 tokens/s instead of 9,340. On a quiet machine, it gives 38,657 instead
+of 38,900.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tokenmill.training.model import Arrays, Shape
 def open_backend(
     name: str, config: Config, shape: Shape, values: Arrays, device: str | None = None
 ) -> Backend:
-    """Open the backend torch or jax with these initial weights, on a device (None: the fastest)."""
+    """Open the backend `torch` or `jax` with initial weights. The default device is the fastest."""
     with _importing(name):
         if name == "torch":
             from tokenmill.training.torch_backend import TorchBackend
@@ -34,7 +35,7 @@ def open_backend(
 
 
 def find_ranks(name: str) -> tuple[int, int]:
-    """The rank and the world size.
+    """Return the rank and the world size.
 
     They come from the caller's process group if there is one, else from the environment.
     """
@@ -48,7 +49,7 @@ def find_ranks(name: str) -> tuple[int, int]:
 
 
 def check_device(name: str, device: str | None) -> None:
-    """Raise `UsageError` if PyTorch cannot use a device. JAX checks devices later, once connected."""
+    """Raise `UsageError` if PyTorch cannot use `device`. Does nothing for JAX, which checks later."""
     if name == "torch" and device is not None:
         with _importing(name):
             from tokenmill.training.torch_backend import choose_device
@@ -57,10 +58,10 @@ def check_device(name: str, device: str | None) -> None:
 
 
 def has_accelerator(name: str, device: str | None, stack: ExitStack) -> bool:
-    """Whether a backend would compute on something faster than the CPU.
+    """Return whether a backend would compute on something faster than the CPU.
 
-    JAX must connect its processes before it looks for devices, so this function connects them. When
-    `stack` is closed, they disconnect.
+    JAX must connect its processes before it looks for devices, so this function connects them.
+    Closing `stack` disconnects them.
 
     >>> has_accelerator("torch", "cpu", ExitStack())
     False
@@ -83,11 +84,11 @@ def has_accelerator(name: str, device: str | None, stack: ExitStack) -> bool:
 
 @contextmanager
 def _importing(name: str) -> Iterator[None]:
-    """Prepare the import of a framework, and name the package to install if it is missing."""
+    """Turn a failed import in the `with` block into an error that names the package to install."""
     if name not in ("torch", "jax"):
         raise UsageError(f"`backend` is {name!r}; expected torch or jax.")
     if name == "torch" and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # libgomp reads it when it is loaded
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # libgomp reads this when it is loaded
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
 """Charts of a run's losses: `loss.svg` for a browser, and characters for a terminal.
 
-A curve has at most a few hundred points, each the mean over an equal share of the steps, so the
-file stays small for any run. The scale is logarithmic if losses differ by a factor of three or
-more.
+A curve has at most a few hundred points, so the file stays small for any run. Each point is the
+mean over the same number of steps. The scale is logarithmic if losses differ by a factor of three
+or more.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at steps, with a name. NaN and infinity are omitted."""
+    """A named series of values by step. NaN and infinity are omitted."""
 
     name: str
     steps: npt.ArrayLike
     values: npt.ArrayLike
 
     def binned(self, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-        """Reduce the curve to at most `most` points, each the mean of equally many points.
+        """Reduce the curve to at most `most` points. Each is the mean of the same number of points.
 
         >>> Curve("train", [1, 2, 3, 4], [8, 6, 4, 2]).binned(2)
         (array([1.5, 3.5]), array([7., 3.]))
@@ -88,7 +88,7 @@ class _Axes:
 
 
 def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """About `about` round numbers between two numbers.
+    """Return about `about` round numbers from `low` to `high`.
 
     >>> nice_ticks(0, 1000), nice_ticks(1.9, 3.1)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [2.0, 2.2, 2.4, 2.6, 2.8, 3.0])
@@ -161,7 +161,7 @@ def _label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
-    """Draw curves in characters: the first as a line of braille dots, the others as marks on it.
+    """Draw curves in characters: the first as a line of braille dots, the others as marks over it.
 
     >>> print(draw_text([Curve("train", [0, 1, 2], [4, 2, 1])], width=10, height=3))
        4 ┤⠒⠤⣀
@@ -204,7 +204,7 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
 
 
 def _draw_dots(cells: list[list[str]], across: Floats, up: Floats) -> None:
-    """Draw a line through points with the dots of braille characters: two across, four down."""
+    """Draw a line through points in braille characters, each of which has 2 x 4 dots."""
     width, height = 2 * len(cells[0]), 4 * len(cells)
     if not len(across):
         return

@@ -89,7 +89,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     val_loss: float | None
 
     def read_settings(self) -> tuple[Config, Shape]:
-        """The settings and the shape of the model. `DamageError` if they are not valid."""
+        """Return the settings and the shape of the model. Raises `DamageError` if they are invalid."""
         try:
             config = Config(**self.config)  # type: ignore[arg-type]
             shape = Shape(**self.shape)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return config, shape
 
     def find_arrays(self) -> dict[str, Shapes]:
-        """The shapes of the arrays in each file."""
+        """Return, for each file, the names and shapes of its arrays."""
         config, shape = self.read_settings()
         return {
             MODEL_NAME: parameter_shapes(shape),
@@ -145,11 +145,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
 
     def parameters(self) -> Arrays:
-        """The parameters by name."""
+        """Return the parameters by name."""
         return self._load(MODEL_NAME)
 
     def optimizer_state(self) -> Arrays:
-        """The optimizer's state by name."""
+        """Return the optimizer's state by name."""
         return self._load(OPTIMIZER_NAME)
 
     def _load(self, name: str) -> Arrays:
@@ -168,7 +168,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 def write_files(
     folder: Path, state: RunState, parameters: AnyArrays, optimizer_state: AnyArrays
 ) -> None:
-    """Write the files of a checkpoint. `NotFiniteError` if a value is NaN or infinite."""
+    """Write the files of a checkpoint. Raises `NotFiniteError` if a value is NaN or infinite."""
     arrays = {MODEL_NAME: parameters, OPTIMIZER_NAME: optimizer_state}
     for held in arrays.values():
         for name, array in held.items():
@@ -181,7 +181,7 @@ def write_files(
 
 
 def read_checked(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, after a check of every byte."""
+    """Check every byte of the checkpoint in a folder, and return the checkpoint."""
     file = _read_state_file(path)
     for name, expected in file.state.find_arrays().items():
         with _naming(name), open_inside(path, name) as arrays:
@@ -191,7 +191,7 @@ def read_checked(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> RunState:
-    """The state of the checkpoint in a folder; the arrays are not checked."""
+    """Return the state of the checkpoint in a folder, without checking the arrays."""
     return _read_state_file(path).state
 
 
@@ -231,13 +231,13 @@ def _read_state_file(path: Path) -> _StateFile:
         if not state.step <= state.row <= state.step * _MOST_ROWS_PER_STEP:
             raise DamageError(f"is damaged: step {state.step:,} cannot be at row {state.row:,}")
         if state.loader.get("row") != state.row:
-            raise DamageError("is damaged: the loader is at another row than the run")
+            raise DamageError("is damaged: the loader and the run are at different rows")
         state.read_settings()
     return file
 
 
 def _check_arrays(file: BinaryIO, expected: Shapes) -> str:
-    """Check the header and every value of a safetensors file; returns its checksum."""
+    """Check the header and every value of a safetensors file. Returns the file's checksum."""
     digest = xxhash.xxh3_128()
     for name, size in _read_header(file, expected, digest):
         left = _FLOAT.itemsize * math.prod(size)
@@ -294,7 +294,7 @@ def _read_header(
 
 
 def _save(path: Path, arrays: AnyArrays) -> str:
-    """Write arrays and flush them; returns the checksum of the file."""
+    """Write arrays to a file and flush it. Returns the file's checksum."""
     data = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
         load_safetensors().save_file(data, path)
@@ -311,7 +311,7 @@ def _save(path: Path, arrays: AnyArrays) -> str:
 
 
 def load_safetensors() -> Any:
-    """Import the package that writes the arrays; `UsageError` if it is missing."""
+    """Import the package that writes arrays. Raises `UsageError` if it is missing."""
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:

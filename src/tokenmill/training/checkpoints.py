@@ -80,20 +80,23 @@ class Checkpoints:
         return target
 
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-        """The newest intact checkpoint; warns about damaged ones.
+        """Return the newest intact checkpoint, or None if there are no checkpoints.
 
-        `StateError` if there are checkpoints and none is intact.
+        Warns about damaged checkpoints. Raises `StateError` if all of them are damaged.
         """
         return self._first_intact(self._steps(), warn)
 
     def best(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-        """The intact checkpoint with the lowest validation loss; the newest if none was validated."""
+        """Return the intact checkpoint with the lowest validation loss.
+
+        If none was validated, returns the newest intact checkpoint.
+        """
         losses = self._losses()
         by_loss = sorted(self._steps(), key=lambda step: losses.get(step, np.inf))
         return self._first_intact(by_loss, warn)
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of a step; `StateError` if it is damaged."""
+        """Return the checkpoint of a step. Raises `StateError` if it is damaged."""
         try:
             return read_checked(self._path(step))
         except DamageError as damage:
@@ -103,7 +106,7 @@ class Checkpoints:
         return self.folder / f"step_{step:07}"
 
     def _steps(self) -> list[int]:
-        """The steps of all checkpoints, intact or not, the newest first."""
+        """Return the steps of all checkpoints, intact or not, the newest first."""
         if not self.folder.is_dir():
             return []
         matches = (_NAME.fullmatch(name) for name in os.listdir(self.folder))
@@ -125,7 +128,7 @@ class Checkpoints:
         return None
 
     def _losses(self) -> dict[int, float]:
-        """The validation loss of each checkpoint that has one and is readable."""
+        """Return the validation loss of each readable checkpoint that has one, by step."""
         losses = {}
         for step in self._steps():
             try:
@@ -149,7 +152,7 @@ class Checkpoints:
                 self._discard(self._path(step))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint if it exists; renames it first, so that a kill never leaves half of it."""
+        """Remove a checkpoint. It is renamed first, so that a kill never leaves half a checkpoint."""
         if os.path.lexists(path):
             doomed = temporary_path(path.with_name(f"{path.name}.old"))
             remove(doomed)
@@ -158,7 +161,7 @@ class Checkpoints:
 
 
 def refuse_other_run(state: RunState, own: RunState, cure: str) -> None:
-    """Raise `StateError` if a checkpoint belongs to another run; the error names all differences.
+    """Raise `StateError`, naming all differences, if a checkpoint belongs to another run.
 
     Settings that may change when a run resumes are ignored.
     """
@@ -190,7 +193,7 @@ def _is_equal(name: str, there: Any, here: Any) -> bool:
 
 
 def _describe_mixture(loader: dict[str, Any]) -> str:
-    """The sources and weights in a loader's state.
+    """Describe the sources and weights in a loader's state.
 
     >>> _describe_mixture({"names": ["web", "code"], "weights": [[0, [0.7, 0.3]]]})
     'web 0.7, code 0.3'

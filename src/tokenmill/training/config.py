@@ -69,7 +69,7 @@ class Config:
     max_steps
         Number of training steps.
     warmup_steps
-        Steps, at the start of the run, over which the learning rate rises.
+        Number of steps, at the start of the run, over which the learning rate rises.
     decay_fraction
         Share of the steps, at the end of the run, over which the learning rate falls to 0.
     optimizer
@@ -92,7 +92,7 @@ class Config:
     compile
         Whether PyTorch compiles the model. auto means on for GPUs and off elsewhere.
     order
-        Order of the rows: shuffled, or blocks for storage that reads neighbours faster.
+        Order of the rows: shuffled, or blocks for storage that reads neighbouring rows faster.
     seed
         Seed of the initial weights, the order of the rows and the augmentation.
     mask_fraction
@@ -169,8 +169,8 @@ class Config:
             )
         if self.batch_tokens % self.seq_len:
             raise UsageError(
-                f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len`, "
-                f"{self.seq_len:,}; try {-(-self.batch_tokens // self.seq_len) * self.seq_len:,}."
+                f"`batch_tokens` is {self.batch_tokens:,}, which is not a multiple of `seq_len` "
+                f"({self.seq_len:,}); try {-(-self.batch_tokens // self.seq_len) * self.seq_len:,}."
             )
         if self.within_documents and self.fim_fraction:
             raise UsageError(
@@ -199,7 +199,7 @@ class Config:
         return self.batch_tokens // self.seq_len
 
     def find_due(self, step: int) -> dict[str, bool]:
-        """Whether each of these is due after a step: a line, a validation, a sample, a checkpoint.
+        """Return whether a line, a validation, a sample and a checkpoint are due after a step.
 
         >>> Config(val_every=0).find_due(250)
         {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}
@@ -214,7 +214,9 @@ class Config:
         return {name: last or (n > 0 and step % n == 0) for name, n in every.items()}
 
     def scale(self, step: int) -> float:
-        """The factor for learning rates at a step: it rises to 1, stays there, and falls towards 0.
+        """Return the factor for learning rates at a step.
+
+        Over a run, the factor rises to 1, stays there, and then falls towards 0.
 
         >>> config = Config(max_steps=10, warmup_steps=2, decay_fraction=0.5)
         >>> [round(config.scale(step), 2) for step in range(10)]
@@ -260,7 +262,7 @@ def check_value(name: str, value: object, kind: object) -> None:
 
 
 def _describe_range(kind: Any) -> str:
-    """The range of an annotated number, in words.
+    """Describe the range of an annotated number in words.
 
     >>> _describe_range(Layers | None), _describe_range(Decay)
     ('between 1 and 4,096', '0 or more, and below 1')

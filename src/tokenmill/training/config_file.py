@@ -1,11 +1,11 @@
 """Settings from presets, from JSON and YAML files, and from keyword arguments.
 
-Settings in a file have their names in `Config`. They are at the top level, or in the sections
-`model`, `training` and `data`; which section makes no difference. Other names that the guides of
-docs/guides.md use for these settings also work. An unknown key is an error that suggests a known
-one; a duplicate key is an error.
+A file uses the names of the fields of `Config`. They are at the top level, or in the sections
+`model`, `training` and `data`; which section makes no difference. The names that the guides of
+docs/guides.md use also work. An unknown key is an error that suggests a known key, and a duplicate
+key is an error.
 
-Whole numbers may be written as 1e6. YAML reads 3e-4 as text; here it is a number all the same.
+Whole numbers may be written as 1e6. A number such as 3e-4, which PyYAML reads as text, is accepted.
 Files are at most 1 MiB. YAML aliases are refused, because a few lines of them can expand to
 gigabytes.
 """
@@ -91,7 +91,7 @@ _OTHER_PROGRAMS = {  # names in other programs, to suggest the name here
 _NUMBER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _MOST_BYTES = 1 << 20
 _MOST_EPOCHS = 1_000_000
-_TOO_DEEP = "it is nested too deeply; settings are a flat list, or in sections."
+_TOO_DEEP = "it is nested too deeply. Write each setting at the top level or in a section."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class RunFile:
 
 
 def read_config(path: str | os.PathLike[str]) -> Config:
-    """Read the settings of a preset, by its name, or of a JSON or YAML file.
+    """Read settings from a preset, given by its name, or from a JSON or YAML file.
 
     >>> read_config("tiny").layers
     3
@@ -125,14 +125,14 @@ The settings are: layers, heads, kv_heads, ...
     found = read_run_file(path)
     if named := [name for name in DATA_NAMES if getattr(found, name) is not None]:
         raise UsageError(
-            f"{os.fspath(path)} also names the data ({', '.join(named)}). Remove that from the file, "
-            "and use `data`, `tokenizer` and `name`."
+            f"{os.fspath(path)} also names the data ({', '.join(named)}). Remove that from the "
+            "file, and pass `data`, `tokenizer` and `name` instead."
         )
     return found.config
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
-    """Read the settings of a preset or a file, and the data that the file names."""
+    """Read settings from a preset or a file, and the data that the file names."""
     preset = _find_preset(os.fspath(path))
     if preset is not None:
         return RunFile(config=Config(**PRESETS[preset]))
@@ -161,7 +161,7 @@ are: layers, heads, kv_heads, ...
 
 
 def _find_preset(text: str) -> str | None:
-    """The preset that this name, or this path from the guides, stands for; None for other files."""
+    """Find the preset with this name, or for this path in a guide. Returns None for other files."""
     if text not in PRESETS and Path(text).exists():
         return None
     stem = Path(text).stem
@@ -182,14 +182,12 @@ def _parse(path: Path) -> Mapping[str, Any]:
     except ValueError as error:  # a NUL in the name
         raise InputError(f"{str(path)!r} cannot be read: {error}.") from error
     if len(data) > _MOST_BYTES:
-        raise UsageError(
-            f"a file of settings has at most {_MOST_BYTES:,} bytes; this one has more."
-        )
+        raise UsageError(f"the file is too large: settings may take at most {_MOST_BYTES:,} bytes.")
     found = _parse_yaml(data) if path.suffix in (".yaml", ".yml") else _parse_json(data)
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UsageError("expected a list of settings, each a name and a value.")
+        raise UsageError('expected names and values of settings, such as {"layers": 2}.')
     return found
 
 
@@ -200,7 +198,7 @@ def _parse_json(data: bytes) -> Any:
         raise UsageError(_TOO_DEEP) from error
     except ValueError as error:
         raise UsageError(
-            f"this is not JSON: {error}. (YAML needs a name that ends in .yaml.)"
+            f"this is not JSON: {error}. If it is YAML, rename the file to end in .yaml."
         ) from error
 
 
@@ -252,7 +250,7 @@ def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in _SECTIONS:
             inner = {} if value is None else value
             if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
-                raise UsageError(f"{name} is {brief(value)}; it must hold settings.")
+                raise UsageError(f"{name} is {brief(value)}; it must be a section of settings.")
         for key, one in inner.items():
             own = GUIDE_NAMES.get(key, key)
             if own in seen:
@@ -297,7 +295,7 @@ def _check_data(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_number(value: Any, kind: Any) -> Any:
-    """Convert "3e-4" and 1e6 to the number that a setting expects; other values stay."""
+    """Convert text such as "3e-4" to a number, and 1e6 to an integer if the setting needs one."""
     whole = kind is int or int in get_args(kind)
     if (whole or kind is float) and isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
@@ -305,7 +303,7 @@ def _as_number(value: Any, kind: Any) -> Any:
 
 
 def _check_name(name: str) -> None:
-    """Raise `UsageError` if there is no such setting; the error suggests the nearest one."""
+    """Raise `UsageError`, suggesting the nearest name, if there is no such setting."""
     if name in _NAMES:
         return
     near = get_close_matches(name, [*_NAMES, *_OTHER_PROGRAMS], n=1, cutoff=0.6)

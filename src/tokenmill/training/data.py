@@ -1,16 +1,16 @@
 """The data of a run: training tokens, validation tokens, and their tokenizer.
 
-The data is anything that `tokenmill.open` opens; several datasets as `name=DIR:weight`; or one text
-file, which is tokenized in memory. Opening a dataset takes the time of `tokenmill.open`, which does
-not grow with the number of tokens.
+The data is anything that `tokenmill.open` opens, or several datasets as `name=DIR:weight`, or one
+text file, which is tokenized in memory. The time to open a dataset does not grow with the number of
+tokens.
 
 The validation set is the split `val`. For a mixture, the validation set is made in memory from the
 beginning of each source's `val`, in proportion to the weights. So the validation loss estimates the
 loss on the mixture, and every run on this data has the same validation set.
 
 While training, rows are read from their files and not through memory maps. If a mapped file is
-truncated, or its disk fails, the system kills the process (SIGBUS). If a read fails, there is an error
-that names the file, and the run can save a checkpoint. `store/file_rows.py` describes the cost.
+truncated, or its disk fails, the system kills the process (SIGBUS). A failed read instead raises an
+error that names the file, and the run can save a checkpoint. `store/file_rows.py` describes the cost.
 Reading can stop between two rows, so that a run with large steps exits promptly.
 """
 
@@ -62,7 +62,7 @@ class RunData:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The identity of each part of the data, by name; see `Tokens.identity`."""
+        """Hashes that identify the tokens of each source, the validation set and the tokenizer."""
         if isinstance(self.train, Mixture):
             names = [f"train {name}" for name in self.train.names]
             found = dict(zip(names, self.train.tokens, strict=True))
@@ -85,7 +85,7 @@ class _Source:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if the data does not name one, or if that one is not available."""
+        """The tokenizer. None if the data does not include one and the named one is not available."""
         try:
             return self.dataset.tokenizer
         except TokenizerError:
@@ -109,7 +109,7 @@ class _Source:
         return self.dataset["val"] if "val" in self.dataset.splits else None
 
     def check_same(self, other: _Source) -> None:
-        """Refuse a source whose tokenizer differs from this one's."""
+        """Raise `TokenizerError` if `other` was made with another tokenizer."""
         ours, theirs = self.tokenizer, other.tokenizer
         if (ours and ours.fingerprint) != (theirs and theirs.fingerprint):
             raise TokenizerError(
@@ -151,7 +151,7 @@ tokenmill prepare TEXTS --out no/such
     """
     if bool(data) == (input_file is not None):
         raise UsageError(
-            "give the data once: either datasets (`data`) or a text file (`input_file`)."
+            "give the data once: give either datasets (`data`) or a text file (`input_file`)."
         )
     check_value("vocab_size", vocab_size, Ids | None)
     if tokenizer is not None:
@@ -174,7 +174,7 @@ tokenmill prepare TEXTS --out no/such
 
 
 def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
-    """The name, path and weight of each source, from NAME=PATH:WEIGHT."""
+    """Return the name, path and weight of each source, from NAME=PATH:WEIGHT."""
     parsed = [_parse_one(os.fspath(text)) for text in data]
     names = [name for name, _, _ in parsed]
     for name, path, _ in parsed:
@@ -220,7 +220,7 @@ def _open(
 
 
 def _join(sources: Sequence[_Source], config: Config) -> RunData:
-    """Combine the sources, after a check that they have the same tokenizer."""
+    """Check that the sources have the same tokenizer, and combine them."""
     first = sources[0]
     for source in sources[1:]:
         first.check_same(source)
@@ -271,8 +271,8 @@ def _without_short_val(found: RunData, config: Config) -> RunData:
     if found.val is None or len(found.val) > config.seq_len:
         return found
     note = (
-        f"the validation set has {len(found.val):,} tokens, too few for a row of "
-        f"{config.seq_len:,} and its last target: there will be no validation."
+        f"the validation set has {len(found.val):,} tokens, but one row needs more than "
+        f"{config.seq_len:,}: there will be no validation."
     )
     return replace(found, val=None, notes=(*found.notes, note))
 
@@ -325,7 +325,7 @@ def read_not_mapped(data: Tokens) -> Tokens: ...
 @overload
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture: ...
 def read_not_mapped(data: Tokens | Mixture) -> Tokens | Mixture:
-    """The same data, but each row is read from its file. Reading can stop between two rows.
+    """Return the same data, read from files without memory maps. Reading can stop between rows.
 
     >>> rows = read_not_mapped(Tokens.of([5, 6, 7, 8])).gather(np.array([2, 0]), 2, np.int32)
     >>> rows.tolist()

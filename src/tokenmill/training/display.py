@@ -73,7 +73,7 @@ class RunDisplay(RunWatcher):
 
 
 def choose_watcher(progress: bool | None) -> RunWatcher:
-    """A display if `progress` is true, otherwise a silent watcher.
+    """Return a display if `progress` is true, otherwise a silent watcher.
 
     None means true in a terminal or notebook, and false elsewhere.
     """
@@ -150,13 +150,13 @@ class Clock:
         self._aside += time.perf_counter() - began
 
     def lap(self) -> tuple[float, float]:
-        """The seconds that steps took since the last lap, and the share spent waiting for data."""
+        """Return the time of steps since the last lap, and the share spent waiting for data."""
         found = self.peek()
         self._began, self._waited, self._aside = time.perf_counter(), 0.0, 0.0
         return found
 
     def peek(self) -> tuple[float, float]:
-        """The same as `lap`, without ending the lap."""
+        """Return the same as `lap`, without ending the lap."""
         seconds = max(1e-9, time.perf_counter() - self._began - self._aside)
         return seconds, self._waited / seconds
 
@@ -172,7 +172,7 @@ class Pulse:
         self._is_warm = self._is_timed = False
 
     def is_due(self) -> bool:
-        """Whether nothing was printed for too long."""
+        """Return whether nothing was printed for too long."""
         return time.monotonic() - self._shown >= self._silence
 
     def restart(self) -> None:
@@ -180,9 +180,9 @@ class Pulse:
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Measure the seconds per micro-batch; to be called before each micro-batch.
+        """Measure the seconds per micro-batch. Call this before each micro-batch.
 
-        Returns the seconds in one call, as soon as they are known, and None in all other calls.
+        One call returns the seconds, as soon as they are known. All other calls return None.
 
         The first micro-batch also starts threads, allocates memory and compiles, so it can take ten
         times as long as the others. The second is timed instead. If nothing is compiled and the
@@ -203,17 +203,17 @@ class Pulse:
 
 
 class Board(Protocol):
-    """Another place that shows the lines of `metrics.jsonl`."""
+    """A program that shows the lines of `metrics.jsonl`, such as TensorBoard."""
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line of metrics."""
 
     def close(self) -> None:
         """Flush and close."""
 
 
 class TensorBoard:
-    """Event files in the run's folder. Events after the step to resume from are purged."""
+    """Writes event files to the run's folder. Resuming purges events after the resumed step."""
 
     def __init__(self, path: Path, step: int) -> None:
         try:
@@ -225,7 +225,7 @@ class TensorBoard:
         self.close = self._writer.close
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line of metrics."""
         for name, value in line.items():
             if name == "sample":
                 self._writer.add_text(name, value, line["step"])
@@ -234,7 +234,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The W&B run with this run's name, in the project tokenmill; resuming continues that W&B run."""
+    """Logs to a W&B run with this run's name, in the project tokenmill. Resuming continues it."""
 
     def __init__(self, path: Path, config: Config) -> None:
         try:
@@ -252,12 +252,12 @@ class WeightsAndBiases:
         self.close = self._run.finish
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a line of metrics."""
         self._run.log({name: value for name, value in line.items() if name != "step"}, line["step"])
 
 
 def open_board(name: str, path: Path, *, step: int, config: Config) -> Board:
-    """Open the board tensorboard or wandb for the run in a folder, to continue after a step."""
+    """Open a board, `tensorboard` or `wandb`, for a run that continues after `step`."""
     if name == "tensorboard":
         return TensorBoard(path, step)
     if name == "wandb":

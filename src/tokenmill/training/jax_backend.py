@@ -3,10 +3,10 @@
 A step follows the rules of `torch_backend.py`, and the optimizer's state has the same names, so either
 backend can load the state of the other.
 
-Guarantees: the loss of a step is the mean over its rows, for any micro-batches, devices and processes.
-A process that loads a state continues bit for bit if the number of processes, devices and threads is
-the same. On GPUs, this also needs XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on
-their way into JAX and out of it.
+Guarantees: the loss of a step is the mean over its rows, for any number of micro-batches, devices and
+processes. A process that loads a state continues bit for bit if the number of processes, devices and
+threads is the same. On GPUs, this also needs XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are
+copied on their way into JAX and out of it.
 
 The rows of a step are divided over the devices, and each device has all parameters. A device
 processes its rows one micro-batch at a time and accumulates gradients; once per step, the devices
@@ -242,7 +242,8 @@ class JaxBackend:
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
         """Divide `count` rows over the devices, and each device's rows into equal micro-batches.
 
-        Returns the smallest number of micro-batches of at most `limit` rows, and the rows in each.
+        A micro-batch has at most `limit` rows. Returns the number of micro-batches and the rows in
+        each.
         """
         share = math.ceil(count / self._own_mesh.size)
         micro = math.ceil(share / limit)
@@ -251,7 +252,7 @@ class JaxBackend:
     def _place_pieces(
         self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> Iterator[tuple[jax.Array | None, ...]]:
-        """Put micro-batches on the devices of a mesh, as arrays (rows of all devices, ...)."""
+        """Put each micro-batch on the devices of a mesh, and yield it as global arrays."""
         own = size * self._own_mesh.size
         sharding = NamedSharding(mesh, SPREAD)
         for number in range(micro):
@@ -261,7 +262,7 @@ class JaxBackend:
             )
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """Put the losses of a step's micro-batches in row order, without padding: `count` rows per rank."""
+        """Put the losses of a step in row order, without padding. Each rank has `count` rows."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
@@ -276,7 +277,7 @@ class JaxBackend:
         return {name: value.copy() for name, value in unstack(self.shape, copies).items()}
 
     def _own_parameters(self) -> Parameters:
-        """The parameters as arrays of this process, usable without the other processes."""
+        """Return the parameters as arrays of this process, usable without the other processes."""
         if self.world_size == 1:
             return self._parameters
         sharding = NamedSharding(self._own_mesh, EVERYWHERE)
@@ -289,7 +290,7 @@ class JaxBackend:
 
 
 def _find_devices(name: str | None) -> list[Any]:
-    """All devices of a platform such as gpu, or a single one such as gpu:1. None means all devices."""
+    """Find all devices of a platform such as gpu, or one such as gpu:1. None means all devices."""
     if name is None:
         return jax.devices()
     platform, _, number = name.partition(":")
@@ -323,7 +324,7 @@ def start_processes() -> bool:
 
 
 def _has_flash(device: Any, shape: Shape) -> bool:
-    """Whether cuDNN has attention for this device and size of heads."""
+    """Return whether cuDNN can compute attention on this device, for this width of heads."""
     if device.platform != "gpu" or "NVIDIA" not in device.device_kind:
         return False
     return float(device.compute_capability) >= 8.0 and shape.head % 8 == 0 and shape.head <= 128
@@ -337,7 +338,7 @@ def _describe(devices: list[Any]) -> str:
 
 
 def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
-    """A copy of `count` rows from `first` on, padded with zeros at the end."""
+    """Return a copy of `count` rows from `first` on, padded with zeros at the end."""
     some = rows[first : first + count]
     filled = np.zeros((count, *rows.shape[1:]), np.float32 if rows.dtype.kind == "f" else np.int32)
     filled[: len(some)] = some
@@ -345,7 +346,7 @@ def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
 
 
 def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
-    """Make a global array from each process's own part; `own` must not be written to again."""
+    """Make a global array from the rows of all processes. `own` must not be changed afterwards."""
     placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
     return placed
 

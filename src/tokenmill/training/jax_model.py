@@ -57,7 +57,7 @@ Parameters = dict[str, jax.Array]
 
 
 def in_block(name: str) -> bool:
-    """Whether an array holds one matrix of every block, (layers, out, in). Muon updates these."""
+    """Return whether an array holds one matrix of every block. Muon updates these arrays."""
     return name.startswith(("attention.", "mlp."))
 
 
@@ -83,7 +83,7 @@ def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays
 
 
 def unstack(shape: Shape, stacked: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
-    """Parameters by the names of `model.py`: the reverse of `stack`."""
+    """Return the parameters by their names in `model.py`: the reverse of `stack`."""
     values: Arrays = {}
     for name in parameter_shapes(shape):
         whole = stacked.get(_without_number(name))
@@ -101,7 +101,7 @@ class Numerics:
     attention: Literal["xla", "cudnn"] | None = None
 
     def multiply(self) -> AbstractContextManager[Any]:
-        """A context in which float32 matrices are multiplied in float32, not in a faster format."""
+        """Return a context in which a float32 run multiplies matrices in full precision."""
         precision = "highest" if self.dtype == jnp.float32 else "default"
         context: AbstractContextManager[Any] = jax.default_matmul_precision(precision)
         return context
@@ -114,9 +114,9 @@ def find_states(
     documents: jax.Array | None,
     numerics: Numerics,
 ) -> jax.Array:
-    """The input of the head (rows, length, inner) for ids (rows, length).
+    """Return the input of the output head, (rows, length, inner), for ids (rows, length).
 
-    With attention inside documents, `documents` says which document of its row each id belongs to.
+    If attention stays inside documents, `documents` holds the number of each id's document.
     """
     turn = rotation(shape, ids.shape[1])
     mask = None if documents is None else _same_document(documents)
@@ -155,7 +155,7 @@ def find_states(
 def find_logits(
     shape: Shape, parameters: Parameters, states: jax.Array, numerics: Numerics
 ) -> jax.Array:
-    """The logits (..., vocab) of the next id, float32; log-probabilities if there is a shortlist."""
+    """Return the logits (..., vocab) of the next id; with a shortlist, its log-probabilities."""
     logits = _find_capped(shape, parameters["head"], states, numerics)
     if not shape.has_groups:
         return logits
@@ -177,7 +177,7 @@ def find_losses(
     documents: jax.Array | None,
     numerics: Numerics,
 ) -> jax.Array:
-    """The loss of each target in nats, (rows, length) like the targets."""
+    """Return the loss of each target in nats, (rows, length) like the targets."""
     states = find_states(shape, parameters, ids, documents, numerics)
     logits = find_logits(shape, parameters, states, numerics)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
@@ -198,7 +198,7 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def _linear(x: jax.Array, weight: jax.Array, numerics: Numerics, result: Any = None) -> jax.Array:
-    """x @ weight.T, multiplied in the run's dtype and summed in float32; `result` is the dtype returned."""
+    """Return x @ weight.T, multiplied in the run's dtype, summed in float32, cast to `result`."""
     product = lax.dot_general(
         x.astype(numerics.dtype),
         weight.astype(numerics.dtype),
@@ -235,7 +235,7 @@ class OptimizerState(NamedTuple):
 
 
 def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState:
-    """The state before the first step, in NumPy."""
+    """Return the state before the first step, in NumPy."""
 
     def zeros(*, of_muon: bool) -> Any:
         return {
@@ -253,7 +253,7 @@ def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState
 
 
 def clip(config: Config, gradients: Parameters) -> tuple[Parameters, jax.Array]:
-    """Clip gradients to the configured norm; returns them and their norm before clipping."""
+    """Clip gradients to the configured norm. Returns them and their norm before clipping."""
     norm = optax.tree.norm(gradients)
     if config.clip <= 0:
         return gradients, norm
@@ -269,7 +269,7 @@ def update(
     scale: jax.Array,
     numerics: Numerics,
 ) -> tuple[Parameters, OptimizerState]:
-    """The parameters and the state after a step, with the learning rates multiplied by `scale`.
+    """Return the parameters and the state after a step. Learning rates are multiplied by `scale`.
 
     Muon orthogonalizes in the dtype of the model.
     """
@@ -315,7 +315,7 @@ def _adamw(
 def _muon(
     config: Config, parameters: Parameters, ahead: Parameters, scale: jax.Array
 ) -> Parameters:
-    """The changes that Muon makes to its parameters."""
+    """Return the changes that Muon makes to its parameters."""
     own = {name: parameters[name] for name in ahead}
     rule = muon(
         config.matrix_learning_rate * scale,

@@ -139,7 +139,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _catch_up(self) -> None:
-        """Validate and sample if a stop skipped them, as an uninterrupted run would have done."""
+        """Make up for a validation and a sample that a stop skipped at the starting step."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:
@@ -192,8 +192,8 @@ class Loop:
 
     def _without_data(self, error: Exception) -> WorkError:
         return WorkError(
-            f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Once the data is "
-            "restored, the same command resumes."
+            f"{error}\nTraining stopped after step {self.step:,}; {self._kept()}. Restore the "
+            "data; then the same command resumes."
         )
 
     def _kept(self) -> str:
@@ -202,7 +202,7 @@ class Loop:
         return f"the checkpoint of step {self.saved:,} is in {self.checkpoints.folder}"
 
     def _take_reports(self) -> None:
-        """Collect the losses of the steps since the last call, and refuse NaN and infinity."""
+        """Collect the losses since the last call. Raises `WorkError` if one is NaN or infinite."""
         first_step = self.step - len(self._unreported) + 1
         rows, self._unreported = self._unreported, []
         for step, (row, report) in enumerate(
@@ -232,9 +232,9 @@ class Loop:
             name: getattr(self.config, name) for name in ("learning_rate", "matrix_learning_rate")
         }
         lower = " and ".join(f"`{name}={rate / 2:g}`" for name, rate in rates.items())
-        begin = "resume there" if self.saved else "start over"
+        begin = "resume from there" if self.saved else "start over"
         return (
-            f"training cannot continue from that; {self._kept()}.\n"
+            f"training cannot continue from here; {self._kept()}.\n"
             f"Lower the learning rate: run it again with {lower} to {begin}."
         )
 
@@ -257,7 +257,7 @@ class Loop:
             self.watcher.line(line, self.config.max_steps, self._left)
 
     def _make_line(self, seconds: float, waiting: float) -> dict[str, Any] | None:
-        """A line about the steps since the last recorded one; None on ranks that record nothing."""
+        """Make a line about the steps since the last recorded line. Only rank 0 makes lines."""
         steps = self.step - self._lap
         if self.record is None or not steps:
             return None
@@ -280,7 +280,7 @@ class Loop:
         } | ({"mfu": used / peak} if peak else {})
 
     def _find_step_seconds(self, seconds: float, steps: int) -> float:
-        """How long a step takes. The first step of a process also warms up and does not count."""
+        """Return the seconds per step, without the first step of the process, which is slower."""
         if self._lap > self.state.step:
             return seconds / steps
         if steps == 1:

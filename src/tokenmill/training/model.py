@@ -74,7 +74,7 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The shape of a model. A checkpoint can only be loaded into the same shape.
+    """The shape of a model. A checkpoint can only be loaded into a model of the same shape.
 
     >>> shape = Shape(vocab=256, layers=2, heads=4, kv_heads=2, width=64, seq_len=128)
     >>> shape.head, count_parameters(shape)
@@ -107,7 +107,7 @@ class Shape:
 
     @property
     def inner(self) -> int:
-        """The width of the embedding and of the head."""
+        """The width of the embedding and of the output head."""
         return self.embedding_width or self.width
 
     @property
@@ -117,17 +117,17 @@ class Shape:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the model has groups, and so two softmaxes. A shortlist of all ids counts as none."""
+        """Whether the model has groups, and so two softmaxes. A shortlist of all ids has no effect."""
         return 0 < self.shortlist < self.vocab
 
     @property
     def head(self) -> int:
-        """The width of one head."""
+        """The width of one attention head."""
         return self.width // self.heads
 
 
 def make_shape(vocab: int, config: Config) -> Shape:
-    """The shape of a run's model, with a padded vocabulary.
+    """Return the shape of a run's model, with a padded vocabulary.
 
     >>> make_shape(50_257, Config()).vocab
     50304
@@ -146,7 +146,7 @@ def make_shape(vocab: int, config: Config) -> Shape:
 
 
 def padded_vocab(vocab: int, config: Config) -> int:
-    """The size of the model's vocabulary: the tokenizer's size, padded to a multiple of 64.
+    """Return the size of the model's vocabulary: the tokenizer's size, padded to a multiple of 64.
 
     If fill-in-the-middle is used, its markers are added before padding.
 
@@ -160,7 +160,7 @@ def padded_vocab(vocab: int, config: Config) -> int:
 
 
 def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """The shapes of the parameters by name, in the order in which initial values are drawn."""
+    """Return the shapes of the parameters by name. Initial values are drawn in this order."""
     width, keys = shape.width, shape.kv_heads * shape.head
     shapes = {"embedding": (shape.vocab, shape.inner)}
     if shape.embedding_width:
@@ -180,7 +180,7 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def optimizer_shapes(shape: Shape, optimizer: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the optimizer's state by name; see `Backend.optimizer_state`.
+    """Return the shapes of the optimizer's state by name; see `Backend.optimizer_state`.
 
     >>> shape = Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)
     >>> sizes = optimizer_shapes(shape, "muon")
@@ -197,7 +197,7 @@ def optimizer_shapes(shape: Shape, optimizer: str) -> dict[str, tuple[int, ...]]
 
 
 def check_memory(shape: Shape) -> None:
-    """Raise `UsageError` if not even the weights fit in the memory of this machine."""
+    """Raise `UsageError` if the weights alone do not fit in the memory of this machine."""
     parameters, memory = count_parameters(shape), machine_memory()
     needed = 4 * (parameters + shape.seq_len * shape.head)  # and the table of rotary angles
     if memory and needed > memory:
@@ -205,23 +205,24 @@ def check_memory(shape: Shape) -> None:
             f"The model has {parameters:,} parameters, which take {bytes_in_words(needed)} or more, but "
             f"this machine has {bytes_in_words(memory)} of memory. `layers` is {shape.layers:,}, `width` "
             f"{shape.width:,}, `heads` {shape.heads:,}, `seq_len` {shape.seq_len:,} and the vocabulary "
-            f"{shape.vocab:,}; lower the largest."
+            f"{shape.vocab:,}; lower one of these."
         )
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a parameter is a matrix of a block. Muon updates these."""
+    """Return whether a parameter is a matrix of a block. Muon updates these parameters."""
     return name.startswith("blocks.")
 
 
 def count_parameters(shape: Shape) -> int:
-    """The number of parameters of a model."""
+    """Return the number of parameters of a model."""
     return sum(rows * columns for rows, columns in parameter_shapes(shape).values())
 
 
 def count_operations(shape: Shape) -> float:
-    """The floating-point operations per training token: 6 for each parameter of the matrices and
-    the head, plus attention over the whole row.
+    """Return the floating-point operations per training token.
+
+    These are 6 for each parameter of the matrices and the head, plus attention over the whole row.
 
     >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
     1536.0
@@ -233,7 +234,7 @@ def count_operations(shape: Shape) -> float:
 
 
 def first_values(shape: Shape, seed: int) -> Arrays:
-    """The initial parameters.
+    """Return the initial parameters.
 
     The embedding is normal with standard deviation 1, and matrices are normal with standard deviation
     1/sqrt(columns). The output projections and the head are zero.
@@ -265,7 +266,7 @@ def check_values(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) ->
 
 
 def rotation(shape: Shape, length: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines of the rotary angles, each (length, head / 2)."""
+    """Return the cosines and sines of the rotary angles, each (length, head / 2)."""
     steps = np.arange(0, shape.head, 2, dtype=np.float64) / shape.head
     angles = np.outer(np.arange(length, dtype=np.float64), shape.rope_base**-steps)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

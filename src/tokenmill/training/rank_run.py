@@ -39,7 +39,7 @@ from tokenmill.training.run_folder import (
 )
 from tokenmill.training.validation import Validator
 
-_CURE = "Change it back, choose another `name`, or add `restart=True` to discard the run and start over."
+_CURE = "Undo these changes, choose another `name`, or add `restart=True` to discard the run."
 SMALL_DEFAULT = "laptop"  # the preset without an accelerator
 
 
@@ -156,7 +156,7 @@ class RankRun:
         )
 
     def announce_data(self, *, is_small: bool) -> None:
-        """Print what the data is, and a notice if the run uses the small preset because it has no GPU."""
+        """Describe the data. If the run uses the small preset for lack of a GPU, say so."""
         for note in self.data.notes:
             self.watcher.warn(note)
         self.watcher.note(f"data      {self.data.describe}")
@@ -167,7 +167,7 @@ class RankRun:
             )
 
     def _find_checkpoint(self, checkpoints: Checkpoints) -> Checkpoint | None:
-        """The checkpoint to resume from, after a check that it belongs to this run."""
+        """Return the checkpoint to resume from, or None. Raises an error if it is of another run."""
         found = checkpoints.newest(self.watcher.warn)
         if found is None:
             return None
@@ -184,7 +184,7 @@ class RankRun:
         return found
 
     def _find_owed(self, checkpoint: Checkpoint | None) -> tuple[bool, bool]:
-        """Whether a stop skipped the validation, and whether it skipped the sample, at a checkpoint's step."""
+        """Find what a stop skipped at the checkpoint's step: the validation, the sample, or both."""
         if checkpoint is None:
             return False, False
         step = checkpoint.state.step
@@ -202,7 +202,7 @@ class RankRun:
         return step > last or (step == last and not any(owed))
 
     def _confirm_finished(self, step: int) -> RunReport:
-        """Report a finished run. First write its chart if a kill or a full disk prevented that."""
+        """Report a finished run. If its chart is missing or out of date, write the chart first."""
         lines = read_metrics(self.path)
         if self.rank == 0:
             with explain_disk_errors(f"step {step:,} is kept"):
@@ -224,7 +224,7 @@ class RankRun:
         )
 
     def _check_backend(self, backend: Backend) -> None:
-        """Refuse ranks that are not connected, or that differ in settings or data. A collective call."""
+        """Raise an error if ranks are not connected, or differ in settings or data. Collective."""
         if (backend.rank, backend.world_size) != (self.rank, self.world_size):
             raise UsageError(
                 f"The environment says that this is rank {self.rank} of {self.world_size}, but "

@@ -5,7 +5,7 @@ each rank notices that its parent is gone, saves a checkpoint and stops, as afte
 ranks of torchrun watch their parent. Slurm and MPI end their own ranks, and a shell may exit while
 its background run continues.
 
-A rank waits for the others at most `rank_timeout` seconds; `lost_ranks` makes the error after that.
+A rank waits for the others at most `rank_timeout` seconds. Then it raises the error of `lost_ranks`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _watch(
 
 
 def lost_ranks(error: BaseException, rank: int, patience: float) -> WorkError | None:
-    """The error to raise if `error` means that another rank is late or gone; otherwise None.
+    """Return the error to raise if another rank is late or gone, according to `error`; else None.
 
     >>> print(lost_ranks(RuntimeError("Timed out waiting 5000ms for recv"), 1, 600))
     Rank 1 waited 10 min 0 s for the other ranks and got no answer: one of them has not started, or is \

@@ -64,7 +64,7 @@ def train(
     boards: Sequence[str] = (),
     **settings: Any,
 ) -> RunReport:
-    """Train a model, or resume its training: everything is kept in the folder `runs`/`name`.
+    """Train a model, or resume its training. The folder `runs`/`name` holds all files of the run.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -79,10 +79,10 @@ def train(
     Parameters
     ----------
     data
-        A dataset, or any tokens that `tokenmill.open` opens; several as "NAME=DIR:WEIGHT".
+        A dataset, or any tokens that `tokenmill.open` opens. Give several as "NAME=DIR:WEIGHT".
     name, runs
-        The run's folder is `runs`/`name`. If it has a run, that run resumes. By default, the run
-        has the name of the data.
+        The run's folder is `runs`/`name`. If it already holds a run, that run resumes. By default,
+        the run has the name of the data.
     config
         A preset such as "tiny" or "124M", a file of settings, or a `Config`. The default settings are
         for a GPU; without a GPU, the default is the preset "laptop".
@@ -97,7 +97,7 @@ def train(
     backend
         torch or jax.
     device
-        Such as cpu, cuda, cuda:1 or mps; by default the fastest.
+        A device such as cpu, cuda, cuda:1 or mps. By default, the fastest.
     restart
         Whether to discard the run of that name and start over.
     progress
@@ -105,7 +105,7 @@ def train(
     watcher
         Receives the progress, which is then not printed.
     boards
-        Where else to log: tensorboard, wandb.
+        Programs to log to as well: tensorboard, wandb.
     settings
         Settings of `Config` that override `config`, such as `max_steps=100`.
     """
@@ -214,7 +214,7 @@ def _make_loader(data: RunData, config: Config, rank: int, world_size: int) -> L
 def _make_state(
     data: RunData, config: Config, loader: Loader, shape: Shape, backend: str
 ) -> RunState:
-    """The state of a run that has not started."""
+    """Return the state of a run that has not started."""
     return RunState(
         step=0,
         row=0,

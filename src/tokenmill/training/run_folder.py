@@ -9,8 +9,8 @@ loss.svg                the curves; see `chart.py`
 checkpoints/            see `checkpoints.py`
 lock                    held while a process works in the folder
 
-Guarantees: all metrics and row losses up to a checkpoint are on disk before the checkpoint. A run that
-resumes from it first truncates both files to that point. So an interrupted run leaves the same lines
+Guarantees: all metrics and row losses up to a checkpoint are on disk before the checkpoint. A resumed
+run first truncates both files to its checkpoint. So an interrupted run leaves the same lines
 as an uninterrupted one, except for the values in `TIMES`. Costs: one write per line of metrics and one
 per step.
 """
@@ -64,7 +64,7 @@ _MOST_METRICS = 128 << 20  # bytes; half a million lines
 
 
 def find_folder(runs: str | os.PathLike[str], name: str) -> Path:
-    """The folder of a run, by its name.
+    """Return the folder of a run, by its name.
 
     >>> find_folder("runs", "my_model").as_posix()
     'runs/my_model'
@@ -83,7 +83,7 @@ must not contain slashes.
 
 
 class RunFolder(OutputFolder):
-    """A run's folder, locked and without half-written files. `restart` discards the run in it."""
+    """A run's folder, locked and without incomplete files. `restart` discards the run in it."""
 
     def __init__(self, path: Path, *, restart: bool = False) -> None:
         with explain_disk_errors("nothing was started"):
@@ -166,7 +166,7 @@ class Record:
         _write_all(self._losses, losses.astype(_FLOAT).tobytes())
 
     def _fill(self, folder: Path, first: int, end: int) -> None:
-        """Write NaN for rows whose losses are lost, in pieces; refuse if the disk has no room."""
+        """Write NaN for rows whose losses are lost. Raises `WorkError` if the disk has no room."""
         free = shutil.disk_usage(folder).free
         if (end - first) * _FLOAT.itemsize > free:
             raise WorkError(
@@ -178,7 +178,7 @@ class Record:
             self.add_losses(start, np.full(min(end, start + _ROWS) - start, np.nan, np.float32))
 
     def mean_loss(self, end: int) -> float:
-        """The mean loss of the rows since the last line with a loss, up to row `end`."""
+        """Return the mean loss of the rows since the last line with a loss, up to row `end`."""
         ends = (line["row"] for line in reversed(self.lines) if line.get("row") is not None)
         first = next(ends, 0)
         total, rows = 0.0, 0
@@ -205,7 +205,7 @@ class Record:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without an incomplete last one."""
+    """Read the lines of a run's metrics, without an incomplete last line."""
     try:
         with (folder / METRICS_NAME).open("rb") as file:
             return _parse(file, folder, None)[0]
@@ -214,7 +214,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def find_values(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """The steps and values of one metric.
+    """Return the steps and values of one metric.
 
     >>> find_values([{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 3.0}], "loss")
     ([1], [2.5])
@@ -224,7 +224,7 @@ def find_values(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list
 
 
 def make_curves(lines: list[dict[str, Any]]) -> list[Curve]:
-    """The curves of the training and validation losses."""
+    """Return the curves of the training and validation losses."""
     return [
         Curve("train", *find_values(lines, "loss")),
         Curve("validation", *find_values(lines, "val_loss")),
@@ -237,7 +237,7 @@ def write_chart(folder: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def is_charted(folder: Path, lines: list[dict[str, Any]]) -> bool:
-    """Whether a run's chart is up to date."""
+    """Return whether a run's chart is up to date."""
     try:
         handle = open_entry(folder / CHART_NAME, os.O_RDONLY)
     except FileNotFoundError:
@@ -253,13 +253,13 @@ def _draw(folder: Path, lines: list[dict[str, Any]]) -> bytes:
 
 
 def _write_all(handle: int, data: bytes) -> None:
-    """Write all data: while a disk fills up, the system may write a part before it reports an error."""
+    """Write all data. On a disk that is almost full, one `os.write` may write only some of it."""
     while data:
         data = data[os.write(handle, data) :]
 
 
 def _parse(file: BinaryIO, folder: Path, last_step: int | None) -> tuple[list[dict[str, Any]], int]:
-    """The intact lines up to a step, and where they end."""
+    """Return the intact lines up to a step, and the position in the file where they end."""
     found = os.fstat(file.fileno()).st_size
     if found > _MOST_METRICS:
         raise StateError(

@@ -44,10 +44,10 @@ def generate(
     vocab: int,
     stop_id: int | None = None,
 ) -> Iterator[int]:
-    """Generate up to `count` ids after a prompt, one by one; stops before `stop_id`.
+    """Generate up to `count` ids after a prompt, one by one. Stops before `stop_id`.
 
-    `temperature` 0 always takes the most likely id; `top_k` is the number of most likely ids to
-    sample from, where None or 0 means all.
+    A `temperature` of 0 always takes the most likely id. `top_k` is the number of most likely ids
+    to sample from; None or 0 means all ids.
 
     >>> def count_up(ids):
     ...     logits = np.zeros(16, np.float32)
@@ -239,22 +239,23 @@ DATA --name none
 
 
 def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
-    """The tokenizer that the run was trained with."""
+    """Return the tokenizer that the run was trained with."""
     if not (path / TOKENIZER_NAME).exists():
         raise TokenizerError(
             f"{path} has no {TOKENIZER_NAME}: the training data did not include its tokenizer. "
-            "Give the tokenizer when you train, and the run keeps it."
+            "Train again with `tokenizer=NAME`."
         )
     tokenizer = load_saved_tokenizer(path)
     if tokenizer.fingerprint != state.fingerprints.get("tokenizer"):
         raise TokenizerError(
-            f"{TOKENIZER_NAME} in {path} is not the tokenizer that the run was trained with."
+            f"{TOKENIZER_NAME} in {path} is not the tokenizer that the run was trained with. "
+            "Restore the file from a backup."
         )
     return tokenizer
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """Select one of the most likely ids by a random number from 0 to 1."""
+    """Select one of the most likely ids, given a random number from 0 to 1."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)

@@ -2,11 +2,11 @@
 
 The rules of a step, which the JAX backend follows too:
 
-- Micro-batches: a rank's rows are cut into the fewest pieces of at most `micro_batch` rows, as
-  equal as possible. The loss of a step is the mean over all its rows on all ranks, and gradients are
-  those of this mean.
-- Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), where norm is that of all
-  gradients together.
+- Micro-batches: a rank's rows are divided into as few micro-batches as possible, of nearly equal
+  size and at most `micro_batch` rows. The loss of a step is the mean over all its rows on all ranks,
+  and gradients are those of this mean.
+- Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), where `norm` is the norm of
+  all gradients together.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
   usual coefficients in the dtype of the run, and updates scaled by 0.2 * sqrt(max(rows, columns)),
   which makes them as large as AdamW's.
@@ -246,7 +246,7 @@ class TorchBackend:
         return bool(votes.item())
 
     def _any_stops(self, stop: bool) -> bool:
-        """Whether any rank wants to stop.
+        """Return whether any rank wants to stop.
 
         On GPUs this is the answer from one micro-batch ago, so that no GPU waits for the other
         ranks.
@@ -260,7 +260,7 @@ class TorchBackend:
         return -(-len(rows.inputs) // self.rows_at_once)
 
     def _pieces(self, rows: StepRows) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Micro-batches: inputs, targets and the mask of their documents."""
+        """Yield the inputs, targets and document mask of each micro-batch."""
         count = self._count_pieces(rows)
         inputs = self._move(rows.inputs).tensor_split(count)
         targets = self._move(rows.targets).tensor_split(count)
@@ -282,14 +282,14 @@ class TorchBackend:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._half)
 
     def _exchange_gradients_if(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which ranks exchange gradients only if this is a step's last micro-batch."""
+        """Return a context in which ranks exchange gradients only if `last` is true."""
         if last or self.world_size == 1:
             return contextlib.nullcontext()
         alone: contextlib.AbstractContextManager[Any] = self._shared.no_sync()
         return alone
 
     def _remembered(self) -> dict[str, Tensor]:
-        """The state of the optimizers, by names such as head.exp_avg."""
+        """Return the state of the optimizers, by names such as head.exp_avg."""
         states = {
             parameter: state for one in self._optimizers for parameter, state in one.state.items()
         }
@@ -313,12 +313,12 @@ class TorchBackend:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device of this rank: the named one, or else the fastest."""
+    """Return the device of this rank: the named one, or else the fastest."""
     if name is not None and name != "cuda":
         return _find_device(name)
     if name == "cuda" or torch.cuda.is_available():
         if not torch.cuda.is_available():
-            raise UsageError("`device` is 'cuda', but PyTorch finds no CUDA device here.")
+            raise UsageError("`device` is 'cuda', but PyTorch finds no CUDA device here. Omit it.")
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device
@@ -326,7 +326,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def _find_device(name: str) -> torch.device:
-    """The device of this name; `UsageError` if PyTorch cannot use it."""
+    """Return the device of this name. Raises `UsageError` if PyTorch cannot use it."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -344,7 +344,7 @@ def _find_device(name: str) -> torch.device:
 
 
 def _start_ranks(device: torch.device, config: Config) -> bool:
-    """Connect to the other ranks if torchrun started several; returns whether it connected."""
+    """Connect to the other ranks if torchrun started several. Returns whether it connected."""
     if dist.is_initialized():
         check_ranks(config, dist.get_world_size())
         return False

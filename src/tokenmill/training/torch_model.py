@@ -74,7 +74,7 @@ class Model(nn.Module):
         return total, losses.detach().view(targets.shape)
 
     def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The input of the head (B, T, inner)."""
+        """Return the input of the output head, (B, T, inner)."""
         length = ids.shape[1]
         turn = self.cosines[:length], self.sines[:length]
         x = F.embedding(ids, self.embedding)
@@ -87,8 +87,7 @@ class Model(nn.Module):
         return norm(F.linear(x, self.head_down)) if self.shape.embedding_width else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """The logits (..., vocab) of the next id, float32; log-probabilities if there is a
-        shortlist."""
+        """Return the logits (..., vocab) of the next id; with a shortlist, its log-probabilities."""
         logits = self._cap(F.linear(states, self.head))
         if not self.shape.has_groups:
             return logits
@@ -171,7 +170,7 @@ class MLP(nn.Module):
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """The attention mask (B, 1, T, T): a position sees itself and earlier ones in its document.
+    """Return the attention mask (B, 1, T, T): positions see themselves and their document so far.
 
     >>> document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -182,7 +181,7 @@ def document_mask(documents: Tensor) -> Tensor:
 
 
 def norm(x: Tensor) -> Tensor:
-    """RMSNorm without gains, in float32.
+    """Apply RMSNorm without gains, in float32.
 
     >>> norm(torch.tensor([3.0, 4.0]))
     tensor([0.8485, 1.1314])
@@ -202,7 +201,7 @@ def rotate_and_norm(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)²; overwrites x.
+    """Return relu(x)². Overwrites x.
 
     >>> squared_relu(torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
@@ -217,8 +216,7 @@ def capped_losses(
     """Return the sum of all losses, which has a gradient, and each loss (N,), which has none.
 
     `states` are (N, width). The forward pass also computes the gradients, so that only one chunk of
-    logits is in memory at a time. Without gradients (`torch.no_grad`), it
-    computes the losses only.
+    logits is in memory at a time. Under `torch.no_grad`, only the losses are computed.
     """
     learn = torch.is_grad_enabled()  # inside `apply`, PyTorch always says no
     total, losses = _CappedLosses.apply(states, head, targets, softcap, learn)  # type: ignore[no-untyped-call]
@@ -228,7 +226,7 @@ def capped_losses(
 def grouped_losses(
     states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
-    """`capped_losses` with a shortlist; computes only the groups that occur in the targets."""
+    """Do the same as `capped_losses`, with a shortlist. Computes only groups that have targets."""
     learn = torch.is_grad_enabled()
     total, losses = _GroupedLosses.apply(states, head, groups, targets, shape, learn)  # type: ignore[no-untyped-call]
     return total, losses
@@ -368,7 +366,7 @@ class _GroupedLosses(Function):
 def _find_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses (N,); with `learn`, also the gradients of their sum with respect to states and head."""
+    """Return the losses (N,). With `learn`, also the gradients of their sum by states and head."""
     losses = states.new_empty(len(states))
     states_gradient = torch.empty_like(states) if learn else None
     head_gradient = torch.zeros_like(head) if learn else None
@@ -385,7 +383,7 @@ def _find_losses(
 def _chunk(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor]:
-    """Losses (N,), and the gradient of each with respect to its logits before the cap (N, vocab)."""
+    """Return the losses (N,) and, with `learn`, their gradients by the uncapped logits (N, vocab)."""
     capped = slopes = states @ head.T
     if softcap > 0:
         slopes = capped.div_(softcap).tanh_()

@@ -15,7 +15,7 @@ from tokenmill.training.torch_model import Model
 
 
 def make_optimizers(model: Model, config: Config, half: bool) -> list[torch.optim.Optimizer]:
-    """AdamW and, if configured, Muon, with all their state allocated from the beginning."""
+    """Make AdamW and, if configured, Muon. All their state is allocated immediately."""
     named = dict(model.named_parameters())
     muon = config.optimizer == "muon"
     matrices = [value for name, value in named.items() if muon and is_matrix(name)]

@@ -2,8 +2,8 @@
 
 The rows are the beginning of the validation set, in order: `Config.validation_tokens` tokens, or
 all if there are fewer. The ranks share these rows. Bits per byte allow comparing models with
-different tokenizers: the loss of all targets that are text is added up in bits, and divided by the
-bytes of that text.
+different tokenizers. They are the sum of the losses in bits over all targets that are text, divided
+by the bytes of that text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKENS_AT_ONCE = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Mean nats per token, and bits per byte of text if the tokenizer is known."""
+    """The mean loss in nats per token, and in bits per byte of text if the tokenizer is known."""
 
     loss: float
     bits_per_byte: float | None
@@ -58,7 +58,7 @@ class Validator:
         self.close = self._loader.close
 
     def run(self, pause: Pause = never) -> Validation | None:
-        """Evaluate the set. Returns None if the `pause` of any rank asks to stop.
+        """Evaluate the validation set. Returns None if `pause` asks to stop on any rank.
 
         A collective call.
         """
@@ -86,7 +86,7 @@ class Validator:
 
 
 def bytes_per_token(tokenizer: Tokenizer, vocab: int) -> npt.NDArray[np.int64]:
-    """How many bytes of text each id stands for, (vocab,); 0 for special ids, which are not text.
+    """Return how many bytes of text each id stands for, (vocab,). Special ids have 0.
 
     >>> from tokenmill.tokenizers import load_tokenizer
     >>> bytes_per_token(load_tokenizer("gpt2"), 50_257)[[15496, 995, 50256]].tolist()
