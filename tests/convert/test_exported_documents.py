@@ -153,7 +153,7 @@ def test_the_command_shows_documents_and_notes(tmp_path, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "5 documents, compared with the source" in out
-    assert "note: the end-of-text id 256 was moved from after each document to before it" in out
+    assert "note: the end-of-text id 256 was after each document and is now before each" in out
 
 
 @pytest.mark.parametrize("to", WRITABLE)
