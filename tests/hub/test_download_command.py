@@ -156,7 +156,7 @@ def test_a_full_disk_is_reported_and_the_download_resumes(hub: LocalHub, tmp_pat
     )
     assert limited.returncode == 1
     assert re.match(
-        r"tokenmill: Writing failed: File too large; what was fetched is kept\.\n", limited.stderr
+        r"tokenmill: Writing failed: File too large; downloaded data is kept\.\n", limited.stderr
     )
     assert list((tmp_path / "out").glob("*.bin")) == []
     hub.fail()
