@@ -18,12 +18,7 @@ from tokenmill.hub.repository import HubFile
 from tokenmill.storage.names import MANIFEST_NAME, by_numbers
 
 _TOKENS = (".bin", ".npy", ".ds")
-_INDEX_ENDINGS = (
-    ".idx",
-    ".index",
-    ".metadata",
-    ".csv.gz",
-)  # endings of files that belong to one token file
+_INDEX_ENDINGS = (".idx", ".index", ".metadata", ".csv.gz")  # of files that belong to a token file
 _INDEX_NAME = "index.json"  # this file belongs to all token files of its folder
 _COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
 _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _COMPRESSIONS)
