@@ -7,10 +7,10 @@
     TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
 Guarantees: the batches and rows are the same as from `tokenmill.Loader`, with any number of Grain's
-threads and worker processes. Rows are already in their final order, so do not shuffle them. To resume,
-the state of Grain's own iterators is enough. When it loads a checkpoint, Grain compares the `repr`
-of the source with the `repr` in the checkpoint. So the `repr` of these sources describes the data
-and the order of rows, but has no paths: the files may be moved.
+threads and worker processes. Rows are already in their final order, so do not shuffle them. To
+resume, the state of Grain's own iterators is enough. When it loads a checkpoint, Grain compares the
+`repr` of the source with the `repr` in the checkpoint. So the `repr` of these sources describes the
+data and the order of rows, but has no paths: the files may be moved.
 
 Costs: Grain takes about 90 µs per element. An element is a row or a whole batch, so batches are
 much faster.

@@ -246,7 +246,7 @@ class Loader(LoaderAdapter[B]):
         return make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run: the rows consumed, and the settings that define their order.
+        """Return the number of rows consumed, and the settings that define their order.
 
         The state is small, can be stored as JSON, and is the same on all processes.
         """

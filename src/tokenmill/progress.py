@@ -33,10 +33,9 @@ class Watcher(Protocol):
     """Receives the progress of some work."""
 
     def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
-        """Called when a stage such as "tokenizing" starts.
+        """Called when a stage such as "tokenizing" starts. Earlier runs did `done` of `total` units.
 
-        The stage has `total` units of work, of which an earlier run did `done`. `total` is 0 if the
-        amount of work is unknown.
+        `total` is 0 if the amount of work is unknown.
         """
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
@@ -126,7 +125,7 @@ class Display:
         self._show(now=True)
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
-        """Add the work that was done, and update the line."""
+        """Update the line after work was done."""
         self._done += amount
         self.tokens += tokens
         self.documents += documents

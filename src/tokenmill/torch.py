@@ -403,7 +403,7 @@ def _make_documents(batch: ArrayBatch) -> Documents:
 def _collate(
     samples: Sequence[Batch | DocumentedBatch], *, collate_fn_map: Any
 ) -> Batch | DocumentedBatch:
-    """Stack rows into a batch. Raise an error for whole batches, which must not be stacked."""
+    """Stack rows into a batch. Raise an error if they are whole batches."""
     if samples[0].inputs.dim() > 1:
         raise UsageError(
             "TokenBatches gives whole batches, and this DataLoader would stack them into batches of "

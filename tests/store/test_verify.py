@@ -131,7 +131,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place(folder):
         ("length", lambda value: value * 0, "empty or longer"),
         ("length", lambda value: value * 0 + (2**64 - 1), "empty or longer"),
         ("key", lambda value: value * 0, "without a key"),
-        ("source", lambda value: value + 1, "source that is not one of the 1"),
+        ("source", lambda value: value + 1, "source is not one of the 1 sources"),
     ],
 )
 def test_an_edited_table_with_a_right_checksum_is_named(folder, column, change, says):

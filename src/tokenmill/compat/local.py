@@ -168,7 +168,7 @@ def create_dataloaders(
 ) -> tuple[DataLoader[Batch], DataLoader[Batch]]:
     """Make a loader for training, shuffled anew each epoch, and one for validation, in file order.
 
-    `dtype` is needed for files without a header: it is the dtype of their ids.
+    `dtype` is the dtype of ids in files without a header.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"

@@ -1,8 +1,8 @@
 """`TextDataSource`: texts as padded examples, with the name used in docs/guides.md for Grain.
 
-`tokenmill.prepare` tokenizes a text once and writes the tokens to a folder next to the text. Other
-processes and later runs open that folder. If several processes start together, one process prepares
-the folder and the others wait.
+`tokenmill.prepare` tokenizes a text once, into a folder next to the text. Other processes and later
+runs open that folder. If several processes start together, one prepares the folder and the others
+wait.
 
 An example is a document, padded to the requested length. A longer document becomes several
 examples. No token is lost: each token except the first of a document is a target exactly once.
@@ -134,7 +134,7 @@ class TextDataSource:
         return rows
 
     def _keep(self) -> Tokens:
-        """Return the tokens of the first `cache_size` examples, which are kept in memory."""
+        """Load the tokens of the first `cache_size` examples into memory."""
         count = min(max(self._cache_size, 0), len(self))
         size = int(self._starts[count - 1] + self._lengths[count - 1]) if count else 0
         if self._kept is None or len(self._kept) != size:

@@ -252,7 +252,7 @@ class _Export:
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
     def describe_changes(self, documents: Mapping[str, int | None]) -> Iterator[str]:
-        """Yield a sentence for each way in which the written documents differ from the source."""
+        """Yield a note for each difference between the written documents and the source."""
         eot_id, side, to = self.source.eot_id, self.source.contents.eot, self.format.name
         if self.moved:
             yield (

@@ -122,7 +122,7 @@ def reshard(
 def _change_settings(
     manifest: Manifest, tokens_per_shard: int | None, compress: Compress | None
 ) -> Manifest:
-    """Return the manifest with new settings. A setting that is None stays as it is."""
+    """Return the manifest with new settings. None keeps a setting."""
     if tokens_per_shard is None:
         lengths = [shard for split in manifest.splits.values() for shard in split.shards.tokens]
         given = manifest.settings.get("tokens_per_shard")

@@ -139,7 +139,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _list_known_files(manifest: Manifest) -> set[str]:
-    """Return the names of all files that belong in the dataset's folder."""
+    """List the files that belong in the dataset's folder."""
     known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for split in manifest.splits.values():
         for shard in split.shards:

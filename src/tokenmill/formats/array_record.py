@@ -1,4 +1,4 @@
-"""ArrayRecord files whose records are the bytes of token ids, as used with JAX's Grain.
+"""ArrayRecord files whose records are the bytes of token ids, as used with Grain.
 
 Reading needs the package `array_record`, which also checks the checksum of every record. The files
 do not store the dtype; the user passes it. If the records differ in length, each record is a
@@ -7,7 +7,7 @@ end-of-text id separates documents.
 
 Records can only be read whole, so opening reads all of them once to find their lengths. About
 `SHARD_BYTES` of records form a shard. A shard is read into memory when it is used, and the last few
-shards stay in memory. Training directly on these files is slow: run `tokenmill import` first.
+shards stay in memory. For training, run `tokenmill import` first.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 To add a format, write one module with a subclass of `Format`, and add the class to `FORMATS` in
 `tokenmill.formats`. The method `read` decides whether the data at a path is in the format. It
-should open as few files as possible: check only the headers of the first and the last shard. The
-check that you pass to `FileShards` runs for each other shard when the shard is first used. File
-sizes come from the listing of the folder, so no file is opened for its size.
+should open as few files as possible, and check only the headers of the first and the last shard.
+`FileShards` takes a check that runs for each other shard when the shard is first used.
 
 Files may be untrusted. So `read` must refuse names that lead out of the folder, negative numbers
 and sizes that do not match. `indexed_folder.Entry` does this for the values of a JSON file.
@@ -186,7 +185,7 @@ class Format(ABC):
         return type(self).plan is not Format.plan
 
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
-        """Yield the files to write, in order. The file that marks the format for `read` is last.
+        """Yield the files to write, in order. The file by which `read` knows the format is last.
 
         A resumed export calls `plan` again, and `plan` must yield the same files. Existing files
         are skipped, so each file must be writable on its own. Afterwards, `read_written` reads the

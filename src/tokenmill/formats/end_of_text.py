@@ -1,10 +1,9 @@
-"""Move the end-of-text id before or after documents, wherever a format needs it.
+"""Move the end-of-text id before or after each document, as a format needs it.
 
-Let E be the end-of-text id. Formats with the id after each document have splits such as `a E b E c
-E`; formats with the id before each document have `E a E b E c`. To convert one into the other, E
-moves from one end of the split to the other end. The order and text of documents stay the same. A
-split such as `a E b E c`, which begins or ends within a document, has no E at either end and is not
-changed. Its texts are the same in both kinds of formats.
+Let E be the end-of-text id. With E after each document, a split is `a E b E c E`; with E before
+each document, it is `E a E b E c`. To convert one into the other, one E moves from one end of the
+split to the other. A split such as `a E b E c`, which begins or ends within a document, is not
+changed.
 """
 
 from __future__ import annotations

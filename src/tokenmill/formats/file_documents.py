@@ -222,7 +222,7 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _last(self) -> int:
-        """The number, in the whole split, after that of the last document in the part.
+        """One more than the number, in the whole split, of the last document in the part.
 
         A part at the end of the split includes the empty documents at that end.
         """

@@ -41,7 +41,7 @@ class Entry:
     value: Any
 
     def get(self, key: str, kind: type) -> Any:
-        """Return the value of a key, which must be of type `kind`. Numbers must not be negative."""
+        """Return the value of a key: an object of type `kind`. Numbers must not be negative."""
         value = self.value.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.damaged(f"{key!r} has the wrong type: {str(value)[:40]!r}")
@@ -50,7 +50,7 @@ class Entry:
         return value
 
     def name(self, key: str) -> str:
-        """Return the value of a key, which must be the name of a file in the folder."""
+        """Return the value of a key: the name of a file in the folder."""
         value = str(self.get(key, str))
         pure = PurePosixPath(value)
         if not value.isprintable() or not pure.name or pure.is_absolute() or "\\" in value:
@@ -60,14 +60,14 @@ class Entry:
         return value
 
     def entries(self, key: str) -> list[Entry]:
-        """Return the value of a key, which must be a list of JSON objects."""
+        """Return the value of a key: a list of JSON objects."""
         found = self.get(key, list)
         if not all(isinstance(one, dict) for one in found):
             raise self.damaged(f"{key!r} is not a list of objects")
         return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
-        """Return the value of a key, which must be a JSON object."""
+        """Return the value of a key: a JSON object."""
         return Entry(self.where, self.get(key, dict))
 
     def damaged(self, what: str) -> DatasetError:
@@ -131,9 +131,9 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """Read the index of each split. Map splits to a request for the split's folder and the index.
+    """Return, for each split, a request for its folder, and its index.
 
-    `key` must be in every index; otherwise the folder is in another format.
+    Raise NotThisFormat if an index has no `key`.
     """
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")

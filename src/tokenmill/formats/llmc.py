@@ -152,7 +152,7 @@ def check_header(file: BinaryIO, name: str, version: int) -> None:
 
 
 def _unpack(head: bytes) -> tuple[int, int]:
-    """Return the magic number and the version in a header; (0, 0) if the file is too short."""
+    """Return the magic number and the version in a header."""
     return struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
 
 

@@ -356,7 +356,7 @@ class _Samples:
     """The samples of a shard.
 
     `raw` has the bytes of the shard, and `offsets` the byte where the ids of each sample begin.
-    `starts` has the number of tokens before each sample and, as its last entry, in the shard.
+    `starts` has the number of tokens before each sample; the last entry is the total.
     `contiguous` means that nothing is stored between the ids of one sample and the next.
     """
 

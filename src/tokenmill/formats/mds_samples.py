@@ -101,7 +101,7 @@ def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[I
 def _find_some(
     name: str, raw: Bytes, offsets: Integers, layout: Layout
 ) -> tuple[Integers, Integers]:
-    """Do the work of `find_samples` for some consecutive samples, given by their offsets."""
+    """Do the same as `find_samples`, for the samples between these offsets."""
     begins, ends = offsets[:-1], offsets[1:]
     if (ends < begins).any() or ends[-1] > len(raw):
         raise _damaged(name, "has samples out of order or beyond its end")

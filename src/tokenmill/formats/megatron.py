@@ -206,7 +206,7 @@ def _read_starts(folder: Path, names: list[str], sizes: list[int], number: int) 
 
 
 class _Index:
-    """A memory-mapped index. The map stays open as long as one of the arrays is in use."""
+    """A memory-mapped index. Its arrays keep the map open."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name

@@ -105,7 +105,7 @@ def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, i
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
     """Parse a header; return the number, dtype and offset of the ids."""
-    # Parse bytes in memory: from a file, NumPy would read any number that a damaged header gives.
+    # Parse from memory: from a file, NumPy would read as many bytes as a damaged header says.
     file = io.BytesIO(start)
     try:
         version = np.lib.format.read_magic(file)

@@ -30,8 +30,8 @@ from tokenmill.storage.reading import DamagedFileError, open_foreign
 KEPT = 16
 _LONGEST = 1 << 16  # most bytes of a line
 _CURE = (
-    "Copy or download both files again from their source; or, to open the ids without their "
-    "documents, name the format raw."
+    "Copy or download both files again. To open the ids without their documents, pass "
+    "`format='raw'`."
 )
 
 
@@ -50,7 +50,7 @@ class Olmo(Format):
             if not (request.folder / _table_name(name)).is_file():
                 raise NotThisFormat(f"{name} has no {_table_name(name)} next to it")
         if request.dtype is None:
-            raise NotThisFormat("nothing gives its dtype; pass it, such as `dtype='uint32'`")
+            raise NotThisFormat("no other file gives the dtype; pass it, such as `dtype='uint32'`")
         folder, check = request.folder.absolute(), choose_check(request)
         shards, documents = {}, {}
         for split, some in split_shards(request, names).items():

@@ -28,9 +28,9 @@ def list_shards(request: OpenRequest, ending: str) -> list[str]:
 
     Names are sorted, with numbers compared as numbers. Files that the user named keep their order.
 
-    An entry with this ending may not be a file, but a broken link, for example, in place of a
-    missing shard. It is an error if there is also a file with the same ending, or a file with the
-    same name and another ending. Otherwise such an entry is skipped.
+    A broken link or a folder may have this ending too, perhaps in place of a missing shard. This is
+    an error if a file has the same ending, or the same name with another ending. Otherwise such an
+    entry is skipped.
 
     >>> import tempfile
     >>> from pathlib import Path

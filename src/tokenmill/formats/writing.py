@@ -24,7 +24,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FileJob:
-    """A file to write. `write` takes a path and a function that it calls with numbers of tokens.
+    """A file to write. `write(path, advance)` writes it and reports its progress to `advance`.
 
     `name` is relative to the folder of the export. It may include one subfolder, as in
     `train/000.bin`; the subfolder is created. `tokens` is 0 for a file without ids. `write` must

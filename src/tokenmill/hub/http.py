@@ -41,7 +41,7 @@ class Unavailable(WorkError):  # noqa: N818  (named after what users see)
 
 
 def find_endpoint() -> str:
-    """Return the address of the Hub, from the environment. No request is sent."""
+    """Return the address of the Hub. No request is sent."""
     try:
         from huggingface_hub import constants
     except ImportError:

@@ -1,7 +1,6 @@
 """Fetch one file of a repository on the Hugging Face Hub, or find it in the local cache.
 
-This module is only for tokenizers. The package gigatoken fetches the file, so the extra `hub` is
-not needed.
+It is only for tokenizers. The package gigatoken fetches the file, so the extra `hub` is not needed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from tokenmill.errors import TokenizerError
 
 
 def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
-    """Return the local path of a file in a repository; fetch the file first if needed."""
+    """Return the local path of a file in a repository; fetch it first if needed."""
     from gigatoken.gigatoken_rs import hub_file
 
     try:

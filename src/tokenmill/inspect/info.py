@@ -1,7 +1,7 @@
 """Describe a dataset without reading its tokens.
 
-For a prepared dataset, the facts come from the manifest, so the cost does not grow with the number
-of shards. For tokens in another format, the facts come from `tokenmill.open`.
+The facts come from the manifest, so the cost does not grow with the number of shards. For tokens in
+another format, they come from `tokenmill.open`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """An input file that could not be used and was skipped, as the user had asked for."""
+    """An input file that could not be used and was skipped, at the user's request."""
 
     source: str
     reason: str
