@@ -274,7 +274,7 @@ class TokenBatches(IterableDataset[B]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume from a state.
 
-        The state must come from the worker with the same index, among as many workers.
+        The state must come from the worker with the same index and the same number of workers.
         """
         own = self.state_dict()
         given = state.get("given")

@@ -125,7 +125,7 @@ class GPTDataLoader:
         one) and seed (0 by default).
     tokenizer
         A name such as gpt2, a `tokenmill.Tokenizer`, or an object with `encode(text)`. With
-        `dataset_dir`, it must be the tokenizer of the dataset, or None, which means that tokenizer.
+        `dataset_dir`, the default is the tokenizer of the dataset; any other is refused.
     dataset_dir
         A dataset made by `tokenmill prepare`, or a folder with `train/*.bin` and `val/*.bin` of
         uint32 ids. Without it, the text given to `prepare_data` is used.

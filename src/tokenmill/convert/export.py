@@ -268,7 +268,7 @@ class _Export:
         for split, tokens in self.source.items():
             if empty := 0 if self.format.keeps_empty else count_empty(tokens):
                 number = f"{empty:,} empty document{'s' if empty > 1 else ''}"
-                yield f"{number} of split {split!r} cannot be stored in {to} and were omitted."
+                yield f"{number} of split {split!r} omitted: {to} cannot store empty documents."
             if documents[split] is not None or (tokens.documents is None and not self.has_eot):
                 continue
             lost = (

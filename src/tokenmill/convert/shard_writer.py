@@ -57,7 +57,7 @@ class DocumentRecords(Protocol):
         """
 
     def facts(self) -> dict[str, bool]:
-        """Return facts about the documents read since the last call, for the shard's receipt."""
+        """Return facts about the documents read since the last call, to save in the receipt."""
 
 
 @dataclass(frozen=True, kw_only=True)

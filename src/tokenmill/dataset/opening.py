@@ -152,7 +152,7 @@ class Dataset(Mapping[str, Tokens]):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens: as passed to `open`, or as the data says."""
+        """The tokenizer that made the tokens: passed to `open`, or named by the data."""
         if self._given is not None:
             return self._given
         if self.manifest is not None and not _is_unknown(self.manifest):
@@ -262,7 +262,7 @@ def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     try:
         state = parse_object(data, "it", "tokenizer's state")
         return from_state(state), state
-    except UnregisteredTokenizerError as error:  # the file is intact
+    except UnregisteredTokenizerError as error:  # the file itself is intact
         raise UnregisteredTokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error}"
         ) from error
@@ -270,7 +270,7 @@ def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error} {CURE}"
         ) from error
-    except Exception as error:  # a damaged state can make a tokenizer raise anything
+    except Exception as error:  # a tokenizer can raise any error for a damaged state
         reason = f"{type(error).__name__}: {error}"
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} is damaged ({reason!r}). {CURE}"

@@ -1,9 +1,9 @@
 """Find where documents start in a sequence of tokens, block by block.
 
-The starts come from the document table if there is one, otherwise from the end-of-text ids. At most
-`BLOCK` starts of a table are in memory at once, or the starts in `WINDOW` tokens. Only a table can
-have empty documents. An empty document starts where the next document starts or, if it is the last
-document, where the tokens end.
+The starts come from the document table if there is one, otherwise from the end-of-text ids. Memory
+is bounded: at most `BLOCK` starts of a table, or `WINDOW` tokens, are read at once. Only a table
+can have empty documents. An empty document starts where the next document starts or, if it is the
+last document, where the tokens end.
 """
 
 from __future__ import annotations

@@ -261,7 +261,8 @@ class PartOfDocuments(DocumentTable):
         A start at offset i of row r is returned as r * length + i. The result is sorted.
         """
         found = self._whole.find_starts(rows + self._start, length)
-        return np.union1d(found, np.flatnonzero(rows == 0) * length)  # a cut document starts at 0
+        # The first token of a part starts a document, even if that document is cut.
+        return np.union1d(found, np.flatnonzero(rows == 0) * length)
 
     def _cut(self, whole: Document) -> Document:
         start = max(whole.start, self._start)

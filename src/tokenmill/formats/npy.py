@@ -61,7 +61,7 @@ def _list_splits(request: OpenRequest) -> dict[str, list[str]]:
     """Return the files of each split; raise an error if files may not belong together."""
     names = list_shards(request, ".npy")
     if not names or list_shards(request, ".bin"):
-        raise NotThisFormat("it is not a folder of .npy files only")
+        raise NotThisFormat("it is not a folder with only .npy files")
     for some in split_by_name(names).values():
         if len(some) > 1 and not request.chosen and not are_numbered(some):
             raise NotThisFormat("its .npy files are not numbered shards; open one file at a time")
