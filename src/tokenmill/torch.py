@@ -376,7 +376,7 @@ def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> A
 def compare_ranks(loader: ArrayLoader) -> None:
     """Raise an error if another rank has posted other settings. Do not wait for other ranks."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    # A worker process has no connection to the store of its own: it is a fork of its rank.
+    # A worker process is a fork of its rank and shares the rank's connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:
         return
 

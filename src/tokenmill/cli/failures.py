@@ -1,8 +1,7 @@
 """Print errors of the command: the reason and the next step instead of a traceback.
 
-tokenmill's own errors already contain the reason and the next step. For errors from Python and the
-operating system, this module adds the next step. With TOKENMILL_DEBUG=1, the traceback is printed
-first.
+tokenmill's own errors already contain the next step. This module adds it to errors from Python and
+the operating system. With TOKENMILL_DEBUG=1, the traceback is printed first.
 """
 
 from __future__ import annotations

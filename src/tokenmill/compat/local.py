@@ -166,7 +166,7 @@ def create_dataloaders(
     seed: int = 42,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[DataLoader[Batch], DataLoader[Batch]]:
-    """Make a loader for training, shuffled anew each epoch, and one for validation, in file order.
+    """Make a training loader, reshuffled each epoch, and a validation loader, in file order.
 
     `dtype` is the dtype of ids in files without a header.
 

@@ -188,7 +188,7 @@ def _open(folder: Path, tokenizer: Any) -> Dataset:
             f"tokenmill prepare TEXTS --out {folder}"
         )
     metadata = find_manifest(folder)
-    if metadata is None or not is_own(metadata):  # made by the script of the guide
+    if metadata is None or not is_own(metadata):  # made by a script, not by tokenmill
         return open_tokens(folder, format="raw", dtype="uint32")
     if isinstance(tokenizer, (str, Tokenizer)):
         return open_tokens(folder, tokenizer=tokenizer)

@@ -95,7 +95,7 @@ def _find(where: HubPath) -> _Found:
 
 
 def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
-    """Return the commit of a revision or, if the Hub is unreachable, the last one and the error."""
+    """Find the commit of a revision. Offline, return the last known commit and the error."""
     reference = folder / "refs" / where.revision
     known = _read(reference).decode(errors="replace").strip()
     try:
