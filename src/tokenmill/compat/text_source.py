@@ -7,8 +7,7 @@ wait.
 An example is a document, padded to the requested length. A longer document becomes several
 examples. No token is lost: each token except the first of a document is a target exactly once.
 
-Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples. All rows of
-a batch are read at once.
+Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`tokenmill.import_dataset`: make a prepared dataset from tokens in any format.
 
-The result has a manifest, checksums and document tables, like a dataset that `prepare` made. It
-opens without naming a dtype or tokenizer, and can be verified, resharded and exported. Ids that are
-not in the tokenizer's vocabulary are refused. Empty documents are dropped and counted.
+The result has a manifest, checksums and document tables, like a dataset that `prepare` made. Ids
+that are not in the tokenizer's vocabulary are refused. Empty documents are dropped and counted.
 
 There is no text, so a document's key is the xxh3-128 hash of its ids as little-endian int64. A
 document's source is the file in which it starts, and its offset is the position of its first token

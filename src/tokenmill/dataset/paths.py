@@ -35,7 +35,6 @@ def find_all(paths: AnyPaths) -> list[Path]:
     """Find the files and folders for a path, a glob or a list of these.
 
     Matches of a glob are sorted by name, with numbers compared as numbers. Lists keep their order.
-    `~` is the home folder.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

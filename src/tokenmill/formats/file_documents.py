@@ -150,7 +150,6 @@ class FileDocuments(DocumentTable):
         return Document(number=number, split=self._split, start=before + start, length=end - start)
 
     def at(self, token: int) -> Document:
-        """Return the document that contains a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         file = int(np.searchsorted(self._token_starts, token, side="right")) - 1
         place = np.array([token - int(self._token_starts[file])])
@@ -161,7 +160,6 @@ class FileDocuments(DocumentTable):
         return self[int(self._numbers[file]) + number]
 
     def starts(self, first: int, last: int) -> Integers:
-        """Return the starts of the documents [first, last), then the end of the last of them."""
         found = np.empty(last - first + 1, np.int64)
         for file, low, high, place in split_numbers(self._numbers, first, last + 1):
             starts = self._read(file).find(np.arange(low, high))
@@ -173,7 +171,6 @@ class FileDocuments(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """Count the documents that start before `token`, which may be the end of the split."""
         file = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if file < 0:
             return 0
@@ -181,10 +178,6 @@ class FileDocuments(DocumentTable):
         return int(self._numbers[file]) + int(self._read(file).count_before(place)[0])
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Find the document starts in rows: row r is the tokens [rows[r], rows[r] + length).
-
-        A start at offset i of row r is returned as r * length + i. The result is sorted.
-        """
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._damaged)
 
     def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
@@ -236,12 +229,10 @@ class PartOfDocuments(DocumentTable):
         return self._last - self._first
 
     def starts(self, first: int, last: int) -> Integers:
-        """Return the starts of the documents [first, last), then the end of the last of them."""
         found = self._whole.starts(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 
     def count_before(self, token: int) -> int:
-        """Count the documents that start before `token`, which may be the end of the part."""
         if token <= 0:
             return 0
         return self._whole.count_before(token + self._start) - self._first
@@ -250,16 +241,11 @@ class PartOfDocuments(DocumentTable):
         return self._cut(self._whole[inside(number, len(self), "document") + self._first])
 
     def at(self, token: int) -> Document:
-        """Return the document that contains a token of the part."""
         return self._cut(
             self._whole.at(inside(token, self._stop - self._start, "token") + self._start)
         )
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Find the document starts in rows: row r is the tokens [rows[r], rows[r] + length).
-
-        A start at offset i of row r is returned as r * length + i. The result is sorted.
-        """
         found = self._whole.find_starts(rows + self._start, length)
         # The first token of a part starts a document, even if that document is cut.
         return np.union1d(found, np.flatnonzero(rows == 0) * length)

@@ -1,8 +1,8 @@
 """NumPy files: one-dimensional arrays of integers, in one file or in numbered shards.
 
 NumPy parses the headers, so a header is not mistaken for tokens. No pickle is loaded. Opening opens
-every file once and checks its header and size. The size is checked again when the file is mapped.
-Exports have one file per split, with the bytes that `np.save` would write.
+every file once and checks its header and size. Exports have one file per split, with the bytes that
+`np.save` would write.
 """
 
 from __future__ import annotations
