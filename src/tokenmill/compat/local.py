@@ -2,7 +2,8 @@
 
 Guarantees: the header of a file is not mistaken for tokens. With sequence length L, the inputs of
 item w are `tokens[w * L : (w + 1) * L]`, and the targets are the same slice one token later. Each
-epoch yields each item once, with any number of workers. Batches from `create_dataloaders` do not depend on the number of workers.
+epoch yields each item once, with any number of workers. Batches from `create_dataloaders` do not
+depend on the number of workers.
 """
 
 from __future__ import annotations
