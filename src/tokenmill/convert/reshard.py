@@ -137,7 +137,7 @@ def _change_settings(
 
 
 def _compare_ids(source: Manifest, made: Manifest) -> None:
-    """Check that shards that keep their length also keep their checksum."""
+    """Check that splits with unchanged shard lengths have unchanged checksums."""
     for name, split in made.splits.items():
         before = source.splits[name].shards
         if np.array_equal(before.tokens, split.shards.tokens):

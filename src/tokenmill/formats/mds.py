@@ -251,8 +251,8 @@ def _parse_encoding(
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)
     if kind != "ndarray" or name not in DTYPES:
         raise DatasetError(
-            f"{entry.where} stores tokens as {encoding[:40]!r}; only arrays of integers with a dtype, "
-            "such as ndarray:uint16, and bytes are supported."
+            f"{entry.where} stores tokens as {encoding[:40]!r}, which is not supported. Write them as "
+            "arrays of integers with a dtype, such as ndarray:uint16, or as bytes."
         )
     dtype = np.dtype(name).newbyteorder("<")
     request.check_dtype(dtype, entry.where)
