@@ -6,7 +6,7 @@ prints the message without a traceback and exits with `exit_status`.
     TokenmillError
     ├── UsageError        an invalid setting or argument (exit 2)
     ├── InputError        an input file that cannot be used
-    ├── FolderError       an output folder that is in use, not tokenmill's, or made with other settings
+    ├── FolderError       an output folder in use, not made by tokenmill, or with other settings
     ├── DatasetError      a dataset that is damaged or incomplete, or a path that is not a dataset
     ├── TokenizerError    a tokenizer that cannot be loaded, or is not the expected one
     │   └── UnregisteredTokenizerError    a dataset's tokenizer class that is not registered
@@ -66,11 +66,11 @@ class TokenizerError(TokenmillError):
 
 
 class UnregisteredTokenizerError(TokenizerError):
-    """A dataset was made with a tokenizer class that is not registered in this process."""
+    """A dataset needs a tokenizer class that is not registered in this process."""
 
 
 class TooLongError(TokenmillError):
-    """A text cannot be split and does not fit in the memory limit."""
+    """A text cannot be split, and is too long for the memory limit."""
 
     def __init__(self, size: int, reason: str) -> None:
         super().__init__(reason)
@@ -86,18 +86,18 @@ class StorageError(TokenmillError):
 
 
 class WorkError(TokenmillError):
-    """Work was interrupted by an external cause; the same command resumes it."""
+    """Work was interrupted by an external cause, and can be resumed with the same command."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out.
+    """Return whether an error says that memory ran out.
 
     >>> lacks_memory(ImportError("libarrow.so: failed to map segment from shared object"))
     True
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, ImportError):  # only the message of the dynamic loader says why
+    if isinstance(error, ImportError):  # the dynamic loader gives the reason only in its message
         said = str(error).lower()
         cause = error.__cause__
         return any(mark in said for mark in _NOT_MAPPED) or (

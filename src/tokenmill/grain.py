@@ -1,18 +1,19 @@
 """Rows and batches for Grain, the data loading library of JAX.
 
     make_dataset    a `grain.MapDataset` of whole batches: `dataset[i]` is the batch of step i
-    READ_OPTIONS    options to iterate over that dataset; Grain's default of 16 threads is several
+    READ_OPTIONS    options for iterating over this dataset; Grain's default, 16 threads, is several
                     times slower
-    TokenBatches    the source of that dataset; reads all rows of a batch at once
+    TokenBatches    a source of batches, used by `make_dataset`; reads all rows of a batch at once
     TokenRows       a source of rows, for your own pipeline or `grain.DataLoader`
 
 Guarantees: the batches and rows are the same as from `tokenmill.Loader`, with any number of Grain's
-threads and worker processes. Rows are already in the order of the run, so do not shuffle them. The
-state of Grain's own iterators is enough to resume. Grain also compares the `repr` of a source with
-the `repr` in a checkpoint. So the `repr` of these sources describes the rows of the run, but has no
-paths: the files may be moved.
+threads and worker processes. Rows are already in their final order, so do not shuffle them. To
+resume, the state of Grain's own iterators is enough. When it loads a checkpoint, Grain compares the
+`repr` of the source with the `repr` in the checkpoint. So the `repr` of these sources describes the
+data and the order of rows, but has no paths: the files may be moved.
 
-Costs: Grain takes about 90 µs per element, whether a row or a batch, so batches are much faster.
+Costs: Grain takes about 90 µs per element. An element is a row or a whole batch, so batches are
+much faster.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ READ_OPTIONS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class Batch(NamedTuple):
-    """Inputs and the tokens that follow them, each (rows, seq_len), or (seq_len,) for one row."""
+    """Inputs, and targets: the same tokens shifted by one. Each is (rows, seq_len) or (seq_len,)."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
@@ -55,8 +56,8 @@ class Batch(NamedTuple):
 class DocumentedBatch(NamedTuple):
     """A batch and its documents.
 
-    `document_ids` says for each token which document of its row it is in, counted from 0.
-    `positions` says how far the token is from that document's first token in the row.
+    `document_ids` has the number of each token's document, counted from 0 in each row. `positions`
+    has the distance of each token from the first token of its document in the row.
     """
 
     inputs: npt.NDArray[Any]
@@ -66,11 +67,11 @@ class DocumentedBatch(NamedTuple):
 
 
 class TokenBatches:
-    """A source of batches: batch i belongs to step i. `settings` are as in `tokenmill.Loader`.
+    """A source of batches: `source[i]` is the batch of step i.
 
-    Without a limit its length is `sys.maxsize`, as for a dataset after Grain's `repeat()`. If your
-    launcher does not set the rank in the environment, pass `rank=jax.process_index()` and
-    `world_size=jax.process_count()`.
+    `settings` are as in `tokenmill.Loader`. Without a limit, the length is `sys.maxsize`, as for a
+    Grain dataset after `repeat()`. If your launcher does not set the rank in the environment, pass
+    `rank=jax.process_index()` and `world_size=jax.process_count()`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> batches[0].targets
@@ -112,7 +113,7 @@ class TokenBatches:
 
 
 class TokenRows:
-    """A source of rows, up to `limit_rows`; by default one epoch.
+    """A source of rows: the first `limit_rows` rows, or one epoch by default.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
@@ -161,7 +162,7 @@ class TokenRows:
 def make_dataset(
     data: Tokens | Mixture, *, batch_size: int, seq_len: int, **settings: Any
 ) -> grain.MapDataset[Any]:
-    """Batches as a Grain dataset; `settings` are as in `tokenmill.Loader`.
+    """Make a Grain dataset of batches. `settings` are as in `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> dataset[1_000_000].inputs.shape
@@ -179,9 +180,9 @@ def _describe(name: str, rows: RunRows, more: dict[str, Any]) -> str:
 
 
 def _allow_workers() -> None:
-    """Let Grain start workers in a program without absl flags.
+    """Let Grain start workers in a program that does not parse absl flags.
 
-    If JAX is installed, Grain refuses to start workers before flags are parsed.
+    If JAX is installed, Grain refuses to start workers before absl flags are parsed.
     """
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()

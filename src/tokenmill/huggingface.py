@@ -1,12 +1,12 @@
 """Rows for Hugging Face models, for use with `Trainer`, with Accelerate or alone.
 
-Guarantees: every row of an epoch comes once, in the order of the run, on any number of processes.
+Guarantees: an epoch has every row once, in the order of the run, on any number of processes.
 `input_ids` and `labels` of a row are the same tokens, because these models shift the labels
-themselves. If the labels were already shifted, as the targets of the other loaders are, the models
-would learn to predict the token after the next one.
+themselves. If the labels were already shifted, like the targets of other loaders, the models would
+learn to predict the wrong token.
 
-Costs: `Trainer` and Accelerate work with row numbers. To resume, they skip numbers, and no skipped
-row is read. A batch takes one gather, and one copy for the labels.
+Costs: to resume, `Trainer` and Accelerate skip row numbers, without reading these rows. The rows of
+a batch are read in one call, and copied once for the labels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["TokenRows"]
 class TokenRows(Dataset[dict[str, torch.Tensor]]):
     """The rows of `tokenmill.torch.TokenRows` as `input_ids` and `labels`, with the same arguments.
 
-    The rows are already in the order of the run, so do not shuffle them again: use
+    The rows are already in their final order, so do not shuffle them: use
     `TrainingArguments(train_sampling_strategy="sequential")`, or a `DataLoader` without
     `shuffle=True`.
 
@@ -76,9 +76,9 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
 
 
 def _check_division() -> None:
-    """Refuse to read if Accelerate gives every process all rows.
+    """Raise an error if Accelerate would give all rows to every process.
 
-    On a machine without a GPU, Accelerate joins the process group but does not shard the data.
+    On a machine without a GPU, Accelerate joins the process group but does not divide the data.
     """
     accelerate = sys.modules.get("accelerate.state")
     if accelerate is None or not torch.distributed.is_initialized():

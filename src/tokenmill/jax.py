@@ -1,14 +1,14 @@
 """Batches as global JAX arrays on a mesh of devices, in one process or in several.
 
-Guarantees: a step has the same rows as with `tokenmill.Loader` and the same seed, for any mesh,
+Guarantees: with the same seed, a step has the same rows as with `tokenmill.Loader`, for any mesh,
 number of processes and sharding. A process reads one block of the step's rows, which contains all
-rows that its devices need. For the usual meshes, the block contains no other rows. The state counts
-the rows that the run has consumed. The state is the same on all processes and can be loaded with
+rows that its devices need; for the usual meshes, it contains no other rows. The state is the number
+of rows consumed and the settings of the run. It is the same on all processes and can be loaded with
 another mesh.
 
 Costs: a thread reads rows ahead, and the next batches are copied to the devices while the current
-one is in use. On the CPU, JAX may use the memory of a batch without a copy. JAX then holds a
-reference to that memory, so the loader does not reuse the memory.
+batch is in use. On the CPU, JAX may use the memory of a batch without copying it. The loader does
+not reuse such memory while JAX refers to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 try:
     import jax
-    from jax._src import distributed  # no public name for the store shared by all processes
+    from jax._src import distributed  # the store of all processes has no public name
     from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 except ModuleNotFoundError as error:
     error.add_note("Install it with: pip install 'tokenmill[jax]'")
@@ -45,7 +45,7 @@ __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader"]
 _NOT_SETTABLE = {
     "rank": "JAX knows the number of this process",
     "world_size": "JAX knows how many processes there are",
-    "contiguous": "arrays on a device always are",
+    "contiguous": "arrays on a device are always contiguous",
     "drop_last": "an incomplete last step would not fit the sharding, so it is always omitted",
 }
 
@@ -54,17 +54,17 @@ _PLACED_AHEAD = 2  # batches that are copied to the devices ahead
 
 
 class Batch(NamedTuple):
-    """Inputs and the tokens that follow them, each (batch_size, seq_len)."""
+    """Inputs, and targets: the same tokens shifted by one. Each is (batch_size, seq_len)."""
 
     inputs: jax.Array
     targets: jax.Array
 
 
 class Documents(NamedTuple):
-    """The documents of a batch, as two arrays of shape (batch_size, seq_len).
+    """Which document each token of a batch is in: two arrays of shape (batch_size, seq_len).
 
-    `ids` says for each token which document of its row it is in, counted from 0. `positions` says
-    how far the token is from that document's first token in the row.
+    `ids` has the number of each token's document, counted from 0 in each row. `positions` has the
+    distance of each token from the first token of its document in the row.
     """
 
     ids: jax.Array
@@ -113,19 +113,19 @@ class Loader(LoaderAdapter[B]):
     seq_len
         Tokens per row, in the inputs and in the targets.
     sharding
-        How to place the (batch_size, seq_len) arrays on devices: any JAX sharding that fits them.
+        How to place the (batch_size, seq_len) arrays on devices: any JAX sharding for this shape.
     mesh, data_axis
-        Instead of a sharding: the rows are divided over the axis `data_axis` of the mesh, and
-        replicated over its other axes. With neither a sharding nor a mesh, the rows are divided over
-        all devices.
+        An alternative to `sharding`: rows are divided over the axis `data_axis` of the mesh, and
+        replicated over its other axes. Without `sharding` and `mesh`, rows are divided over all
+        devices.
     dtype
         Dtype of the arrays; int32 by default, because JAX disables 64-bit integers by default.
     prefetch
-        How many batches a thread reads ahead. None means a few megabytes of batches, and 0 means no
-        thread.
+        How many batches a thread reads ahead. None means a few megabytes of batches. 0 means that
+        no thread is used.
     settings
-        The other arguments of `tokenmill.Loader`. Without a limit, batches never end. With a limit,
-        an incomplete last step is omitted.
+        Other arguments of `tokenmill.Loader`. Without a limit, such as `limit_rows`, batches never
+        end. With a limit, an incomplete last step is omitted.
     """
 
     @overload
@@ -173,13 +173,13 @@ class Loader(LoaderAdapter[B]):
                 raise UsageError(f"`{name}` does not apply to this loader: {reason}.")
         if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
             raise UsageError(
-                f"`dtype` is {np.dtype(dtype)}, which JAX does not enable by default. Use int32, or "
+                f"`dtype` is {np.dtype(dtype)}, which JAX disables by default. Use int32, or call "
                 'jax.config.update("jax_enable_x64", True).'
             )
         self.sharding = _choose_sharding(sharding, mesh, data_axis)
         self._shape = (batch_size, seq_len)
         block, blocks = _find_block(self.sharding, self._shape)
-        self._first = block * (batch_size // blocks)  # the step's first row that this process reads
+        self._first = block * (batch_size // blocks)  # the first row of a step that is read here
         self.arrays = ArrayLoader(
             data,
             batch_size=batch_size // blocks,
@@ -193,10 +193,10 @@ class Loader(LoaderAdapter[B]):
             **settings,
         )
         _compare_processes(self.sharding, batch_size, self.arrays)
-        self._row = 0  # the cursor; the cursor of `arrays` is ahead by the batches in `_placed`
+        self._row = 0  # rows consumed; `arrays` is ahead by the batches in `_placed`
         self._at_end = False  # whether iterating has reached the limit
         self._ahead = _PLACED_AHEAD if prefetch is None else min(prefetch, _PLACED_AHEAD)
-        # Batches on the devices, each with the first row after its step.
+        # Batches on the devices, each with the row after its step.
         self._placed: deque[tuple[B, int]] = deque()
 
     @property
@@ -227,7 +227,7 @@ class Loader(LoaderAdapter[B]):
         while len(self._placed) < self._ahead:
             try:
                 self._place_next()
-            except (StopIteration, TokenmillError, OSError):  # raised again when its batch is due
+            except (StopIteration, TokenmillError, OSError):  # `__next__` will raise it again
                 break
         return batch
 
@@ -236,17 +236,17 @@ class Loader(LoaderAdapter[B]):
         self._placed.append((self._convert(batch), batch.end))
 
     def batch_at(self, step: int) -> B:
-        """The batch of any step; see `tokenmill.Loader.batch_at`. All processes must call this."""
+        """Return the batch of any step, as `tokenmill.Loader` does. All processes must call this."""
         if self.arrays.limit is not None and step >= len(self):
             raise IndexError(f"steps go from 0 to {len(self) - 1:,}, got {step:,}")
         return super().batch_at(step)
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """How much the run has consumed so far of each source."""
+        """Return how much of each source the run has consumed so far."""
         return make_ledger(self.arrays.rows, self._row)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position and identity of the run.
+        """Return the number of rows consumed, and the settings that define their order.
 
         The state is small, can be stored as JSON, and is the same on all processes.
         """
@@ -261,9 +261,9 @@ class Loader(LoaderAdapter[B]):
         self._row, self._at_end = self.arrays.row, False
 
     def close(self) -> None:
-        """Stop the thread that reads ahead; the next batch starts a new thread."""
+        """Stop the thread that reads ahead. Asking for the next batch starts a new thread."""
         self._placed.clear()
-        self.arrays.load_state_dict(self.state_dict())  # back to the cursor
+        self.arrays.load_state_dict(self.state_dict())  # moves `arrays` back to `_row`
 
     def _convert(self, batch: ArrayBatch) -> B:
         inputs, targets = self._place(batch.inputs), self._place(batch.targets)
@@ -274,21 +274,21 @@ class Loader(LoaderAdapter[B]):
         return cast(B, DocumentedBatch(inputs, targets, documents))
 
     def _place(self, rows: npt.NDArray[Any]) -> jax.Array:
-        """Make the global array of a step from `rows`, the part that this process has read."""
+        """Make the global array of a step. `rows` are the rows that this process has read."""
 
         def take(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
             assert index is not None
             first, stop, _ = index[0].indices(self._shape[0])
             return rows[first - self._first : stop - self._first, index[1]]
 
-        # Takes a quarter of the time of make_array_from_process_local_data.
+        # make_array_from_process_local_data takes four times as long.
         return jax.make_array_from_callback(self._shape, self.sharding, take)
 
 
 def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: str) -> Sharding:
     if sharding is not None:
         if mesh is not None:
-            raise UsageError("give `sharding` or `mesh`, not both.")
+            raise UsageError("pass `sharding` or `mesh`, not both.")
         return sharding
     if mesh is None:
         mesh, data_axis = Mesh(np.array(jax.devices()), ("data",)), "data"
@@ -301,13 +301,13 @@ def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: st
 
 
 def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader) -> None:
-    """Refuse a loader whose settings differ between the processes that share its arrays."""
+    """Raise an error if another process with the same arrays has other settings."""
     client: Any = distributed.global_state.client
     if sharding.is_fully_addressable or client is None:
         return
 
     def post(key: str, value: str) -> str:
-        with suppress(jax.errors.JaxRuntimeError):  # another process posted first
+        with suppress(jax.errors.JaxRuntimeError):  # another process has set this key first
             client.key_value_set(key, value)
         return str(client.blocking_key_value_get(key, _TIMEOUT))
 
@@ -316,10 +316,10 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """Divide a step's rows into equal blocks, so that one block has all rows of this process.
+    """Divide the rows of a step into equal blocks, so that one block has all rows of this process.
 
-    The blocks are as small as possible. Returns the index of this process's block, and how many
-    blocks there are. For example, for a process with rows 4 and 5 of 8 rows, it returns (2, 4).
+    Return the index of that block and the number of blocks, for the smallest possible blocks. If
+    this process has rows 4 and 5 of 8 rows, there are 4 blocks of 2 rows, and the result is (2, 4).
     """
     rows = shape[0]
     if rows < 1:

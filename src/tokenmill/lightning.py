@@ -1,12 +1,12 @@
 """A Lightning data module whose rows continue across epochs, checkpoints and changes of ranks.
 
-Guarantees: the trainer sees row 0, 1, 2, ... of the run, each once. An epoch of the trainer is just a
-number of steps: the next epoch continues with the following rows. At any step, a Lightning checkpoint
-stores how many rows the trainer has finished. So a resumed run neither repeats nor skips rows, even
-with another batch size or number of devices. Validation uses the same rows each time.
+Guarantees: the trainer sees the rows 0, 1, 2, ... of the run, each once. An epoch of the trainer is
+just a number of steps: the next epoch continues with the next rows. A Lightning checkpoint stores
+how many rows the trainer has finished. So a resumed run neither repeats nor skips rows, even with
+another batch size or number of devices. Validation uses the same rows each time.
 
 `tokenmill.torch.Loader` makes the batches, on the trainer's device. With `num_workers`, the workers
-of a `DataLoader` make them instead. Rank and world size come from the trainer.
+of a `DataLoader` make the batches instead. Rank and world size come from the trainer.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class TokenDataModule(pl.LightningDataModule):
         As for `tokenmill.Loader`.
     epoch_steps
         Steps per epoch of the trainer. The default is one pass over the data, without an incomplete
-        last step. For a mixture, the sizes of all sources are added up.
+        last step. For a mixture, the default is computed from the total size of all sources.
     val_rows
-        How many rows to validate on; by default all. If the last step has fewer rows than there are
-        devices, that step is omitted.
+        How many rows to validate on; by default all rows. If the last step has fewer rows than
+        there are devices, that step is omitted.
     num_workers
-        How many `DataLoader` workers make the batches. With 0, a thread makes them, which is faster.
+        How many `DataLoader` workers make the batches. With 0, a thread makes them. That is faster.
     settings
         Other arguments of `tokenmill.Loader`: order, block_rows, group_blocks, dtype, documents,
         in_memory, prefetch.
@@ -87,13 +87,14 @@ class TokenDataModule(pl.LightningDataModule):
         super().__init__()
         if refused := _SET_BY_TRAINER & settings.keys():
             raise UsageError(
-                f"`{min(refused)}` is set by the trainer; see its devices, max_steps and max_epochs."
+                f"`{min(refused)}` is set by the trainer. Omit it, and set devices, max_steps or "
+                "max_epochs of the trainer."
             )
         if unknown := settings.keys() - {field.name for field in fields(LoaderSettings)}:
             raise UsageError(f"`{min(unknown)}` is not an argument of tokenmill.Loader.")
         if epoch_steps is not None:
             epoch_steps = check_whole("epoch_steps", epoch_steps, 1)
-        if val is not None and not len(val):  # an empty split: no validation
+        if val is not None and not len(val):  # an empty split means no validation
             val = None
         if settings.pop("in_memory", False):
             train, val = train.in_memory(), val.in_memory() if val is not None else None
@@ -101,11 +102,11 @@ class TokenDataModule(pl.LightningDataModule):
         self._settings = {**settings, "batch_size": batch_size, "seq_len": seq_len, "seed": seed}
         self._epoch_steps, self._val_rows, self._workers = epoch_steps, val_rows, num_workers
         self._steps: _TrainingSteps | None = None
-        if val is None:  # Lightning skips validation only if this method is the inherited one
+        if val is None:  # Lightning skips validation only if this method is not overridden
             self.__dict__["val_dataloader"] = super().val_dataloader
 
     def setup(self, stage: str) -> None:
-        """Make the loader, with the rank of this device."""
+        """Make the training loader for the rank of this device."""
         if stage == "fit":
             self._training_steps()
 
@@ -115,27 +116,29 @@ class TokenDataModule(pl.LightningDataModule):
             self._steps.close()
 
     def train_dataloader(self) -> _TrainingSteps:
-        """The steps of an epoch, from the current row of the run on."""
+        """Return the steps of an epoch, which start at the current row of the run."""
         return self._training_steps()
 
     def val_dataloader(self) -> _FixedSteps:
-        """The validation rows, from the first on."""
+        """Return the validation batches, which are the same each time."""
         assert self._val is not None
         blocks = {"block_rows": None, "group_blocks": None}
         settings = {**self._settings, "order": "sequential", **blocks}
         return _FixedSteps(self._make_factory(self._val, settings), self._val_rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run; Lightning saves it in its checkpoints."""
+        """Return the position of the run. Lightning saves it in its checkpoints."""
         return self._training_steps().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume a run; Lightning calls this when it restores a checkpoint."""
-        if self.trainer is None or self.trainer.state.fn == "fit":  # validating does not resume
+        """Resume a run. Lightning calls this method when it restores a checkpoint."""
+        if (
+            self.trainer is None or self.trainer.state.fn == "fit"
+        ):  # validation does not resume a run
             self._training_steps().load_state_dict(state_dict)
 
     def _training_steps(self) -> _TrainingSteps:
-        """The training steps, one object per trainer. A new trainer continues at the same row."""
+        """Return the steps of the current trainer. A new trainer continues at the same row."""
         steps = self._steps
         if steps is None or steps.trainer is not self.trainer:
             self._steps = _TrainingSteps(
@@ -156,7 +159,7 @@ class TokenDataModule(pl.LightningDataModule):
 
 @dataclass(frozen=True)
 class _BatchFactory:
-    """Makes iterators of batches, in this process or in workers."""
+    """Makes iterators of batches. The batches are made in this process or in workers."""
 
     data: Tokens | Mixture
     settings: Mapping[str, Any]
@@ -167,7 +170,7 @@ class _BatchFactory:
         return Loader(self.data, device=self.device, **self.settings, **limit)
 
     def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
-        """Iterate over the batches from `row` on; without workers, `loader` must be at `row`."""
+        """Iterate over batches from `row` on. Without workers, `loader` must be at `row`."""
         if not self.workers:
             return loader
         settings = {name: value for name, value in self.settings.items() if name != "prefetch"}
@@ -178,10 +181,10 @@ class _BatchFactory:
 
 
 class _TrainingSteps:
-    """Each iteration yields the batches of one epoch, from the current row of the run on.
+    """Yields the batches of one epoch in each iteration, from the current row of the run on.
 
-    The object has a length. If it had no length, Lightning would fetch a batch in advance, and
-    checkpoints would be one batch ahead.
+    Without `__len__`, Lightning would fetch a batch in advance, and checkpoints would be one batch
+    ahead.
     """
 
     def __init__(
@@ -195,15 +198,16 @@ class _TrainingSteps:
         windows = sum(order.windows for order in rows.orders)
         self._length = steps or max(1, windows // self._loader.arrays.global_batch)
         self._row = 0
-        # The first batch that the trainer has not finished: the number of batches before it, and
-        # its row.
+        # How many batches the trainer has finished, and the first row of the next batch.
         self._unfinished: tuple[int, int] = (-1, 0)
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[AnyBatch]:
-        if getattr(self.trainer, "overfit_batches", 0):  # needs the same batches each epoch
+        if getattr(
+            self.trainer, "overfit_batches", 0
+        ):  # overfitting needs the same batches each epoch
             self.load_state_dict({**self._loader.state_dict(), "row": 0})
         batches = self._factory.iterate(self._loader, self._row)
         for _ in range(self._length):
@@ -214,7 +218,7 @@ class _TrainingSteps:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        # A signal or an exception can save a checkpoint in the middle of a step.
+        # After a signal or an exception, a checkpoint may be saved in the middle of a step.
         finished, row = self._unfinished
         if self.trainer is None or self._count_finished() != finished:
             row = self._row
@@ -229,7 +233,7 @@ class _TrainingSteps:
         self._loader.close()
 
     def _count_finished(self) -> int:
-        """How many batches the trainer has finished."""
+        """Return how many batches the trainer has finished."""
         if self.trainer is None:
             return 0
         total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
@@ -237,7 +241,7 @@ class _TrainingSteps:
 
 
 class _FixedSteps:
-    """Each iteration yields the same batches. All ranks have the same number of batches."""
+    """Yields the same batches in each iteration. All ranks get the same number of batches."""
 
     def __init__(self, factory: _BatchFactory, rows: int | None) -> None:
         loader = factory.make_loader().arrays

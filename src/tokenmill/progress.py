@@ -1,8 +1,8 @@
 """Progress of long-running work: a protocol for reporting it, and a display.
 
-A `Watcher` receives the stages of the work and the amount done. `Display` shows both in one line. On
-a terminal, it redraws the line, which is never wider than the terminal. In a notebook, it updates one
-output. Elsewhere, it prints a line every few seconds.
+A `Watcher` receives the stages of the work and the amount done. `Display` is a watcher that shows
+them in one line. On a terminal, it redraws the line, which is never wider than the terminal. In a
+notebook, it updates one output. Elsewhere, it prints a new line every few seconds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Display", "Nobody", "Unit", "Watcher", "watching"]
 
-Unit = Literal["bytes", "tokens"]  # the unit in which the work of a stage is counted
+Unit = Literal["bytes", "tokens"]  # unit of the work of a stage
 
-# Seconds before the first line and between lines, where there is neither a terminal nor a notebook.
+# Seconds before the first line and between lines, outside terminals and notebooks.
 _FIRST_LINE, _EVERY = 2.0, 10.0
 _REDRAW = 0.125  # seconds between updates in a notebook
 _BAR = 24  # characters
@@ -33,20 +33,20 @@ class Watcher(Protocol):
     """Receives the progress of some work."""
 
     def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
-        """A stage such as "tokenizing" starts. An earlier run did `done` of its `total` units.
+        """Called when a stage such as "tokenizing" starts. Earlier runs did `done` of `total` units.
 
         `total` is 0 if the amount of work is unknown.
         """
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
-        """`amount` more units of the stage are done.
+        """Called when `amount` more units of the stage are done.
 
         These units contained `tokens` tokens and `documents` documents. `dropped` of the documents
         were not kept.
         """
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """Called with a message for the user."""
 
 
 class Nobody:
@@ -63,9 +63,9 @@ class Nobody:
 def watching(watcher: Watcher | None, progress: bool | None) -> Iterator[Watcher]:
     """Yield the watcher for a library call.
 
-    A given `watcher` is used as it is. Otherwise `progress` decides: True gives a `Display` and
-    False `Nobody`. None, the default, gives a display in terminals and notebooks only, so that batch
-    jobs and tests stay silent.
+    If `watcher` is given, yield it. Otherwise `progress` decides: True means a `Display`, and False
+    means `Nobody`. None, the default, means a display in terminals and notebooks only, so that
+    batch jobs and tests stay silent.
 
     >>> with watching(None, False) as watcher:
     ...     type(watcher).__name__
@@ -114,7 +114,7 @@ class Display:
             self._output.update({"text/plain": ""}, raw=True)
 
     def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
-        """A stage starts."""
+        """Start to show a stage."""
         self._stage, self._total, self._before, self._done = stage, total, done, 0
         self._unit = unit
         self._began = time.monotonic()
@@ -125,7 +125,7 @@ class Display:
         self._show(now=True)
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
-        """Work was done."""
+        """Update the line after work was done."""
         self._done += amount
         self.tokens += tokens
         self.documents += documents
@@ -133,13 +133,13 @@ class Display:
         self._show()
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """Print a message for the user."""
         self._print(harmless(text))
 
     def _print(self, text: str) -> None:
         from rich.text import Text
 
-        with suppress(OSError):  # a log on a full disk must not stop the work
+        with suppress(OSError):  # the work continues even if a log cannot be written
             self._console.print(Text(text))
 
     def _show(self, *, now: bool = False) -> None:
@@ -171,7 +171,7 @@ class Display:
         return row
 
     def _line(self, width: int) -> str:
-        """The stage and as many of its numbers as fit, the most important ones first."""
+        """Return the line to show: the stage and its numbers, shortened to the terminal's width."""
         if not self._total:
             return f"{self._stage} …"
         words = self._words()
@@ -203,13 +203,13 @@ class Display:
 
 
 def _is_terminal() -> bool:
-    with suppress(AttributeError, ValueError, OSError):  # no stderr, or a closed one
+    with suppress(AttributeError, ValueError, OSError):  # stderr is missing or closed
         return sys.stderr.isatty()
     return False
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel; IPython is not imported to find out."""
+    """Return whether this runs in a Jupyter kernel, without importing IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -1,10 +1,10 @@
 """Batches as a `tf.data.Dataset`.
 
-Guarantees: the batches are the same as from `tokenmill.Loader`. A batch depends only on its step.
-So a dataset starts at any row without reading the rows before it, and all that
-`tf.train.Checkpoint` saves of an iterator is its position.
+Guarantees: the batches are the same as from `tokenmill.Loader`. A batch depends only on its step,
+so a dataset can start at any row without reading earlier rows. `tf.train.Checkpoint` saves only the
+position of an iterator.
 
-Costs: one call from TensorFlow into Python per batch. With `prefetch`, the calls are made ahead.
+Costs: one call from TensorFlow into Python per batch. `prefetch` makes these calls ahead of time.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def make_dataset(
     prefetch: int = 4,
     **settings: Any,
 ) -> tf.data.Dataset:
-    """Batches from row `start` on, as (inputs, targets), each (rows, seq_len).
+    """Make a dataset of batches from row `start` on: (inputs, targets), each (rows, seq_len).
 
     `start` must be a multiple of the rows per step, `batch_size * world_size`. To resume after n
     steps, pass `start=n * batch_size * world_size`. With `documents=True`, an element has two more
-    tensors. The first says for each token which document of its row it is in, counted from 0. The
-    second says how far the token is from that document's first token in the row. The other settings
-    are as in `tokenmill.Loader`.
+    tensors. The first has the number of each token's document, counted from 0 in each row. The
+    second has the distance of each token from the first token of its document in the row. The other
+    settings are as in `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(iter(dataset))
@@ -80,8 +80,9 @@ def make_dataset(
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def place(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        # Split the tokens here, because each tensor that comes from Python costs time. A step always
-        # gives the same batch, so `stateful` is False, which lets TensorFlow save an iterator.
+        # Split tokens into inputs and targets here, because each tensor that comes from Python
+        # costs time. A step always gives the same batch, so `stateful` is False. Only then can
+        # TensorFlow save an iterator.
         tokens, *found = tf.numpy_function(read, [step], kinds, stateful=False)
         tensors = [tokens[:, :-1], tokens[:, 1:], *found]
         return tuple(tf.ensure_shape(tensor, shape) for tensor in tensors)

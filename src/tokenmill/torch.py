@@ -1,13 +1,13 @@
 """Batches as PyTorch tensors: three ways to the same rows in the same order.
 
     Loader          an iterator of tensors on a device; no worker processes, resumes at any row
-    TokenBatches    an `IterableDataset` of whole batches, for `DataLoader(..., batch_size=None)` with
-                    any number of workers, and for torchdata's `StatefulDataLoader`
+    TokenBatches    an `IterableDataset` of whole batches, for `DataLoader(..., batch_size=None)`
+                    with any number of workers, and for torchdata's `StatefulDataLoader`
     TokenRows       a map-style `Dataset` of rows, for your own sampler or collator
 
-Batches are tuples of contiguous tensors: (inputs, targets), and with `documents=True` also documents.
-On the CPU they share the memory of the NumPy arrays. For CUDA they go through pinned memory, and the
-copy is asynchronous.
+Batches are tuples of contiguous tensors: (inputs, targets) or, with `documents=True`, (inputs,
+targets, documents). On the CPU, tensors share the memory of NumPy arrays. To CUDA devices, they are
+copied asynchronously from pinned memory.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ from tokenmill.store.tokens import Tokens
 
 __all__ = ["Batch", "DocumentedBatch", "Documents", "Loader", "TokenBatches", "TokenRows"]
 
-_CURE = "To resume with other workers, ranks or batches, start at the row reached: `start=ROW`."
+_CURE = (
+    "To resume with other workers, ranks or batches, pass `start=ROW`, the number of rows consumed."
+)
 
 
 class Batch(NamedTuple):
-    """Inputs and the tokens that follow them, each (rows, seq_len)."""
+    """Inputs, and targets: the same tokens shifted by one. Each is (rows, seq_len)."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
 
 class Documents(NamedTuple):
-    """The documents in a batch; see `tokenmill.order.documents.DocumentBatch`."""
+    """Which document each token of a batch is in; see `tokenmill.order.documents.DocumentBatch`."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -92,9 +94,9 @@ else:
 class Loader(LoaderAdapter[B]):
     """Like `tokenmill.Loader`, but batches are tensors on a device.
 
-    `settings` are as in `tokenmill.Loader`. With `contiguous=False`, inputs and targets are views of
-    one tensor. This is twice as fast on the CPU, but PyTorch then refuses `targets.view(-1)`, and
-    `targets.reshape(-1)` copies.
+    `settings` are as in `tokenmill.Loader`. With `contiguous=False`, inputs and targets are views
+    of one tensor. Making these views is twice as fast on the CPU, but PyTorch then refuses
+    `targets.view(-1)`, and `targets.reshape(-1)` copies.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> inputs, targets = next(loader)
@@ -141,8 +143,8 @@ class Loader(LoaderAdapter[B]):
         self.device = torch.device(device)
         self._is_on_cpu = self.device.type == "cpu"
         self._contiguous = contiguous
-        # Copy rows to a device as one tensor and split them there. Copying inputs and targets
-        # separately would move twice as many bytes.
+        # Copy rows to a device as one tensor, and split it there into inputs and targets. Copying
+        # them separately would move twice as many bytes.
         split_here = contiguous and self._is_on_cpu
         self.arrays = _make_array_loader(data, {**settings, "contiguous": split_here})
 
@@ -171,21 +173,22 @@ class Loader(LoaderAdapter[B]):
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # PyTorch keeps it until the copy is done
+            tensor = tensor.pin_memory()  # PyTorch keeps the pinned tensor until the copy is done
             return tensor.to(self.device, non_blocking=True)
-        return tensor.to(self.device)  # blocks: the loader may reuse the memory right after
+        return tensor.to(self.device)  # waits, because the loader reuses the memory
 
 
 class TokenBatches(IterableDataset[B]):
     """Whole batches, for a `DataLoader` with `batch_size=None`.
 
-    Worker i of k makes every k-th batch, and the `DataLoader` asks the workers in turn, so batches
-    come in the same order for any k. An iteration begins at row `start`, or resumes from a state.
+    With k workers, each worker makes every k-th batch. The `DataLoader` asks the workers in turn,
+    so the order of batches does not depend on k. An iteration begins at row `start`, or resumes
+    from a state.
 
-    Each worker has its own copy of the dataset, and the state of a copy counts the batches that
-    this copy has made. `StatefulDataLoader` saves and restores the states of all workers. To resume
-    with another number of workers or ranks, or another batch size, start at the row that was
-    reached: `start=steps * batch_size * world_size`.
+    Each worker has its own copy of the dataset, with its own state: how many batches this copy has
+    made. `StatefulDataLoader` saves and restores the states of all workers. To resume after `steps`
+    steps with another number of workers or ranks, or another batch size, pass
+    `start=steps * batch_size * world_size`.
 
     >>> batches = TokenBatches(Tokens.of(range(1_000)), batch_size=2, seq_len=4, limit_rows=4)
     >>> [inputs.shape for inputs, targets in torch.utils.data.DataLoader(batches, batch_size=None)]
@@ -227,7 +230,7 @@ class TokenBatches(IterableDataset[B]):
             )
         self._loader = _make_array_loader(data, {"contiguous": True, **settings, "prefetch": 0})
         self.start = check_whole("start", start, 0)
-        # The first row of this iteration, and how many batches this copy has made in it.
+        # The first row of this iteration, and the number of batches that this copy has made in it.
         self._first, self._given = start, 0
         self._resumes = False  # whether the next iteration continues this one
 
@@ -245,21 +248,21 @@ class TokenBatches(IterableDataset[B]):
             yield cast(B, _make_tensors(batch))
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
-        """Refuse a dataset that already divides its rows among ranks.
+        """Raise an error if this dataset already divides its rows among ranks.
 
-        Accelerate calls this before it divides the batches among ranks itself.
+        Accelerate calls this method before it divides the batches among ranks itself.
         """
         rank, world_size = self._loader.rank, self._loader.world_size
         if world_size > 1:
             raise UsageError(
-                f"this dataset gives rank {rank} of {world_size} its own share of the rows, and "
-                "Accelerate would divide that share again, so rows would be lost. Use "
-                "tokenmill.huggingface.TokenRows, or give `rank=0` and `world_size=1` and let "
+                f"this dataset has only the rows of rank {rank} of {world_size}, and Accelerate "
+                "would divide these rows again, so rows would be lost. Use "
+                "tokenmill.huggingface.TokenRows, or pass `rank=0` and `world_size=1` to let "
                 "Accelerate divide the rows."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this copy of the dataset; each worker has its own copy."""
+        """Return the position of this copy of the dataset. Each worker has its own copy."""
         return {
             **self._loader.state_dict(),
             "row": self._first,
@@ -269,29 +272,28 @@ class TokenBatches(IterableDataset[B]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration resume from a state.
+        """Make the next iteration resume from a state.
 
-        The state must come from this worker, in a run with the same number of workers.
+        The state must come from the worker with the same index and the same number of workers.
         """
         own = self.state_dict()
         given = state.get("given")
         if not isinstance(given, int) or given < 0:
             raise StateError(f"This state is damaged: its number of batches is {given!r}.")
-        # Other workers may be a batch ahead of this one.
+        # Other workers may be a batch ahead of this worker.
         rows = (given + 1) * own["workers"] * own["global_batch"]
         row = check_state({**state, "given": own["given"]}, own, cure=_CURE, after=rows)
         self._first, self._given, self._resumes = row, given, True
 
 
 class TokenRows(Dataset[Batch]):
-    """The rows of a run by number, up to `limit_rows`; by default one epoch.
+    """A map-style dataset of rows: the first `limit_rows` rows, or one epoch by default.
 
     A `DataLoader` asks for all rows of a batch at once, so they are read together. The rows are
-    already in the order of the run, so do not shuffle them again.
+    already in their final order, so do not shuffle them.
 
-    `set_epoch` moves to later rows: index i is then row `epoch * len(rows) + i`. Accelerate calls
-    `set_epoch` automatically. With `order="sequential"`, all epochs have the same rows, as
-    validation needs.
+    After `set_epoch(epoch)`, index i is row `epoch * len(rows) + i`. Accelerate calls `set_epoch`
+    automatically. With `order="sequential"`, all epochs have the same rows, as validation needs.
 
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
@@ -318,16 +320,16 @@ class TokenRows(Dataset[Batch]):
         )
         self.rows = RunRows(data, settings)
         self._length = check_whole("limit_rows", self.rows.count_epoch(limit_rows), 0)
-        # In shared memory, so that `set_epoch` also reaches persistent workers: they keep the copy of
-        # the dataset that they started with.
+        # The epoch is in shared memory, so that `set_epoch` also reaches persistent workers, which
+        # have their own copy of the dataset.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._epoch.share_memory_()  # copying does not keep it shared
+        self._epoch.share_memory_()  # a copy is not in shared memory
 
     def set_epoch(self, epoch: int) -> None:
-        """Make index 0 the first row of an epoch; epochs have `len(self)` rows and count from 0."""
+        """Move to the rows of an epoch. Epochs have `len(self)` rows and count from 0."""
         self._epoch.fill_(check_whole("epoch", epoch, 0))
 
     def __len__(self) -> int:
@@ -340,7 +342,7 @@ class TokenRows(Dataset[Batch]):
         return [Batch(row[:-1], row[1:]) for row in self.read(rows)]
 
     def read(self, rows: Sequence[int]) -> torch.Tensor:
-        """The tokens of some rows, as an int64 tensor of shape (rows, seq_len + 1).
+        """Read the tokens of rows into an int64 tensor of shape (rows, seq_len + 1).
 
         >>> TokenRows(Tokens.of(range(100)), seq_len=4, order="sequential").read([2, 0])
         tensor([[ 8,  9, 10, 11, 12],
@@ -357,7 +359,7 @@ class TokenRows(Dataset[Batch]):
 
 
 def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> ArrayLoader:
-    """Make a NumPy loader; converts a PyTorch dtype, and takes the rank from torch.distributed."""
+    """Make a NumPy loader. The rank comes from torch.distributed, if that is initialized."""
     settings = dict(settings)
     if isinstance(dtype := settings.get("dtype"), torch.dtype):
         settings["dtype"] = str(dtype).removeprefix("torch.")
@@ -372,9 +374,9 @@ def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> A
 
 
 def compare_ranks(loader: ArrayLoader) -> None:
-    """Refuse a loader whose settings differ from another rank's; does not wait for other ranks."""
+    """Raise an error if another rank has posted other settings. Do not wait for other ranks."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    # A worker process is a fork of its rank and shares its connection to the store.
+    # A worker process is a fork of its rank and shares the rank's connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:
         return
 
@@ -401,7 +403,7 @@ def _make_documents(batch: ArrayBatch) -> Documents:
 def _collate(
     samples: Sequence[Batch | DocumentedBatch], *, collate_fn_map: Any
 ) -> Batch | DocumentedBatch:
-    """Stack rows into a batch; refuses to stack whole batches."""
+    """Stack rows into a batch. Raise an error if they are whole batches."""
     if samples[0].inputs.dim() > 1:
         raise UsageError(
             "TokenBatches gives whole batches, and this DataLoader would stack them into batches of "
@@ -417,6 +419,6 @@ default_collate_fn_map.update({Batch: _collate, DocumentedBatch: _collate})
 
 
 def _find_worker() -> tuple[int, int]:
-    """Find this `DataLoader` worker's index and the number of workers; (0, 1) without workers."""
+    """Return the index of this `DataLoader` worker and the number of workers, or (0, 1)."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)

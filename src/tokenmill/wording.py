@@ -1,9 +1,9 @@
 """Numbers, sizes and times in readable form, and text that is safe to print.
 
-Text in a dataset may be untrusted, and so may the names of files. `harmless` shows control characters
-as visible escapes, so that text can neither move the cursor nor recolour the terminal. Characters that
-are invisible or reorder text are shown as escapes too. `one_line` is for names: it also escapes
-newlines, so that a name cannot look like a line of output.
+Text in datasets and names of files may be untrusted. `harmless` replaces control characters with
+visible escapes, so that text can neither move the cursor nor recolour the terminal. It also
+replaces characters that are invisible or reorder text. `one_line` is for names: it escapes newlines
+too, so that a name cannot look like a line of output.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _HIDDEN = (
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
 )
-# Joiners and the variation selectors U+FE0E and U+FE0F are invisible, but emoji and Persian and Indic
-# spelling need them: they change how the characters next to them are drawn. So they are kept next to
-# visible characters beyond ASCII. Anywhere else they could only hide something.
+# Joiners and the variation selectors U+FE0E and U+FE0F are invisible, but emoji and Persian and
+# Indic spelling need them: they change how the characters next to them are drawn. So they are kept
+# next to visible characters beyond ASCII. Anywhere else they could only hide something.
 _NOT_VISIBLE = f"[\x00-\xa0\u200c\u200d\ufe0e{_HIDDEN}]"
 _UNSAFE = re.compile(
     f"[{_HIDDEN}]|[\u200c\u200d](?={_NOT_VISIBLE})|(?<={_NOT_VISIBLE})[\u200c\u200d]"
@@ -58,7 +58,7 @@ def harmless(text: str) -> str:
 
 
 def one_line(name: object) -> str:
-    r"""A name from untrusted data, safe to print within a line.
+    r"""Make a name from untrusted data safe to print within a line.
 
     >>> one_line("a.txt\nDone.")
     'a.txt\\nDone.'
@@ -67,7 +67,7 @@ def one_line(name: object) -> str:
 
 
 def brief(value: object) -> str:
-    """The `repr` of a value from a file, shortened.
+    """Return a shortened `repr` of a value from a file.
 
     >>> brief("a" * 1000) == repr("a" * 47 + "..." + "a" * 48), brief({"layers": 1 << 99})
     (True, "{'layers': a number of 100 bits}")
@@ -76,7 +76,7 @@ def brief(value: object) -> str:
 
 
 def count(number: int) -> str:
-    """A number with separators.
+    """Format a number with thousands separators.
 
     >>> count(1234567)
     '1,234,567'
@@ -85,7 +85,7 @@ def count(number: int) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """A number and a noun, in the singular or plural.
+    """Format a number and a noun, in the singular or plural.
 
     >>> counted(1, "document"), counted(2000, "document")
     ('1 document', '2,000 documents')
@@ -94,7 +94,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def size(number: float) -> str:
-    """A number of bytes in decimal units.
+    """Format a number of bytes in decimal units.
 
     >>> size(999), size(1_500), size(2_000_000_000)
     ('999 bytes', '1.5 kB', '2.0 GB')
@@ -103,7 +103,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in readable form.
+    """Format a duration, given in seconds.
 
     >>> duration(4.2), duration(75), duration(8000)
     ('4 s', '1 min 15 s', '2 h 13 min')

@@ -32,7 +32,7 @@ def test_exported_tokens_can_be_imported_again(tmp_path, capsys, data):
     assert f"{len(tokens)} tokens of 3 documents" in output(capsys, "info", tmp_path / "m")
     assert f"train: {len(tokens)} tokens, 3 documents, compared with the source" in out
     again = output(capsys, "export", data, "--to", "megatron", "--out", tmp_path / "m")
-    assert "2 files, 2 of them earlier" in again
+    assert "2 files, 2 of them from an earlier run" in again
     back = tmp_path / "back"
     out = output(capsys, "import", tmp_path / "m" / "train", "--tokenizer", "gpt2", "--out", back)
     assert f"{len(tokens)} tokens, 3 documents, 1 shard" in out

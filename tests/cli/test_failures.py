@@ -161,7 +161,7 @@ def test_a_deleted_working_folder_is_an_error_or_not_needed(
     assert "Traceback" not in result.stderr
     if command.startswith(("train", "sample")):
         assert result.returncode == 1
-        assert result.stderr.startswith("tokenmill: The current folder was deleted. Change to")
+        assert result.stderr.startswith("tokenmill: The current folder was deleted. Go to")
     else:
         assert result.returncode == 0, result.stderr
 

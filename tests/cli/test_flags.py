@@ -112,7 +112,7 @@ CASES: dict[str, Case] = {
         lambda: tokenmill.open("ids.bin"),
         ["info", "ids.bin"],
         ["`format`", "`dtype='uint16'`"],
-        ["--format or", "--dtype uint16"],
+        ["--format.", "--dtype uint16"],
     ),
     "no tokenizer": (
         lambda: tokenmill.open("ids.bin", dtype="uint16").tokenizer,

@@ -19,7 +19,7 @@ USAGE = {
     "no number": (["prepare", "x", "--out", "o", "--workers", "two"], "--workers"),
     "too small": (["prepare", "x", "--out", "o", "--workers", "0"], "at least 1"),
     "out of range": (["prepare", "x", "--out", "o", "--val-fraction", "1"], "below 1"),
-    "no size": (["prepare", "x", "--out", "o", "--memory", "lots"], "like 2GB"),
+    "no size": (["prepare", "x", "--out", "o", "--memory", "lots"], "such as 2GB"),
     "too little memory": (["prepare", "x", "--out", "o", "--memory", "1MB"], "fewer --workers"),
     "over 64 bits": (["prepare", "x", "--out", "o", "--tokens-per-shard", "9" * 25], "2**62"),
     **{

@@ -51,7 +51,7 @@ def test_long_lists_of_unusable_files_are_cut(tmp_path: Path) -> None:
         (tmp_path / f"{number:02}.txt").write_text("wide", encoding="utf-16")
     result = run("prepare", tmp_path, "--dry-run", *QUICK)
     assert result.stdout.count("cannot be used: ") == 20
-    assert "… and 5 more that cannot be used" in result.stdout
+    assert "… and 5 more files that cannot be used" in result.stdout
 
 
 @pytest.mark.parametrize(("bad", "repaired"), [(1, "1 document had"), (2, "2 documents had")])

@@ -30,7 +30,7 @@ def test_compressing_and_back_equals_preparing(tmp_path):
     assert tokenmill.reshard(plain, tmp_path / "c", compress="zstd").compression is not None
     with pytest.raises(FolderError, match="another finished dataset"):
         tokenmill.reshard(plain, tmp_path / "c", compress="none")
-    with pytest.raises(UsageError, match="give `tokens_per_shard`, `compress`, or both"):
+    with pytest.raises(UsageError, match="Pass `tokens_per_shard`, `compress`, or both"):
         tokenmill.reshard(plain, tmp_path / "e")
     with pytest.raises(UsageError, match="`compress` is 'gzip'; it must be one of none, zstd"):
         tokenmill.reshard(plain, tmp_path / "e", compress="gzip")

@@ -38,7 +38,7 @@ def test_readers_that_split_at_the_end_of_text_find_the_same_documents(tmp_path,
     oracle = build(tmp_path / "data", eot=eot)
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to=to, tokens_per_shard=7)
     moved = WRITABLE[to].eot != eot
-    assert any("moved from" in note for note in made.notes) == moved
+    assert any("and is now" in note for note in made.notes) == moved
     found = read_back(tmp_path / "out", to, TEXTS, EOT)
     for split, texts in TEXTS.items():
         tokens = found[split]
@@ -98,13 +98,13 @@ def test_documents_without_an_id_between_them_are_reported_as_lost(tmp_path, to)
     write_megatron(tmp_path / "x", [[1, 2, 0], [3, 4], [5, 0]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to=to, eot_id=0, vocab_size=9)
     assert made.documents == {"train": None}
-    assert "the end-of-text id 0 is not after each" in made.notes[-1]
+    assert "the end-of-text id 0 is not after every document" in made.notes[-1]
 
 
 def test_an_unexpected_end_of_text_id_is_reported(tmp_path):
     build(tmp_path / "data")
     made = tokenmill.export(tmp_path / "data", tmp_path / "out", to="llmc")
-    assert "assume the end-of-text id 50256 unless" in made.notes[1]
+    assert "assume the end-of-text id 50256 by default" in made.notes[1]
     write_llmc_folder(tmp_path / "x", [[50256, 1, 2], [50256, 3]])
     made = tokenmill.export(tmp_path / "x", tmp_path / "out2", to="llmc")
     assert made.notes == ()
@@ -153,7 +153,7 @@ def test_the_command_shows_documents_and_notes(tmp_path, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "5 documents, compared with the source" in out
-    assert "note: the end-of-text id 256 was moved from after each document to before it" in out
+    assert "note: the end-of-text id 256 was after each document and is now before each" in out
 
 
 @pytest.mark.parametrize("to", WRITABLE)

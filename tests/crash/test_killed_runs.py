@@ -158,7 +158,7 @@ def test_a_run_killed_while_removing_its_work_files_is_finished_by_the_same_comm
     (scaffolding / "0123.tokens").write_bytes(b"left")
     ended = run(*command(corpus, out, "documents"))
     assert ended.returncode == 0, ended.stderr
-    assert "was finished before" in ended.stdout
+    assert "is already finished" in ended.stdout
     assert contents(out) == undisturbed["documents"]
 
 

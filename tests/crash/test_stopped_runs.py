@@ -62,7 +62,9 @@ def test_stopped_run_says_how_to_resume_and_resumes(
     assert wait_until(lambda: any(out.glob(".work/segments/*.json")))
     _, said = stop(process, number, whole_group)
     assert process.returncode == 130, said
-    assert said.strip() == (f"Stopped. Finished work is kept in {out}; the same command resumes.")
+    assert said.strip() == (
+        f"Stopped. Finished work is kept in {out}. To resume, run the same command again."
+    )
     assert not members(process.pid)
     assert not temporaries(out)
     ended = run(*command(corpus, out))
@@ -148,7 +150,7 @@ def test_stopped_pretokenize_says_how_to_resume_and_resumes(tmp_path: Path) -> N
     assert wait_until(lambda: any(tmp_path.glob(".x.npy.work/.work/segments/*")))
     _, said = stop(process, signal.SIGINT, True)
     assert process.returncode == 130
-    assert said.strip().endswith("the same command resumes.")
+    assert said.strip().endswith("To resume, run the same command again.")
     assert not temporaries(tmp_path)
     assert run(*arguments).returncode == 0
     assert set(contents(tmp_path)) == {"x.txt", "x.npy"}

@@ -433,7 +433,7 @@ def test_verify_names_the_file_and_place_of_ids_beyond_the_vocabulary(tmp_path):
     assert "id 50257 at token 1" in problem.what
     np.save(tmp_path / "x.npy", np.array([1, -1, 9]))
     assert "id -1 at token 1" in examine(tmp_path / "x.npy").problems[0].what
-    assert "vocabulary is not known" in examine(tmp_path / "x.npy").notes[0]
+    assert "vocabulary size is unknown" in examine(tmp_path / "x.npy").notes[0]
     assert len(examine(tmp_path / "x.npy", vocab_size=9).problems) == 2
 
 

@@ -174,17 +174,17 @@ def damage_index(**changes):
     ("index", "says"),
     [
         (damage_index(version=2), "version 2"),
-        (damage_index(code=7), "float32; tokens are integers"),
+        (damage_index(code=7), "float32 values, but tokens are integers"),
         (damage_index(code=9), "dtype code 9"),
         (damage_index(code=4), "ends its last sequence at byte 28"),
         (damage_index(sequences=2**60), "according to its header"),
         (damage_index(borders=0), "according to its header"),
         (damage_index(length=-1), "sequence 1 of -1 tokens"),
-        (damage_index(length=2), "not where the one before ends"),
+        (damage_index(length=2), "not where the previous one ends"),
         (damage_index(pointer=-6), "sequence 1"),
         (damage_index(pointer=2**62), "sequence 1"),
-        (damage_index(border=9), "documents of sequences that do not exist"),
-        (damage_index(border=-1), "documents of sequences that do not exist"),
+        (damage_index(border=9), "a document with a sequence that does not exist"),
+        (damage_index(border=-1), "a document with a sequence that does not exist"),
         (damage_index(border=4), "before it starts"),
         (damage_index(last=3), "ends its last document at sequence 3"),
         (damage_index()[:-1], "has 121 bytes"),
@@ -242,7 +242,7 @@ def test_datatrove_width_comes_from_metadata_index_or_user(tmp_path):
             with pytest.raises(UsageError, match="Omit `dtype`"):
                 tokenmill.open(folder, dtype="int64")
     write_datatrove(tmp_path / "x.ds", DOCUMENTS, beside=())
-    refused(tmp_path / "x.ds", "gives its dtype; pass it")
+    refused(tmp_path / "x.ds", "gives its dtype; pass `dtype`")
     assert tokenmill.open(tmp_path / "x.ds", dtype="uint16")["train"][:].tolist() == IDS
 
 
@@ -256,7 +256,7 @@ def test_datatrove_names_a_tokenizer_only_if_it_is_known(tmp_path):
 def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
     write_datatrove(tmp_path / "00000_a.ds", DOCUMENTS)
     write_datatrove(tmp_path / "00001_a.ds", [[1]], dtype="<u4")
-    refused(tmp_path, "different widths")
+    refused(tmp_path, "different sizes")
     write_datatrove(tmp_path / "00001_a.ds", [[1]])
     path = tmp_path / "00001_a.ds"
     for ending, content, says in (
@@ -265,7 +265,7 @@ def test_datatrove_files_that_contradict_each_other_are_refused(tmp_path):
         (".metadata", b"gpt2", r"TOKENIZER\|4"),
         (".metadata", b"gpt2|2\nx", r"TOKENIZER\|4"),
         (".metadata", b"gpt2|2\n7", "7 tokens of 2"),
-        (".metadata", b"gpt2|4\n-1", "width"),
+        (".metadata", b"gpt2|4\n-1", "size of an id"),
         (".index", b"1234567", "has 7 bytes"),
         (".index", struct.pack("<Q", 2**63 + 1), "2 or 4 bytes"),
     ):
@@ -349,9 +349,9 @@ SOUND = litdata_files([DOCUMENTS, [[1]]])
         (edit(SOUND, data_format=["no_header_numpy:5"] * 2), "not tokens"),
         (edit(SOUND, chunks=[]), "no tokens"),
         (edit(SOUND, chunks=[3]), "damaged"),
-        (overwrite(SOUND, "chunk-0-0.bin", 0, b"\3"), "does not fit"),
-        (overwrite(SOUND, "chunk-0-0.bin", 4, b"\3"), "does not fit"),
-        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\x1b"), "within an id"),
+        (overwrite(SOUND, "chunk-0-0.bin", 0, b"\3"), "but its header says"),
+        (overwrite(SOUND, "chunk-0-0.bin", 4, b"\3"), "but its header says"),
+        (overwrite(SOUND, "chunk-0-0.bin", 8, b"\x1b"), "in the middle of an id"),
         (overwrite(SOUND, "chunk-0-0.bin", 8, b"\xf8"), "before it starts"),
         ({**SOUND, "chunk-0-0.bin": SOUND["chunk-0-0.bin"][:-1]}, "1 bytes too short"),
     ],

@@ -134,7 +134,7 @@ def test_peek_counts_tokens_without_a_document_table(tmp_path, hello):
 def test_verify_exits_1_for_ids_beyond_the_vocabulary(tmp_path, capsys, hello):
     np.save(tmp_path / "x.npy", np.array(hello))
     out = run(capsys, "verify", tmp_path / "x.npy")
-    assert "note: the vocabulary is not known" in out
+    assert "note: the vocabulary size is unknown" in out
     assert f"sound: 1 shards, {len(hello)} tokens" in out
     out = run(capsys, "verify", tmp_path / "x.npy", "--vocab-size", "50256", status=1)
     assert "has the id 50256 at token 0" in out

@@ -115,7 +115,7 @@ def raw_data(**changes):
         (edit(MDS, format="json"), "only mds"),
         (edit(MDS, samples=3), "has 4 samples, expected 3 according to the index"),
         (edit(MDS, samples=2**50), "samples cannot fit in"),
-        (edit(MDS, column_names=["a"]), "differ in 'column_names'"),
+        (edit(MDS, column_names=["a"]), "different values of 'column_names'"),
         (edit(MDS, shards=[]), "no shards"),
         (edit(MDS, shards=[5]), "only mds|damaged"),
         (overwrite(MDS, FIRST, 4, b"\0\0\0"), "out of order"),
@@ -125,10 +125,13 @@ def raw_data(**changes):
         (overwrite(MDS, FIRST, SAMPLES + 4, b"\x08"), "in several dimensions"),
         (
             overwrite(MDS, FIRST, SAMPLES + 4, b"\x05"),
-            "whole number|length differs from the one in its header",
+            "whole number|length differs from the length in its header",
         ),
         (overwrite(MDS, FIRST, SAMPLES + 4, b"\x07"), "without a shape"),
-        (overwrite(MDS, FIRST, SAMPLES + 5, b"\x02"), "length differs from the one in its header"),
+        (
+            overwrite(MDS, FIRST, SAMPLES + 5, b"\x02"),
+            "length differs from the length in its header",
+        ),
         ({**MDS, FIRST: MDS[FIRST][:-1]}, "1 bytes too short"),
         ({**MDS, FIRST: b""}, "too short"),
         (edit(ZIPPED, compression="snappy"), "is not supported"),
@@ -157,9 +160,9 @@ def test_inconsistent_mds_is_refused_in_little_memory(tmp_path, files, says):
         ({"column_encodings": ["ndarray:uint16:0"], "column_sizes": [0]}, "0 bytes per sample"),
         ({"column_encodings": ["ndarray:uint16:x"]}, "an invalid shape"),
         ({"column_sizes": [8]}, "fixed size"),
-        ({"column_sizes": [-1]}, "does not have a name, an encoding and a valid size"),
-        ({"column_sizes": [1 << 32]}, "does not have a name, an encoding and a valid size"),
-        ({"column_sizes": []}, "does not have a name, an encoding and a valid size"),
+        ({"column_sizes": [-1]}, "lacks a name, an encoding or a valid size"),
+        ({"column_sizes": [1 << 32]}, "lacks a name, an encoding or a valid size"),
+        ({"column_sizes": []}, "lacks a name, an encoding or a valid size"),
         ({"column_names": ["text"], "column_encodings": ["str"]}, "tokens as 'str'"),
     ],
 )
@@ -193,7 +196,7 @@ def test_a_given_byte_order_applies_only_to_mds_bytes(tmp_path):
     tokenmill.export(dataset, tmp_path / "out", to="npy")
     assert np.load(tmp_path / "out" / "train.npy").tolist() == IDS
     write_files(tmp_path / "array", mds_files([DOCUMENTS]))
-    with pytest.raises(UsageError, match=r"the header of .* says uint16, not >u2"):
+    with pytest.raises(UsageError, match=r"`dtype` is >u2, but .* has uint16"):
         tokenmill.open(tmp_path / "array", dtype=">u2")
     for encoding in ("ndarray:>u2", "ndarray:>u2:3", "ndarray:<u2", "ndarray:u2"):
         write_files(tmp_path / "named", mds_files([[[1, 2, 3]]], encoding=encoding, dtype=">u2"))

@@ -121,7 +121,7 @@ def test_ctrl_c_keeps_what_arrived_and_progress_has_rate_and_time(
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "the same command resumes" in stderr
+    assert "run the same command again" in stderr
     assert "Traceback" not in stderr
     hub.fail()
     assert run(hub, tmp_path, "download", "lab/web", "--to", "out")[0] == 0
@@ -156,7 +156,7 @@ def test_a_full_disk_is_reported_and_the_download_resumes(hub: LocalHub, tmp_pat
     )
     assert limited.returncode == 1
     assert re.match(
-        r"tokenmill: Writing failed: File too large; what was fetched is kept\.\n", limited.stderr
+        r"tokenmill: Writing failed: File too large; downloaded data is kept\.\n", limited.stderr
     )
     assert list((tmp_path / "out").glob("*.bin")) == []
     hub.fail()

@@ -124,14 +124,14 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place(folder):
 @pytest.mark.parametrize(
     ("column", "change", "says"),
     [
-        ("first", lambda value: value + 1, "do not start where the one before ends"),
-        ("first", lambda value: value + 1000, "do not start in its shard"),
-        ("first", lambda value: value * 0 + (2**64 - 1), "do not start in its shard"),
-        ("length", lambda value: value + 1, "do not start where the one before ends"),
+        ("first", lambda value: value + 1, "do not start where the previous document ends"),
+        ("first", lambda value: value + 1000, "do not start in the shard"),
+        ("first", lambda value: value * 0 + (2**64 - 1), "do not start in the shard"),
+        ("length", lambda value: value + 1, "do not start where the previous document ends"),
         ("length", lambda value: value * 0, "empty or longer"),
         ("length", lambda value: value * 0 + (2**64 - 1), "empty or longer"),
         ("key", lambda value: value * 0, "without a key"),
-        ("source", lambda value: value + 1, "source that is not one of the 1"),
+        ("source", lambda value: value + 1, "source is not one of the 1 sources"),
     ],
 )
 def test_an_edited_table_with_a_right_checksum_is_named(folder, column, change, says):
@@ -243,7 +243,7 @@ def test_uneven_shards_and_shards_named_twice_are_reported(tmp_path):
 
     edit_manifest(tmp_path, swap)
     problems = verify(tmp_path)
-    assert any("only the last one may have fewer" in problem.what for problem in problems)
+    assert any("only the last shard may have fewer" in problem.what for problem in problems)
     assert any("named more than once" in problem.what for problem in problems)
 
 

@@ -56,7 +56,7 @@ BROKEN = [
     ("olmo", "p-0.csv.gz", lambda data: gzip.compress(b"0,3\n3,2\n2,10\n", mtime=0), "line 2"),
     ("mds", "shard.00000.mds", lambda data: data[:8] + word(1 << 20) + data[12:], "out of order"),
     # that begin beyond the file
-    ("megatron", "x_0.idx", lambda data: data[:-16] + struct.pack("<2q", 9, 4), "do not exist"),
+    ("megatron", "x_0.idx", lambda data: data[:-16] + struct.pack("<2q", 9, 4), "does not exist"),
     (
         "datatrove",
         "0_x.ds.index",

@@ -137,7 +137,7 @@ def test_a_run_prints_its_progress_and_the_next_command(data: Path, tmp_path: Pa
     }
     again = run(*own, "--max-steps", "7")
     assert again.returncode == 0
-    assert "was finished before, at step 7; nothing was trained" in again.stdout
+    assert "was already finished, at step 7; nothing was trained" in again.stdout
     other = run(*own, "--max-steps", "9", "--seed", "1")
     assert other.returncode == 1
     assert "the seed: 42 then, 1 now" in other.stderr
@@ -205,7 +205,10 @@ def test_a_signal_ends_a_step_of_minutes_within_seconds(
     began = time.monotonic()
     _, shown = process.communicate(timeout=60)
     assert time.monotonic() - began < 20  # the grace of Slurm and Kubernetes is 30
-    assert "Stopped before the first step was complete; the same command starts over." in shown
+    assert (
+        "Stopped before the first step was complete. To start over, run the same command again."
+        in shown
+    )
 
 
 def test_one_rank_that_is_preempted_stops_all(data: Path, tmp_path: Path) -> None:

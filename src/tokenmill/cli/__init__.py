@@ -18,11 +18,11 @@ from types import FrameType
 
 from tokenmill.cli.failures import drop_unwritten, fill_closed_streams, report
 
-_POLL = 0.005  # seconds, while waiting for an import to end
+_POLL = 0.005  # seconds between checks whether an import has ended
 
 
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:
-    """Run the command line; returns the exit status.
+    """Run the command line, and return the exit status.
 
     `flags` maps arguments to the names that a calling script uses. Error messages show those names.
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
             from tokenmill.cli.commands import run
 
             status = run(arguments, flags or {})
-            sys.stdout.flush()  # report a full disk here: at exit it is too late
+            sys.stdout.flush()  # a full disk must be reported before Python exits
             return status
     except BaseException as error:
         return report(error)
@@ -62,8 +62,8 @@ def _bound_terminal_size() -> None:
 def _stoppable() -> Iterator[None]:
     """Treat SIGTERM, which batch systems send, like Ctrl-C.
 
-    Both wait for a running import to end: interrupting the import of a native module can crash
-    Python.
+    If an import is running, both signals take effect after it ends: interrupting the import of a
+    native module can crash Python.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

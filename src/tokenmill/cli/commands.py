@@ -1,4 +1,4 @@
-"""All commands, in the order a user needs them. A command's module is imported when it runs."""
+"""The commands, in the order a user needs them. Running a command imports its module."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ app.register_install_completion_command(help="Install tab completion for bash, z
 
 
 def run(arguments: Sequence[str], flags: Mapping[str, str]) -> int:
-    """Run a command; returns its exit status. Wrong arguments raise a UsageError."""
+    """Run a command, and return its exit status. Wrong arguments raise a UsageError."""
     set_flags(lambda: {**find_flags(arguments), **flags})
     try:
         _use_docstring(arguments)
@@ -73,7 +73,7 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
 
 
 def _name_missing(error: CycloptsError) -> str | None:
-    """Name a missing argument as the usage line does. Return None for other errors."""
+    """Return a message that names the missing argument, or None if the error is another one."""
     if not isinstance(error, MissingArgumentError) or error.argument is None:
         return None
     name = error.argument.names[0]

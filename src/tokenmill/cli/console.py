@@ -72,8 +72,8 @@ class Display(PlainDisplay):
 
 
 def report_stopped(where: str) -> int:
-    """Print the state after Ctrl-C and how to resume; returns the exit status."""
-    warn(f"Stopped. Finished work is kept {where}; the same command resumes.")
+    """Print how to resume after Ctrl-C, and return the exit status."""
+    warn(f"Stopped. Finished work is kept {where}. To resume, run the same command again.")
     return 130
 
 
@@ -105,6 +105,6 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*", text)
     if not match:
-        raise UsageError(f"{text!r} is not a size; write it like 2GB or 512MiB.")
+        raise UsageError(f"{text!r} is not a size. Write a size such as 2GB or 512MiB.")
     power = " kmgt".index(match[2].lower() or " ")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

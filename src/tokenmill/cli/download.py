@@ -60,7 +60,7 @@ def download(
                 watcher=display,
             )
     except KeyboardInterrupt:
-        return report_stopped("in the folder")
+        return report_stopped("in the target folder")
     _show(done, time.monotonic() - started)
     return 0
 

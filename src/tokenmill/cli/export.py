@@ -38,7 +38,7 @@ def export(
     out
         Folder for the output. Must be new or empty, unless the command resumes.
     tokens_per_shard
-        Tokens per output file, for formats with several files.
+        Tokens per output file. Only for formats that divide a split into several files.
     tokenizer
         Tokenizer that made the tokens. By default, the tokenizer comes from the data.
     eot_id
@@ -62,7 +62,11 @@ def export(
             )
     except KeyboardInterrupt:
         return report_stopped(f"in {out}")
-    before = f", {made.files_done_before:,} of them earlier" if made.files_done_before else ""
+    before = (
+        f", {made.files_done_before:,} of them from an earlier run"
+        if made.files_done_before
+        else ""
+    )
     show(f"{made.path}: {made.format}, {counted(len(made.files), 'file')}{before}")
     for split, tokens in made.tokens.items():
         documents = made.documents[split]

@@ -1,7 +1,7 @@
-"""Error output of the command: the reason and the next step instead of a traceback.
+"""Print errors of the command: the reason and the next step instead of a traceback.
 
-tokenmill's own errors already contain both. This module adds them to errors from Python and the
-operating system. With TOKENMILL_DEBUG=1, the traceback is printed first.
+tokenmill's own errors already contain the next step. This module adds it to errors from Python and
+the operating system. With TOKENMILL_DEBUG=1, the traceback is printed first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _AGAIN = "run the same command again"
 
 
 def report(error: BaseException) -> int:
-    """Print what happened and the next step on stderr; returns the exit status."""
-    if isinstance(error, SystemExit):  # rich raises it when a pipe is closed
+    """Print what happened and the next step on stderr, and return the exit status."""
+    if isinstance(error, SystemExit):  # rich exits when a pipe is closed
         return error.code if isinstance(error.code, int) else 2
     if isinstance(error, KeyboardInterrupt):
         _print("Stopped.")
@@ -30,7 +30,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError) and _is_closed_pipe(1):  # `tokenmill peek … | head`
         return 0
     said = _explain(error)
-    with suppress(MemoryError):  # without memory, the message is printed unchanged
+    with suppress(MemoryError):  # if memory runs out, print the message unchanged
         from tokenmill.cli.flags import name_flags
         from tokenmill.wording import harmless
 
@@ -51,8 +51,8 @@ def _explain(error: BaseException) -> str:
         )
     if isinstance(error, RecursionError):
         return (
-            "A file is nested too deeply to be read. Check the files that you passed; "
-            "TOKENMILL_DEBUG=1 shows where it failed."
+            "A file is nested too deeply to be read. Check the files that you passed. To see "
+            f"where reading failed, set TOKENMILL_DEBUG=1 and {_AGAIN}."
         )
     if isinstance(error, OSError):
         return _explain_system_error(error)
@@ -68,7 +68,7 @@ def _explain_system_error(error: OSError) -> str:
 
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     if not _has_working_folder():
-        return "The current folder was deleted. Change to another one with cd, and run it again."
+        return f"The current folder was deleted. Go to another folder with cd, and {_AGAIN}."
     if error.errno in _NO_SPACE:
         where = f"{error.filename!r}" if error.filename else "The output"
         return f"{where} cannot be written: {reason}. Free some space on its disk, and {_AGAIN}."
@@ -86,7 +86,7 @@ def _has_working_folder() -> bool:
 
 
 def _is_closed_pipe(descriptor: int) -> bool:
-    """Whether the reader of a pipe has closed it."""
+    """Return whether the process that reads the pipe has closed its end."""
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()
@@ -95,14 +95,14 @@ def _is_closed_pipe(descriptor: int) -> bool:
 
 
 def _print(text: str) -> None:
-    with suppress(OSError, ValueError):  # stderr may be full, closed or a closed pipe
+    with suppress(OSError, ValueError):  # stderr may be closed, or its disk full
         print(text, file=sys.stderr, flush=True)
 
 
 def fill_closed_streams() -> None:
     """Open /dev/null in place of closed standard streams.
 
-    Otherwise a data file could get one of these descriptors, and printed text would end up in the
+    Otherwise a data file could get the descriptor of stdout, and printed text would end up in the
     file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -111,7 +111,7 @@ def fill_closed_streams() -> None:
 
 
 def drop_unwritten() -> None:
-    """Discard output that stdout or stderr cannot write; otherwise Python fails at exit."""
+    """Discard output that cannot be written to stdout or stderr; Python would fail at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -41,9 +41,9 @@ def import_(
     tokens_per_shard
         Tokens per shard. The last shard of a split may have fewer.
     compress
-        Compress shards with zstd: a third of the size, for slower loading.
+        Compress shards with zstd, to about a third of the size. Loading becomes slower.
     val_fraction
-        Share of the tokens, at the end of the data, to hold out for validation. Only for data
+        Fraction of the tokens, at the end of the data, to hold out for validation. Only for data
         without a validation split.
     eot_id
         Id that separates documents. By default, the id comes from the tokenizer or the data.

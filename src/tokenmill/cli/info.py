@@ -50,7 +50,7 @@ def info(
         return 0
     _show(found)
     here = typed(path) + typed_options(opening.options)
-    # Showing text needs a tokenizer. Only the user can name it.
+    # Showing text needs a tokenizer, which only the user can name.
     unknown = " --tokenizer NAME" if found.tokenizer is None else ""
     show_next(f"tokenmill peek {here}{unknown}", f"tokenmill verify {here}")
     return 0

@@ -43,7 +43,7 @@ class Opening:
 
 
 def parse_path(_: Any, tokens: Sequence[Token]) -> Path:
-    """Convert an argument to the path of a local file or of an object."""
+    """Convert an argument to a local path, or to a path in an object store."""
     return as_path(tokens[0].value)
 
 

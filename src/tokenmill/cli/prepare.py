@@ -34,7 +34,7 @@ from tokenmill.wording import count, counted, duration, one_line, size
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
-_FAULTS = 20  # listed at most
+_FAULTS = 20  # most faults that are listed
 
 
 def prepare(
@@ -111,7 +111,7 @@ def prepare(
 
 
 def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) -> int:
-    """Run `tokenmill.prepare` with progress and a closing table; returns the exit status."""
+    """Run `tokenmill.prepare` with progress, print a summary, and return the exit status."""
     started = time.monotonic()
     try:
         with Display() as display:
@@ -123,11 +123,11 @@ def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) 
 
 
 def show_report(report: Report, seconds: float) -> None:
-    """Print the closing table and the next commands."""
+    """Print a summary of the dataset, and the next commands."""
     here = typed(report.path)
     manifest, ledger = report.manifest, report.manifest.ledger
     if report.was_finished:
-        show(f"{report.path} was finished before; nothing was changed.")
+        show(f"{report.path} is already finished; nothing was changed.")
     width = 2 if manifest.dtype == "uint16" else 4
     show_table(
         None,
@@ -194,7 +194,9 @@ def _show_repairs(report: Report) -> None:
         cure = f"; it looks like {guess}: try iconv -f {guess} -t UTF-8" if guess else ""
         show(f"Not UTF-8: {one_line(entry['source'])}: {share:.1%} of its text was replaced{cure}.")
     if files["files"] > len(files["examples"]):
-        show(f"… and {count(files['files'] - len(files['examples']))} more files like that.")
+        show(
+            f"… and {count(files['files'] - len(files['examples']))} more files that are not UTF-8."
+        )
 
 
 def _disk(report: Report) -> int:
@@ -227,7 +229,7 @@ def _show_estimate(plan: Plan) -> None:
     for fault in found.faults[:_FAULTS]:
         show(f"cannot be used: {name_flags(fault)}")
     if len(found.faults) > _FAULTS:
-        show(f"… and {count(len(found.faults) - _FAULTS)} more that cannot be used")
+        show(f"… and {count(len(found.faults) - _FAULTS)} more files that cannot be used")
     if found.checked < found.files:
         show(f"Checked the first bytes of {count(found.checked)} of {count(found.files)} files.")
     show(f"\nMeasured on {size(found.sampled)} of text. Omit --dry-run to start.")

@@ -51,7 +51,10 @@ def pretokenize(
     targets = [npy_path(text) for text in files]
     for text, target in zip(files, targets, strict=True):
         if targets.count(target) > 1:
-            raise UsageError(f"{text} and another file would both be written to {target}.")
+            raise UsageError(
+                f"{text} and another file would both be written to {target}. "
+                "Rename one of the two files."
+            )
     loaded = load_tokenizer(tokenizer)
     for text in files:
         started = time.monotonic()
@@ -69,7 +72,7 @@ def pretokenize(
         except KeyboardInterrupt:
             return report_stopped(f"next to {text}")
         if made.was_there:
-            show(f"{made.path} was there before: {counted(made.tokens, 'token')} of {made.dtype}.")
+            show(f"{made.path} already exists: {counted(made.tokens, 'token')} of {made.dtype}.")
             continue
         ratio = (made.characters or 0) / max(1, made.tokens)
         show(

@@ -34,7 +34,7 @@ def reshard(
     tokens_per_shard
         Tokens per shard. The last shard of a split may have fewer. By default, as in PATH.
     compress
-        Compress shards with zstd, or undo that with none. By default, as in PATH.
+        Compression of the shards: zstd or none. By default, as in PATH.
     """
     try:
         with Display() as display:

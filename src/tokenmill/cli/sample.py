@@ -54,7 +54,7 @@ def sample(
     device
         Device to run on, such as cpu, cuda, cuda:1 or mps. By default, the fastest device.
     """
-    Path.cwd()  # raises if the folder is gone; PyTorch would end the process without a message
+    Path.cwd()  # raises an error if the current folder was deleted; PyTorch would exit silently
     from tokenmill.training.sample import sample as generate_text
 
     generate_text(

@@ -22,7 +22,7 @@ _SETTINGS = Group("Settings that override those of --config", sort_key=3)
 
 
 def _make_overrides() -> type[Any]:
-    """A class with the fields of `Config`, where None means that the flag was not given."""
+    """Make a class with the fields of `Config`. None means that the flag was not given."""
     explained: dict[str, str] = {}
     for names, text in re.findall(
         r"^([a-z][a-z0-9_, ]*)\n((?:    .*\n?)+)", inspect.getdoc(Config) or "", re.MULTILINE
@@ -44,7 +44,7 @@ Overrides: Any = _make_overrides()
 @Parameter(name="*", group=_DATA)
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Data options other than `data`, as keyword arguments of `tokenmill.train`.
+    """The flags about data, as keyword arguments of `tokenmill.train`.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class DataOptions:
     val
         Tokens to validate on, instead of the validation split of --data.
     val_fraction
-        Share of the tokens, at the end of the data, to hold out for validation. Only for data
+        Fraction of the tokens, at the end of the data, to hold out for validation. Only for data
         without a validation split. By default, 0.1 for --input-file and 0 for other data.
     tokenizer
         Tokenizer that made the tokens, or the tokenizer for --input-file. By default, the tokenizer
@@ -86,7 +86,7 @@ _Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 @Parameter(name="*", group=_RUN)
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How and where to run and log, as keyword arguments of `tokenmill.train`.
+    """The flags about the run and its logs, as keyword arguments of `tokenmill.train`.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def train(
         Folder of a dataset, or tokens in any format that tokenmill opens. For a mixture, give each
         dataset a name and a weight: --data web=DIR:0.7 --data code=DIR:0.3.
     """
-    Path.cwd()  # raises if the folder is gone; PyTorch would end the process without a message
+    Path.cwd()  # raises an error if the current folder was deleted; PyTorch would exit silently
     from tokenmill.load.distributed import find_rank
     from tokenmill.training.display import RunDisplay
     from tokenmill.training.run import find_run
@@ -181,7 +181,7 @@ def train(
 
 
 def _report_nothing_kept() -> int:
-    warn("Stopped before the first step was complete; the same command starts over.")
+    warn("Stopped before the first step was complete. To start over, run the same command again.")
     return 130
 
 
@@ -189,7 +189,7 @@ def _show_end(report: Any, runs: Path) -> None:
     """Print the results and the next command."""
     _show_curves(report.path)
     if report.was_finished:
-        show(f"{report.path} was finished before, at step {report.step:,}; nothing was trained.")
+        show(f"{report.path} was already finished, at step {report.step:,}; nothing was trained.")
     if report.val_loss is not None:
         bits = report.bits_per_byte
         per_byte = "" if bits is None else f", {bits:.4f} bits per byte"

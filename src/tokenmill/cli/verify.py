@@ -32,8 +32,8 @@ def verify(
     path
         Folder of a dataset, or tokens in another format: a file or a folder.
     vocab_size
-        Number of ids in the vocabulary: every id must be smaller. By default, the number comes from
-        the data.
+        Number of ids in the vocabulary. Every id must be below this number. By default,
+        the number comes from the data.
     """
     here = typed(path) + typed_options(opening.options)
     with Display() as display:

@@ -1,17 +1,17 @@
-"""Adapters over tokenmill's loaders, with the names used in the guides; see docs/guides.md.
+"""Classes and functions that published training guides define, on top of tokenmill's loaders.
 
     LocalTokenizedDataset, LocalTokenizedDatasetFixed, LocalDataModule, create_dataloaders
                         one .npy file for training and one for validation
     StreamingDataset    X.npy next to X.txt
-    TokenizedDataset    a folder of llm.c shards, the last one held out
+    TokenizedDataset    a folder of llm.c shards; the last shard is for validation
     download_tokenized_data
                         downloads such shards from the Hub
     GPTDataLoader       a prepared dataset, or text in memory
     TextDataSource, load_text_dataset, load_text_dataset_tf_fallback
                         texts as padded examples, for JAX through Grain or TensorFlow
 
-Each takes the same arguments as in its guide, without the guide's bugs. Importing this package
-loads no framework: each name is imported on first use.
+docs/guides.md lists the guides. Names and arguments are those of the guides; the guides' bugs are
+fixed. Importing this package imports no framework: each name is imported on first use.
 """
 
 from __future__ import annotations

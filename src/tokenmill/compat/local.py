@@ -1,9 +1,9 @@
-"""Datasets and loaders for local .npy files of tokens, with the names used in the guides.
+"""Datasets and loaders for local .npy files of tokens, with the names used in docs/guides.md.
 
-Guarantees: a file's header is parsed, never read as tokens. With sequence length L, the inputs of
-item w are the tokens w * L to (w + 1) * L, and the targets are one token later. Each epoch yields
-each item once, with any number of workers. With shuffling, each epoch has another order. Batches from
-`create_dataloaders` do not depend on the number of workers.
+Guarantees: the header of a file is not mistaken for tokens. With sequence length L, the inputs of
+item w are `tokens[w * L : (w + 1) * L]`, and the targets are the same slice one token later. Each
+epoch yields each item once, with any number of workers. Batches from `create_dataloaders` do not
+depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tokenmill.torch import Batch, TokenBatches, TokenRows
 
 TRAIN_PATH = "training_data/owt_train_tokens.npy"
 VAL_PATH = "training_data/owt_valid_tokens.npy"
-_VAL_FRACTION = 0.1  # of a `StreamingDataset`
-_TOGETHER = 64  # rows to read at once for callers that take them one by one
+_VAL_FRACTION = 0.1  # of the tokens of a `StreamingDataset`
+_TOGETHER = 64  # rows to read at once if the caller takes single rows
 
 
 def open_local(
@@ -60,15 +60,15 @@ no.txt, with: tokenmill pretokenize no.txt
 class LocalTokenizedDataset(IterableDataset[Any]):
     """An iterable dataset of the sequences of a file, as (inputs, targets).
 
-    With `batch_size`, it yields whole batches, for `DataLoader(..., batch_size=None)`.
+    With `batch_size`, it yields whole batches; then pass `batch_size=None` to the `DataLoader`.
 
-    Workers and ranks share the sequences; the launcher's environment says how many ranks there are.
-    With `batch_size`, all ranks get the same number of batches: if fewer sequences than ranks remain
-    at the end, they are dropped.
+    The sequences are divided among workers and ranks. The number of ranks comes from the launcher's
+    environment variables. With `batch_size`, all ranks get the same number of batches: if fewer
+    sequences than ranks remain at the end, they are dropped.
 
-    Call `dataset.set_epoch(epoch)` before each epoch. The dataset cannot count epochs itself, because
-    a `DataLoader` sends new copies of it to its workers for each epoch. Loaders from
-    `create_dataloaders` make this call themselves.
+    Call `dataset.set_epoch(epoch)` before each epoch. The dataset cannot count epochs itself,
+    because a `DataLoader` gives its workers new copies of the dataset for each epoch. Loaders from
+    `create_dataloaders` call `set_epoch` themselves.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -99,16 +99,16 @@ class LocalTokenizedDataset(IterableDataset[Any]):
         }
         self.num_sequences = len(TokenRows(self.tokens, **self._settings))
         self._epoch, self._rows = 0, self.num_sequences
-        self._batches()  # raises if a setting is invalid
+        self._batches()  # raises an error if a setting is invalid
         if batch_size is not None:
             self._rows = trim_last_step(self._rows, batch_size, find_rank(None, None)[1])
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, from 0."""
+        """Set the epoch of the next iteration. Epochs count from 0."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """The number of sequences on this rank; with `batch_size`, the number of batches."""
+        """Return the number of sequences on this rank or, with `batch_size`, of batches."""
         if self._batch_size is not None:
             return len(self._batches())
         rank, world_size = find_rank(None, None)
@@ -136,7 +136,7 @@ class LocalTokenizedDataset(IterableDataset[Any]):
 class LocalTokenizedDatasetFixed(TokenRows):
     """A map-style dataset: item w is sequence w of a file, as (inputs, targets).
 
-    To shuffle, use the `DataLoader`.
+    To shuffle, pass `shuffle=True` to the `DataLoader`.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -168,7 +168,7 @@ def create_dataloaders(
 ) -> tuple[DataLoader[Batch], DataLoader[Batch]]:
     """Make a training loader, reshuffled each epoch, and a validation loader, in file order.
 
-    `dtype` is for files of ids without a header.
+    `dtype` is the dtype of ids in files without a header.
 
     >>> import tempfile, numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "tokens.npy"
@@ -195,7 +195,7 @@ def create_dataloaders(
 
 
 class _Epochs(DataLoader[Batch]):
-    """A loader that starts the next epoch whenever it is iterated."""
+    """A loader in which each new iterator starts the next epoch."""
 
     _epoch = 0
 
@@ -209,9 +209,9 @@ class _Epochs(DataLoader[Batch]):
 class StreamingDataset(TokenRows):
     """A map-style dataset of the ids in X.npy next to X.txt, as (inputs, targets).
 
-    The first 90% of the tokens are for training, the rest for validation, as in the guide. Without
-    X.npy, the text is tokenized in memory to the same ids, and a warning names the command that
-    makes X.npy. If X.npy is older than X.txt, a warning says so.
+    The first 90% of the tokens are for training, the rest for validation. If there is no X.npy, the
+    text is tokenized in memory to the same ids, and a warning names the command that makes X.npy.
+    If X.npy is older than X.txt, a warning says so.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "x.txt"
@@ -227,12 +227,12 @@ class StreamingDataset(TokenRows):
     path_to_txt
         Path of X.txt; X.npy is expected next to it.
     tokenizer
-        Used if there is no X.npy; gpt2 by default. A name, a path, or an object with
-        `encode(text)`.
+        A name, a path, or an object with `encode(text)`; by default gpt2. Used only if there is no
+        X.npy.
     seq_length, seq_len
-        Tokens per sequence, under either name.
+        Tokens per sequence. Both names mean the same.
     split
-        train (the first 90%) or val.
+        train (the first 90%) or val (the rest).
     verbose
         Print the file and the number of tokens.
     """
@@ -263,7 +263,7 @@ class StreamingDataset(TokenRows):
             )
 
     def _open(self, text: Path, tokenizer: Any, split: str, verbose: bool) -> tuple[int, int]:
-        """Open the tokens; returns how many there are in total, and how many are for training."""
+        """Open the tokens; return how many there are in total, and how many are for training."""
         path = npy_path(text)
         if path.exists():
             if verbose:
@@ -276,8 +276,8 @@ class StreamingDataset(TokenRows):
         if not text.is_file():
             raise InputError(f"Neither {text} nor {path} exists. Check the path.")
         warnings.warn(
-            f"No .npy file found: {path}. Tokenizing all of {text} in memory. To do it only once, "
-            f"run: tokenmill pretokenize {shlex.quote(str(text))}",
+            f"No .npy file found: {path}. Tokenizing all of {text} in memory. To tokenize it only "
+            f"once, run: tokenmill pretokenize {shlex.quote(str(text))}",
             stacklevel=3,
         )
         ids = encode_text("gpt2" if tokenizer is None else tokenizer, text.read_bytes())
@@ -289,7 +289,7 @@ class StreamingDataset(TokenRows):
 def _warn_if_older(path: Path, text: Path) -> None:
     if text.exists() and path.stat().st_mtime_ns < text.stat().st_mtime_ns:
         warnings.warn(
-            f"{path} is older than {text} and may not match it. To make it again, run: "
+            f"{path} is older than {text} and may not match it. To make {path.name} again, run: "
             f"tokenmill pretokenize --restart {shlex.quote(str(text))}",
             stacklevel=4,
         )
@@ -302,10 +302,10 @@ def _print(line: str) -> None:
 
 
 def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
-    """The ids of a text, as `tokenmill pretokenize` writes them.
+    """Encode a text to the ids that `tokenmill pretokenize` would write.
 
     `tokenizer` is a name or path, a `tokenmill.Tokenizer`, or another object with `encode(text)`.
-    The ids from an object of the last kind are used unchanged.
+    The ids of such an object are used unchanged.
 
     >>> encode_text("gpt2", b"Hello world").tolist()
     [15496, 995, 50256]

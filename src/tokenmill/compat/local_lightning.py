@@ -1,4 +1,4 @@
-"""`LocalDataModule`: the Lightning data module of the guide about local .npy files."""
+"""`LocalDataModule`: the Lightning data module for local .npy files, as in docs/guides.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenmill.lightning import TokenDataModule
 
 
 class LocalDataModule(TokenDataModule):
-    """`tokenmill.lightning.TokenDataModule` over one file for training and one for validation.
+    """A `tokenmill.lightning.TokenDataModule` for one training file and one validation file.
 
     >>> import tempfile, numpy as np
     >>> path = f"{tempfile.mkdtemp()}/tokens.npy"

@@ -1,6 +1,6 @@
 """Batches of a `TextDataSource` for JAX: through Grain, or through TensorFlow.
 
-Each function imports its framework when called, so neither needs the other framework.
+Each function imports its framework when called, so you need only one of the two frameworks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def load_text_dataset(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None
 ) -> IterDataset[Any]:
-    """Batches of (inputs, targets), each (batch_size, maxlen), as JAX arrays.
+    """Make batches of (inputs, targets), each (batch_size, maxlen), as JAX arrays.
 
-    Each configuration is an object or a mapping. `d_config` has dataset_name, split and batch_size,
-    and optionally shuffle_seed, cache_size, cache_dir and prefetch_buffer_size. `m_config` has
-    maxlen, and `t_config` has num_epochs. If `jax.set_mesh` has set a mesh, rows are divided over its
-    axis `data`, or over its first axis if it has no `data`. Iterators have Grain's `get_state` and
-    `set_state`.
+    Each configuration is an object or a mapping. `d_config` needs dataset_name; it may have split,
+    batch_size, shuffle_seed, tokenizer_name, cache_size, cache_dir and prefetch_buffer_size.
+    `m_config` needs maxlen, and `t_config` may have num_epochs. If `jax.set_mesh` has set a mesh,
+    rows are divided over the mesh's axis `data` or, without such an axis, over its first axis.
+    Iterators have Grain's `get_state` and `set_state`.
 
     >>> import pathlib, tempfile
     >>> text = pathlib.Path(tempfile.mkdtemp()) / "stories.txt"
@@ -56,8 +56,8 @@ def load_text_dataset(
             jax.make_array_from_callback(part.shape, sharding, part.__getitem__) for part in batch
         )
 
-    # Grain's thread only reads. The caller's thread moves arrays to devices, because no other thread
-    # may be inside JAX when the program ends.
+    # Grain's thread only reads. The caller's thread moves arrays to devices: a program must not end
+    # while another thread is inside JAX.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     return grain.MapDataset.source(batches).to_iter_dataset(options).map(place)
 
@@ -65,7 +65,7 @@ def load_text_dataset(
 def load_text_dataset_tf_fallback(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None
 ) -> tf.data.Dataset:
-    """The batches of `load_text_dataset`, in the same order, as a `tf.data.Dataset`.
+    """Make a `tf.data.Dataset` of the batches of `load_text_dataset`, in the same order.
 
     >>> import pathlib, tempfile
     >>> text = pathlib.Path(tempfile.mkdtemp()) / "stories.txt"

@@ -1,13 +1,13 @@
-"""`TextDataSource`: texts as padded examples, with the name used in the guide about Grain.
+"""`TextDataSource`: texts as padded examples, with the name used in docs/guides.md for Grain.
 
-`tokenmill.prepare` tokenizes a text once, into a folder next to it. Every process and every later
-run opens that folder. If several processes start together, one prepares and the others wait.
+`tokenmill.prepare` tokenizes a text once, into a folder next to the text. Other processes and later
+runs open that folder. If several processes start together, one prepares the folder and the others
+wait.
 
-An example is a document, padded to the requested length. A longer document becomes several examples.
-No token is lost: each token except the first of a document is a target exactly once.
+An example is a document, padded to the requested length. A longer document becomes several
+examples. No token is lost: each token except the first of a document is a target exactly once.
 
-Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples. All rows of a
-batch are read at once.
+Costs: 16 bytes of memory per example, plus the ids of the first `cache_size` examples.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Integers = npt.NDArray[np.int64]
 
 _BLOCK = 1 << 20  # tokens that are searched for documents at once
 _SPLITS = {"validation": "val", "test": "val"}
-# The text unchanged, with a part held out for validation.
+# Settings of `prepare` that leave the text unchanged and hold out some of it for validation.
 _AS_IT_IS: dict[str, Any] = {"normalize": False, "dedup": "none", "val_fraction": 0.01}
-_POLL = 0.1  # seconds, while another process prepares
+_POLL = 0.1  # seconds between checks whether another process has finished
 _REQUIRED = object()
 
 
 class TextDataSource:
-    """A source of examples: `source[n]` is {"input_ids", "targets"}, each (max_length,) of int32.
+    """A source of examples: `source[n]` has `input_ids` and `targets`, each (max_length,) of int32.
 
     >>> import tempfile
     >>> text = Path(tempfile.mkdtemp()) / "stories.jsonl"
@@ -61,15 +61,16 @@ class TextDataSource:
     split
         train or val; validation and test mean val.
     tokenizer_name
-        Such as gpt2. It must match the tokenizer of a prepared dataset.
+        Name of the tokenizer, such as gpt2. For a prepared dataset, it must be the tokenizer that
+        made the dataset.
     max_length
         Tokens per example.
     pad_token_id
         The id that pads an example after its document; by default the end-of-text id.
     cache_dir
-        Where to write the tokens; by default next to the text.
+        Folder to write the tokens to; by default a folder next to the text.
     cache_size
-        Number of examples whose ids are kept in memory; by default 100,000, as in the guide.
+        Number of examples whose ids are kept in memory; by default 100,000.
     """
 
     _cache_size = 100_000
@@ -107,7 +108,7 @@ class TextDataSource:
     def __getitem__(self, number: SupportsIndex) -> dict[str, npt.NDArray[np.int32]]:
         place = number.__index__()
         if not -len(self) <= place < len(self):
-            raise IndexError(f"example {place:,} is out of range: there are {len(self):,}")
+            raise IndexError(f"example {place:,} is out of range: there are {len(self):,} examples")
         rows = self.read(np.array([place % len(self)]))
         return {"input_ids": rows[0, :-1], "targets": rows[0, 1:]}
 
@@ -116,7 +117,7 @@ class TextDataSource:
         return f"TextDataSource({self.tokens.identity}, {settings})"
 
     def read(self, numbers: Integers) -> npt.NDArray[np.int32]:
-        """Read examples (examples, max_length + 1): inputs are [:, :-1] and targets are [:, 1:]."""
+        """Read examples as rows of max_length + 1 ids: [:, :-1] are inputs, [:, 1:] are targets."""
         starts, lengths = self._starts[numbers], self._lengths[numbers]
         width = self.max_length + 1
         rows = np.full((len(numbers), width), self.pad_token_id, np.int32)
@@ -132,7 +133,7 @@ class TextDataSource:
         return rows
 
     def _keep(self) -> Tokens:
-        """The tokens of the first examples, in memory."""
+        """Load the tokens of the first `cache_size` examples into memory."""
         count = min(max(self._cache_size, 0), len(self))
         size = int(self._starts[count - 1] + self._lengths[count - 1]) if count else 0
         if self._kept is None or len(self._kept) != size:
@@ -144,7 +145,7 @@ class TextDataSource:
 
 
 class TextBatches:
-    """Shuffled batches of a source over some epochs: batch i is (inputs, targets) of step i.
+    """Shuffled batches of a source for several epochs: batch i is (inputs, targets) of step i.
 
     Each epoch has its own order and contains each example once. An incomplete last batch is
     dropped.
@@ -177,7 +178,7 @@ class TextBatches:
 def read_configs(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None
 ) -> tuple[TextBatches, int]:
-    """The batches that the guide's three configurations describe, and how many to prefetch."""
+    """Make the batches that the three configurations describe; also return how many to prefetch."""
     source = TextDataSource(
         read_setting(d_config, "dataset_name"),
         read_setting(d_config, "split", "train"),
@@ -197,20 +198,20 @@ def read_configs(
 
 
 def read_setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
-    """A value of a configuration; the configuration is a mapping or an object."""
+    """Return a value of a configuration, which is a mapping or an object with attributes."""
     if isinstance(config, Mapping):
         found = config.get(name, default)
     else:
         found = getattr(config, name, default)
     if found is _REQUIRED:
-        raise UsageError(f"the configuration has no {name}, which is required.")
+        raise UsageError(f"the configuration has no {name}. Add a value for {name}.")
     return found
 
 
 def open_texts(
     path: Path, tokenizer: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> Dataset:
-    """The tokens of a text; makes them if they do not exist."""
+    """Open the tokens of a text; make the tokens first if they do not exist."""
     if not path.exists():
         raise InputError(
             f"{path} does not exist. dataset_name is a file or folder of texts; a dataset on the "
@@ -240,7 +241,7 @@ def open_texts(
 
 
 def _cut(tokens: Tokens, length: int) -> tuple[Integers, Integers]:
-    """Cut documents into examples of at most `length` + 1 tokens; returns their starts and lengths."""
+    """Return the starts and lengths of examples: documents cut to at most `length` + 1 tokens."""
     found = [np.empty(0, np.int64)]
     for first in range(0, len(tokens), _BLOCK):
         size = min(_BLOCK, len(tokens) - first)

@@ -1,12 +1,11 @@
-"""Batches of random windows, with the names used in the guides about sharded data.
+"""Batches of random windows, with the names used in docs/guides.md for sharded data.
 
-`TokenizedDataset` and `download_tokenized_data` are for llm.c shards; `GPTDataLoader` is for
-prepared datasets and for text in memory.
+A window is `block_size` + 1 consecutive tokens. `TokenizedDataset` and `download_tokenized_data`
+are for llm.c shards; `GPTDataLoader` is for prepared datasets and for text in memory.
 
-Guarantees: a window is equally likely to start at any token with enough tokens after it, so small
-shards are not overrepresented. A window may cross shard boundaries. Batches depend only on the seed
-and the rank, which comes from the launcher's environment. The header of a shard is parsed, never read
-as tokens.
+Guarantees: all possible windows are equally likely, so small shards are not overrepresented. A
+window may cross shard boundaries. Batches depend only on the seed and the rank; the rank comes from
+the launcher's environment variables. The header of a shard is not mistaken for tokens.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ class RandomWindows:
     def __init__(self, tokens: Tokens, block_size: int, seed: int) -> None:
         self._rows = RunRows(tokens, RowSettings(seq_len=block_size, seed=seed, order="random"))
         self._rank, self._world_size = find_rank(None, None)
-        self._drawn = 0  # rows, on all ranks together
+        self._drawn = 0  # rows drawn so far, on all ranks together
 
     def take(self, batch_size: int, device: str | torch.device | None = None) -> Batch:
-        """The next batch; on the GPU by default, if there is one."""
+        """Return the next batch; by default on the GPU, if there is one."""
         first = self._drawn + self._rank * batch_size
         places = self._rows.locate(np.arange(first, first + batch_size))
         self._drawn += self._world_size * batch_size
@@ -102,11 +101,11 @@ class TokenizedDataset:
         self._windows = RandomWindows(self.tokens, block_size, seed)
 
     def __len__(self) -> int:
-        """The number of tokens of the split."""
+        """Return the number of tokens in the split."""
         return len(self.tokens)
 
     def get_batch(self, batch_size: int, device: str | torch.device | None = None) -> Batch:
-        """The next batch, (x, y); on the GPU by default, if there is one."""
+        """Return the next batch, (x, y); by default on the GPU, if there is one."""
         return self._windows.take(batch_size, device)
 
 
@@ -126,10 +125,10 @@ class GPTDataLoader:
         one) and seed (0 by default).
     tokenizer
         A name such as gpt2, a `tokenmill.Tokenizer`, or an object with `encode(text)`. With
-        `dataset_dir`, a name or Tokenizer must match the dataset's; None uses the dataset's.
+        `dataset_dir`, the default is the tokenizer of the dataset; any other is refused.
     dataset_dir
-        A dataset made by `tokenmill prepare` or by the script of the guide (`train/*.bin` and
-        `val/*.bin` of uint32 ids). Without it, the text given to `prepare_data` is used.
+        A dataset made by `tokenmill prepare`, or a folder with `train/*.bin` and `val/*.bin` of
+        uint32 ids. Without it, the text given to `prepare_data` is used.
     """
 
     def __init__(
@@ -151,15 +150,17 @@ class GPTDataLoader:
             self._use({split: data[split] for split in data.splits})
 
     def prepare_data(self, text: str, val_fraction: float = 0.1) -> None:
-        """Tokenize a text in memory and hold out its end for validation."""
+        """Tokenize a text in memory, and hold out the last tokens for validation."""
         if self.tokenizer is None:
-            raise UsageError("prepare_data needs a tokenizer: GPTDataLoader(config, 'gpt2').")
+            raise UsageError(
+                "prepare_data needs a tokenizer. Pass one, such as GPTDataLoader(config, 'gpt2')."
+            )
         ids = encode_text(self.tokenizer, text.encode(errors="replace"))
         place = int(len(ids) * (1 - val_fraction))
         self._use({"train": Tokens.of(ids[:place]), "val": Tokens.of(ids[place:], split="val")})
 
     def get_batch(self, split: Literal["train", "val"] = "train") -> Batch:
-        """The next batch of a split, (x, y), on the device of the configuration."""
+        """Return the next batch of a split, (x, y), on the device that the configuration names."""
         if not self._windows:
             raise UsageError(
                 "there is no data yet: pass dataset_dir, or call prepare_data(text) first."
@@ -172,7 +173,7 @@ class GPTDataLoader:
         return self._windows[split].take(self.batch_size, self.device)
 
     def _use(self, splits: Mapping[str, Tokens]) -> None:
-        # A text may be too short for a validation window; training on it still works.
+        # If a text is too short for a validation window, training on the text still works.
         self._windows = {
             split: RandomWindows(tokens, self.block_size, self._seed)
             for split, tokens in splits.items()
@@ -187,7 +188,7 @@ def _open(folder: Path, tokenizer: Any) -> Dataset:
             f"tokenmill prepare TEXTS --out {folder}"
         )
     metadata = find_manifest(folder)
-    if metadata is None or not is_own(metadata):  # made by the script of the guide
+    if metadata is None or not is_own(metadata):  # made by a script, not by tokenmill
         return open_tokens(folder, format="raw", dtype="uint32")
     if isinstance(tokenizer, (str, Tokenizer)):
         return open_tokens(folder, tokenizer=tokenizer)
@@ -198,10 +199,10 @@ def download_tokenized_data(
     data_dir: str | os.PathLike[str] = "/tmp/data/fineweb-edu",  # noqa: S108  (the guide's)
     shards: tuple[int, ...] = (1, 2, 3),
 ) -> str:
-    """Download some shards of FineWeb-Edu, unless the folder has them; returns the folder.
+    """Download some shards of FineWeb-Edu, unless the folder has them; return the folder.
 
-    If a shard exists and has the size that its header says, it is not downloaded again.
-    `tokenmill.download` fetches the others: it resumes after an interruption and checks each file.
+    A shard in the folder that has the right size for its header is not downloaded again.
+    `tokenmill.download` fetches the others, checks each file, and resumes after an interruption.
 
     >>> import struct, tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -1,17 +1,17 @@
 """`tokenmill.export`: write tokens as another program's files.
 
 Guarantees: the files hold the same ids and documents as the source, in the same order, except for
-changes that `Exported.notes` lists. The files are read back and compared with the source. In a
-format without a document table, only the end-of-text id separates documents. The export moves that
-id to the side of documents where the format's readers expect it. A prepared source with a wrong
-checksum is refused.
+changes that `Exported.notes` lists. The files are read back and compared with the source. A
+prepared source with a wrong checksum is refused. In a format without a document table, only the
+end-of-text id separates documents. Some formats have this id before each document, others after
+each document; the export moves the id accordingly.
 
-After a kill at any moment, the same call resumes with the file that was being written. If files of
-an earlier run differ from a prepared source, all files are written again. If such files differ from
-a source in another format, the export is refused, because the source itself may have changed.
+After a kill at any moment, the same call resumes with the file that was being written. If existing
+files differ from a prepared source, all files are written again. If existing files differ from a
+source in another format, the export is refused, because the source itself may have changed.
 
-Costs: the source is read in blocks, at most four times (checksums, copy, comparison of ids and of
-documents).
+Costs: the source is read in blocks, at most four times: to check it, to copy it, to compare ids and
+to compare documents.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ TOKENS_PER_SHARD = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of `export`: the tokens of each split, and all files, also those of earlier runs.
+    """The result of `export`.
 
-    `documents` has the number of documents that readers find in each split. The number is None if
-    readers find no documents, or different ones than in the source. `notes` lists all differences.
+    `tokens` has the number of tokens in each split. `files` names all files, also those of earlier
+    runs. `documents` has the number of documents that a reader of the format finds in each split;
+    the number is None if these are not the documents of the source. `notes` lists all differences.
     """
 
     path: Path
@@ -79,9 +80,9 @@ def export(
 ) -> Exported:
     """Write tokens as another program's files, or resume writing them.
 
-    `source` is anything that `tokenmill.open` opens, with its `options`, or an open dataset. `out`
-    is a new or empty folder. `to` is the name of a format; docs/formats.md lists those that can be
-    written. `tokens_per_shard` is for formats with several files.
+    `source` is an open dataset, or a path for `tokenmill.open`, which also gets the `options`.
+    `out` is a new or empty folder. `to` is the name of a format; docs/formats.md lists the formats
+    that can be written. `tokens_per_shard` is only for formats with several files per split.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -123,7 +124,7 @@ def export(
 
 
 class _Export:
-    """One export. In `splits`, the end-of-text id is already where readers expect it."""
+    """One export. In `splits`, the end-of-text id is already where the format needs it."""
 
     def __init__(self, source: Dataset, format: Format, tokens_per_shard: int) -> None:
         self.source, self.format = source, format
@@ -169,11 +170,11 @@ class _Export:
     ) -> tuple[list[str], int]:
         """Write the missing files or, if not `keep`, all files.
 
-        Returns the names of all files, and how many of them existed before. Indexes and metadata
-        are always written again: they are small, and comparing ids and documents would not find
-        every wrong byte in them.
+        Return the names of all files, and how many of them existed before. Indexes and metadata are
+        always written again: they are small, and comparing ids and documents would not find every
+        wrong byte in an index.
         """
-        # Writing is one half of the work, comparing the other.
+        # Progress counts each token twice: when it is written and when it is compared.
         watcher.begin("exporting", 2 * sum(map(len, self.splits.values())), unit="tokens")
         names, before = [], 0
         for job in self.format.plan(self.request):
@@ -192,14 +193,14 @@ class _Export:
         return names, before
 
     def compare(self, folder: Path, watcher: Watcher) -> dict[str, int | None]:
-        """Compare the written splits with the source; returns how many documents readers find."""
+        """Compare the written splits with the source; return the number of documents per split."""
         written = self.read_back(folder)
         for split, tokens in self.splits.items():
             compare(tokens, written[split], watcher.advance)
         return {split: self.count_documents(split, written[split]) for split in self.splits}
 
     def read_back(self, folder: Path) -> dict[str, Tokens]:
-        """The written splits, as the format's reader finds them."""
+        """Read the written splits with the reader of the format."""
         name, splits = self.format.name, list(self.splits)
         try:
             contents = self.format.read_written(folder, splits)
@@ -209,8 +210,8 @@ class _Export:
             ) from None
         if lost := [split for split in splits if split not in contents.splits]:
             raise DatasetError(
-                f"readers of {name} do not find the split {lost[0]!r} in {folder}: the format has no "
-                "split of that name. Export to another format."
+                f"the format {name} has no split named {lost[0]!r}, so programs would not find it in "
+                f"{folder}. Export to another format."
             )
         eot_id = None if self.format.keeps_documents else self.source.eot_id
         return {
@@ -225,7 +226,7 @@ class _Export:
         }
 
     def count_documents(self, split: str, written: Tokens) -> int | None:
-        """Count the documents that readers find; None if these are not the source's documents."""
+        """Count the documents in the written split; None if they differ from the source's."""
         if not self.format.keeps_documents and not self.has_eot:
             return None
         starts = find_document_starts(written, 0, len(written))
@@ -235,7 +236,7 @@ class _Export:
         return count
 
     def find_expected_starts(self, split: str) -> Iterator[Integers]:
-        """Where readers of the format should find the starts of the source's documents."""
+        """Yield the positions where the documents of a split should start in the written files."""
         is_moved = split in self.moved
         tokens = self.splits[split] if is_moved else self.source[split]
         starts = find_document_starts(tokens, 0, len(tokens))
@@ -243,43 +244,43 @@ class _Export:
             starts = skip_empty(starts, len(tokens))
         if self.format.keeps_documents or is_moved:
             return starts
-        # No id was moved, because the split begins or ends within a document and has no id there. If
-        # the ids are on the other side than readers expect, readers count each id as part of the
-        # neighbouring document, so all starts but the first shift by one token.
+        # The end-of-text id was not moved, because the split begins or ends within a document. If
+        # the id is then on the wrong side for this format, each id is read as part of the other
+        # document next to it, so all document starts but the first shift by one token.
         sides = {"before": 0, "after": 1}
         shift = sides[self.format.eot] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
 
     def describe_changes(self, documents: Mapping[str, int | None]) -> Iterator[str]:
-        """Describe how the written documents differ from the source's."""
+        """Yield a note for each difference between the written documents and the source."""
         eot_id, side, to = self.source.eot_id, self.source.contents.eot, self.format.name
         if self.moved:
             yield (
-                f"the end-of-text id {eot_id} was moved from {side} each document to "
-                f"{self.format.eot} it, where readers of {to} look for it (split "
-                f"{' and '.join(self.moved)})."
+                f"the end-of-text id {eot_id} was {side} each document and is now "
+                f"{self.format.eot} each document, as {to} requires (split {' and '.join(self.moved)})."
             )
         assumed = self.format.find_assumed_eot(self.request)
         if self.has_eot and assumed not in (None, eot_id):
             yield (
-                f"readers of {to} assume the end-of-text id {assumed} unless they are given another; "
-                f"here it is {eot_id}."
+                f"programs that read {to} assume the end-of-text id {assumed} by default, but here "
+                f"it is {eot_id}. Set {eot_id} in the program."
             )
         for split, tokens in self.source.items():
             if empty := 0 if self.format.keeps_empty else count_empty(tokens):
                 number = f"{empty:,} empty document{'s' if empty > 1 else ''}"
-                yield f"{number} of split {split!r} cannot be stored in {to} and were omitted."
+                yield f"{number} of split {split!r} omitted: {to} cannot store empty documents."
             if documents[split] is not None or (tokens.documents is None and not self.has_eot):
                 continue
             lost = (
-                f"the documents of split {split!r} cannot be separated in {to}: it has no table of"
+                f"the documents of split {split!r} cannot be separated in {to}: this format has no "
+                "document table,"
             )
             if self.has_eot:
-                yield f"{lost} them, and the end-of-text id {eot_id} is not {side} each of them."
+                yield f"{lost} and the end-of-text id {eot_id} is not {side} every document."
             else:
                 names = ", ".join(name for name, one in WRITABLE.items() if one.keeps_documents)
                 yield (
-                    f"{lost} them, and the source has no end-of-text id between them. To keep them, "
+                    f"{lost} and the source has no end-of-text id. To keep the documents separate, "
                     f"export to {names}."
                 )
 
@@ -296,7 +297,7 @@ def _find_tokenizer_name(source: Dataset) -> str | None:
 def compare(
     tokens: Tokens, written: Tokens, advance: Callable[[int], None], *, block: int = BLOCK
 ) -> None:
-    """Raise an error that gives the position if the tokens of a written split are wrong."""
+    """Raise an error with the position if a written token differs from the source."""
     if len(tokens) != len(written):
         what = f"has {len(written):,} tokens, expected {len(tokens):,}"
         raise _differ(written.split, what)
@@ -312,6 +313,6 @@ def compare(
 
 def _differ(split: str, what: str) -> DatasetError:
     return DatasetError(
-        f"the written split {split!r} differs from its source: it {what}. Delete it and export again; "
-        "if this repeats, the disk is faulty or this is a bug in tokenmill."
+        f"the written split {split!r} differs from its source: it {what}. Delete the output "
+        "folder and export again; if this repeats, the disk is faulty or this is a bug in tokenmill."
     )

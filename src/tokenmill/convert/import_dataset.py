@@ -1,14 +1,14 @@
 """`tokenmill.import_dataset`: make a prepared dataset from tokens in any format.
 
-The result has a manifest, checksums and tables of documents, like a dataset that `prepare` made. It
-opens without naming a dtype or tokenizer, and can be verified, resharded and exported. Ids are
-checked against the tokenizer's vocabulary. Empty documents are dropped and counted. There is no
-text, so a document's key is the xxh3-128 hash of its ids as little-endian int64. Its source is the
-file in which it starts, and its offset is the position of its first token in that file.
+The result has a manifest, checksums and document tables, like a dataset that `prepare` made. Ids
+that are not in the tokenizer's vocabulary are refused. Empty documents are dropped and counted.
 
-The manifest says that the end-of-text id is after (or before) documents only if that holds for
-every document. Costs: the tokens are read twice, in blocks, and hashing takes one call per
-document.
+There is no text, so a document's key is the xxh3-128 hash of its ids as little-endian int64. A
+document's source is the file in which it starts, and its offset is the position of its first token
+in that file. The manifest says that the end-of-text id is after (or before) documents only if that
+is true for every document.
+
+Costs: the tokens are read twice, in blocks, and hashing takes one call per document.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def import_dataset(
 ) -> Manifest:
     """Make a prepared dataset from tokens that `tokenmill.open` opens, or resume making it.
 
-    `compress` is "zstd" or "none". `options` are passed to `tokenmill.open`. If the format does not say which tokenizer made the
-    ids, give `tokenizer`. To import the ids without a tokenizer, give only `vocab_size`. If nothing
-    separates documents, each file is one document.
+    `compress` is "zstd" or "none". `options` are passed to `tokenmill.open`. If the files do not
+    name their tokenizer, pass `tokenizer`. To import the ids without a tokenizer, pass only
+    `vocab_size`. If nothing separates documents, each file becomes one document.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -96,7 +96,7 @@ def import_dataset(
     dataset = open(source, **options)
     if dataset.manifest is not None:
         raise UsageError(
-            f"{source} is already a prepared dataset. To change its shards: tokenmill reshard "
+            f"{source} is already a prepared dataset. To change its shards, run: tokenmill reshard "
             f"{source} --out FOLDER --tokens-per-shard {tokens_per_shard}"
         )
     tokenizer = _choose_tokenizer(dataset, options.get("tokenizer"), options.get("vocab_size"))
@@ -123,7 +123,7 @@ def import_dataset(
 
 
 def _choose_tokenizer(dataset: Dataset, given: Any, vocab_size: int | None) -> Tokenizer:
-    """The tokenizer of the ids, or a stand-in that only knows the vocabulary size."""
+    """Return the tokenizer of the ids, or a stand-in that only knows the vocabulary size."""
     try:
         found = dataset.tokenizer
     except TokenizerError as error:
@@ -191,9 +191,10 @@ def _import(
 
 
 def _list_sources(dataset: Dataset, split: str) -> list[Source]:
-    """List the files of a split as the sources of its documents; sizes count only the ids.
+    """List the files of a split, to record them as the sources of its documents.
 
-    The unit of these sources is "row", because the offsets of documents count tokens, not bytes.
+    A size counts only the bytes of ids. The unit is "row", because the offset of a document counts
+    tokens, not bytes.
     """
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
@@ -204,7 +205,7 @@ def _list_sources(dataset: Dataset, split: str) -> list[Source]:
 
 
 def _name_file(dataset: Dataset, name: str) -> str:
-    """Return the file's name or, if the name has a newline or is not UTF-8, a `file:` URI."""
+    """Return the name of a file; a `file:` URI if the name has a newline or is not UTF-8."""
     if name_source(name) == name:
         return name
     path = dataset.path
@@ -212,9 +213,9 @@ def _name_file(dataset: Dataset, name: str) -> str:
 
 
 def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, Any]:
-    """The ledger of the manifest. Only empty documents are dropped.
+    """Make the manifest's ledger: how many documents and bytes were read, kept and dropped.
 
-    Counts of text are 0, because the text is unknown.
+    Bytes and characters of text are 0, because the text is unknown.
     """
     documents = sum(split.documents for split in splits.values())
     return {
@@ -233,7 +234,7 @@ def _make_ledger(splits: dict[str, Split], size: int, empty: int) -> dict[str, A
 
 
 def _make_one_per_file(shards: Shards, split: str) -> FileDocuments:
-    """Make each file one document, for data without separators between documents."""
+    """Make a document table in which each file is one document."""
     counts = shards.counts.tolist()
     indexes = DocumentIndexes(
         names=[shards.name(number) for number in range(len(counts))],
@@ -244,10 +245,10 @@ def _make_one_per_file(shards: Shards, split: str) -> FileDocuments:
 
 
 class HashedDocuments:
-    """Makes document records for tokens, with hashes of the ids as keys.
+    """Makes document records for tokens. The key of a document is a hash of its ids.
 
-    `facts` says whether the end-of-text id is after, or before, every document. `block` tokens are
-    read at once.
+    `facts` says whether the end-of-text id is after, or before, every document. `block` is how many
+    tokens are read at once.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class HashedDocuments:
                 yield self._make_records(np.append(starts, end), start)
 
     def _make_records(self, starts: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
-        """The records of documents; `starts` ends with the end of the last document."""
+        """Make the records of documents. `starts` ends with the end of the last document."""
         table = np.empty(len(starts) - 1, DOCUMENT_DTYPE)
         keys = b"".join(self._hash(starts))
         table["key"] = np.frombuffer(keys, ">u8").reshape(-1, 2)
@@ -305,5 +306,8 @@ class HashedDocuments:
     def _read_ids(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         ids = self.tokens.read(start, stop)
         if ids.dtype.kind == "u" and ids.itemsize == 8 and ids.max(initial=0) >> 63:
-            raise DatasetError(f"split {self.tokens.split!r} has an id above 2**63 - 1.")
+            raise DatasetError(
+                f"split {self.tokens.split!r} has an id above 2**63 - 1, so the file is damaged or "
+                "in another format."
+            )
         return np.ascontiguousarray(ids, "<i8")

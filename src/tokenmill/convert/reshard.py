@@ -1,6 +1,6 @@
 """`tokenmill.reshard`: write a prepared dataset with shards of another size, or compressed.
 
-The result is byte for byte the output of `prepare` with those settings: the same tokens,
+The result has the bytes that `prepare` would write with the new settings: the same tokens,
 documents, keys and origins. Batches do not change. The checksums of the source are verified first.
 """
 
@@ -50,9 +50,10 @@ def reshard(
     progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Manifest:
-    """Write a prepared dataset with other shards, or resume writing it.
+    """Write a copy of a prepared dataset with other shards, or resume writing it.
 
-    `tokens_per_shard` and `compress` (zstd or none) are those of the source if they are omitted.
+    `compress` is "zstd" or "none". If `tokens_per_shard` or `compress` is omitted, it stays as in
+    the source.
 
     >>> import tempfile, tokenmill
     >>> folder = Path(tempfile.mkdtemp())
@@ -63,7 +64,7 @@ def reshard(
     [10, 10, 1]
     """
     if tokens_per_shard is None and compress is None:
-        raise UsageError("give `tokens_per_shard`, `compress`, or both.")
+        raise UsageError("nothing would change. Pass `tokens_per_shard`, `compress`, or both.")
     if tokens_per_shard is not None and not 1 <= tokens_per_shard < 1 << 62:
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
@@ -72,7 +73,7 @@ def reshard(
     manifest = dataset.manifest
     if manifest is None:
         raise UsageError(
-            f"{source} is in the format {dataset.format}, not a prepared dataset. Import it: "
+            f"{source} is in the format {dataset.format}, not a prepared dataset. Import it first: "
             f"tokenmill import {source} --out FOLDER"
         )
     wanted = _change_settings(manifest, tokens_per_shard, compress)
@@ -94,7 +95,7 @@ def reshard(
         watching(watcher, progress) as shown,
     ):
         folder.remember(RECORD, settings)
-        nothing = Tokens.of(np.empty(0, dataset.dtype))  # for empty splits
+        nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
         check_checksums(dataset.path, manifest)
         splits, _ = write_splits(
             folder.path,
@@ -121,7 +122,7 @@ def reshard(
 def _change_settings(
     manifest: Manifest, tokens_per_shard: int | None, compress: Compress | None
 ) -> Manifest:
-    """The manifest with other settings; None keeps a setting."""
+    """Return the manifest with new settings. None keeps a setting."""
     if tokens_per_shard is None:
         lengths = [shard for split in manifest.splits.values() for shard in split.shards.tokens]
         given = manifest.settings.get("tokens_per_shard")
@@ -136,7 +137,7 @@ def _change_settings(
 
 
 def _compare_ids(source: Manifest, made: Manifest) -> None:
-    """Compare the checksums of the ids of splits whose shards have the same lengths."""
+    """Check that splits with unchanged shard lengths have unchanged checksums."""
     for name, split in made.splits.items():
         before = source.splits[name].shards
         if np.array_equal(before.tokens, split.shards.tokens):
@@ -155,7 +156,7 @@ def _copy(source: Path, target: Path, name: str) -> None:
 
 
 def _without_shards(manifest: Manifest) -> Manifest:
-    """What datasets with the same content share; `settings` says whether they are compressed."""
+    """Return the manifest without its shards, to compare the contents of two datasets."""
     return replace(manifest, splits={}, compression=None)
 
 

@@ -1,9 +1,9 @@
 """Write the shards of a prepared dataset from tokens that are already on disk.
 
-Each shard is written on its own, from a range of a split's tokens. A finished shard has a receipt
-in `.work`, which holds the shard's entry for the manifest. A resumed run reads finished shards
-once, and writes a shard again if its checksums differ from the receipt. The manifest is written
-last, as in `prepare`. Converted files get new checksums, which would hide damage in the source. So
+Each shard is written on its own, from a range of a split's tokens. When a shard is finished, its
+entry for the manifest is saved in `.work` as a receipt. A resumed run reads finished shards once,
+and writes a shard again if its checksums differ from the receipt. The manifest is written last, as
+in `prepare`. Converted files get new checksums, which would hide damage in the source. So
 `check_checksums` verifies a prepared source first.
 """
 
@@ -51,13 +51,13 @@ class DocumentRecords(Protocol):
     """Supplies the document records of a split."""
 
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
-        """The records of the documents that start in [start, stop), in blocks.
+        """Yield the records of the documents that start in [start, stop), in blocks.
 
         The field `first` of each record counts tokens from `start`.
         """
 
     def facts(self) -> dict[str, bool]:
-        """Facts about the documents read since the last call; they are kept in the shard's receipt."""
+        """Return facts about the documents read since the last call, to save in the receipt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ def write_splits(
     compression: Compression | None,
     watcher: Watcher,
 ) -> tuple[dict[str, Split], list[dict[str, bool]]]:
-    """Write missing or changed shards; returns the splits, and the facts about each shard.
+    """Write missing or changed shards; return the splits, and the facts about each shard.
 
-    Raises an error for an id of `vocab_size` or above.
+    Raise an error if an id is not below `vocab_size`.
     """
     lengths = (len(tokens) for tokens, _ in splits.values())
     check_shard_count(lengths, tokens_per_shard, compression)
@@ -152,19 +152,19 @@ def _check_ids(ids: npt.NDArray[Any], start: int, tokens: Tokens, vocab_size: in
         raise DatasetError(
             f"split {tokens.split!r} has the id {ids[place]} at token {start + place:,}; ids of the "
             f"tokenizer are below {vocab_size:,}. Pass the tokenizer that made these tokens. If "
-            "you did, the file is damaged or in another format."
+            "this is the right tokenizer, the file is damaged or in another format."
         )
 
 
 def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> None:
-    """Finish: write the tokenizer and the manifest, and remove the work folder."""
+    """Finish a dataset: write its tokenizer and manifest, and remove the work folder."""
     write_file(folder / TOKENIZER_NAME, tokenizer_state)
     manifest.write(storage_for(folder))
     remove(folder / WORK_NAME)
 
 
 def read_finished(folder: Path) -> Manifest | None:
-    """The manifest of a finished dataset, if there is one; removes a leftover work folder."""
+    """Return the manifest of a finished dataset, or None; remove a leftover work folder."""
     if not (folder / MANIFEST_NAME).exists():
         return None
     manifest = Manifest.read(folder)
@@ -174,17 +174,17 @@ def read_finished(folder: Path) -> Manifest | None:
             "Delete that folder to make the dataset again."
         )
     with explain_disk_errors():
-        for path in (folder.parent, folder):  # the earlier run may have failed to sync
+        for path in (folder.parent, folder):  # the earlier run may not have flushed them to disk
             sync_folder(path)
-        # The run was killed after it wrote the manifest. A work folder with a lock belongs to
-        # `prepare`, which removes it itself.
+        # A run that is killed after it wrote the manifest leaves its work folder. A work folder with
+        # a lock belongs to `prepare`, which removes it itself.
         if not (folder / WORK_NAME / "lock").exists():
             remove(folder / WORK_NAME)
     return manifest
 
 
 def refuse_other_dataset(folder: Path) -> NoReturn:
-    """Refuse a folder whose finished dataset is not the requested one."""
+    """Raise an error: the folder holds another finished dataset than the requested one."""
     raise FolderError(
         f"{folder} holds another finished dataset. Choose another `out`, or delete that folder."
     )

@@ -1,8 +1,7 @@
 """`tokenmill.download`: fetch files of a dataset on the Hugging Face Hub into a folder.
 
-Fetches exactly the requested files. Each file matches the Hub's checksum. For an llm.c shard, the
-header also matches the size of the file. The same call resumes after any interruption, even in the
-middle of a file.
+Guarantees: each fetched file matches the Hub's checksum, and the header of an llm.c shard matches
+the size of the file. The same call resumes after any interruption, even in the middle of a file.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from tokenmill.hub.repository import find_commit, list_files
 from tokenmill.progress import Watcher, watching
 
 DEFAULT_REPOSITORY = "karpathy/fineweb-edu-100B-gpt2-token-shards"
-DEFAULT_SHARDS = "1-3"  # enough to start with; the last one is held out
+DEFAULT_SHARDS = "1-3"  # enough to start with; the last shard is for validation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """The result of a download: all requested files, including those that existed before.
+    """The result of a download. `files` has all requested files, including earlier downloads.
 
-    `kind` is "tokens", "text" or "prepared"; `fetched` counts the bytes that came over the network.
+    `kind` is "tokens", "text" or "prepared". `fetched` counts the bytes that came over the network.
     """
 
     path: Path
@@ -60,7 +59,7 @@ hf://datasets/OWNER/NAME; append /FOLDER or /FILE for a part of it.
         OWNER/NAME, optionally followed by @REVISION and by /FOLDER, /FILE or a glob. The default
         fetches three shards of a repository with GPT-2 tokens of FineWeb-Edu.
     shards
-        Which token files to fetch, by the numbers in their names, such as "1-3".
+        Numbers of the token files to fetch, such as "1-3". A file's number is the last in its name.
     split
         Fetch only files with this word in their names.
     max_files

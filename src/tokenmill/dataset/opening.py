@@ -1,9 +1,11 @@
 """Open tokens on disk in place: a prepared dataset, or a file or folder in another format.
 
-Guarantees: data opens only in its own format; if no format matches, an error lists the formats that
-were tried. A prepared dataset opens only if it is complete, and only with a tokenizer whose
-fingerprint matches the manifest. Costs: opening reads a manifest, a header or a list of files.
-Shards and the tokenizer are read on first use.
+Guarantees: if no format matches the data, an error lists the formats that were tried. A prepared
+dataset opens only if it is complete, and only with a tokenizer whose fingerprint matches the
+manifest.
+
+Costs: opening reads a manifest, a header or a list of files. Shards and the tokenizer are read on
+first use.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 class Dataset(Mapping[str, Tokens]):
     """Tokens on disk: `dataset["train"]` is the training tokens as one array.
 
-    It is a mapping from the names of its splits to their tokens. A split without tokens is absent.
+    A dataset is a mapping from names of splits to their tokens. A split without tokens is absent.
     `format` is the name of the recognised format. `vocab_size` and `eot_id` are None if neither the
-    format nor the user gives them; `manifest` is None except for a prepared dataset.
+    files nor the user gives them. `manifest` is None unless the dataset is a prepared one.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -56,7 +58,7 @@ class Dataset(Mapping[str, Tokens]):
     val <Tokens 'val': 2 tokens (int64) in 1 shard>
     """
 
-    # Equality is identity, because comparing tokens would read all of them.
+    # A dataset equals only itself, because comparing tokens would read all of them.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -99,11 +101,11 @@ class Dataset(Mapping[str, Tokens]):
         return split in self.contents.splits
 
     def get(self, split: str, default: Any = None) -> Any:
-        """The tokens of a split, or `default` if there is no such split."""
+        """Return the tokens of a split, or `default` if there is no such split."""
         return self[split] if split in self.contents.splits else default
 
     def with_contents(self, contents: Contents) -> Dataset:
-        """The same dataset with other contents."""
+        """Return a copy of the dataset with other contents."""
         return Dataset(self.path, self.format, contents, self._given, self._cache)
 
     @property
@@ -125,7 +127,7 @@ class Dataset(Mapping[str, Tokens]):
             if self.manifest is not None and split in self.manifest.splits:
                 lacks = f"has no tokens in its split {split!r}"
             hint = (
-                " tokenmill.open(path, val_fraction=0.01) holds out the end."
+                " To hold out the last 1% as val, use tokenmill.open(path, val_fraction=0.01)."
                 if self.splits == ("train",)
                 else ""
             )
@@ -143,14 +145,14 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the tokenizer is stored with the data. If so, failing to load it is an error."""
+        """Whether a tokenizer is stored with the data. Failing to load it is then an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
         return self.contents.shard_of is not None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens: the one given, or the one that the data names."""
+        """The tokenizer that made the tokens: passed to `open`, or named by the data."""
         if self._given is not None:
             return self._given
         if self.manifest is not None and not _is_unknown(self.manifest):
@@ -159,8 +161,8 @@ class Dataset(Mapping[str, Tokens]):
             return open(self.contents.shard_of).tokenizer
         if self.contents.tokenizer is None:
             raise TokenizerError(
-                f"{self.path} does not say which tokenizer made it. Name the tokenizer or its file "
-                "with `tokenizer=NAME`."
+                f"{self.path} does not say which tokenizer made its tokens. Pass the name or file "
+                "of the tokenizer: `tokenizer=NAME`."
             )
         from tokenmill.tokenizers import load_tokenizer
 
@@ -180,7 +182,7 @@ def open(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
 ) -> Dataset:
-    """Open tokens on disk, in place: docs/formats.md lists the formats and how they are recognised.
+    """Open tokens on disk, without copying them. docs/formats.md lists the formats.
 
     >>> open("no/such/folder")
     Traceback (most recent call last):
@@ -198,19 +200,19 @@ tokenmill prepare TEXTS --out no/such/folder
     dtype
         The dtype of ids in files without a header.
     format
-        The format, if it is not recognised, or is recognised wrongly.
+        The name of the format. Needed only if the format is not recognised, or wrongly recognised.
     val_fraction
-        If there is no validation split, hold out this fraction of the tokens, from the end, as
-        `val`.
+        Fraction of the tokens, at the end of the data, to hold out as `val`. Only for data without
+        a validation split.
     eot_id
-        The id between documents. By default, it comes from the tokenizer or the data.
+        The id that separates documents. By default, it comes from the tokenizer or the data.
     vocab_size
         One more than the largest possible id. By default, it comes from the tokenizer or the data.
     column
         The column with the tokens, in formats with several columns.
     cache_dir, cache_bytes
-        With either, tokens are read through a cache in this folder, of at most this size. By
-        default, the folder is ~/.cache/tokenmill and the size 17 GB.
+        If you pass either, tokens are read through a cache on disk: `cache_dir` is its folder, by
+        default ~/.cache/tokenmill, and `cache_bytes` its size, by default 17 GB.
     """
     paths = find_all(path)
     _check_numbers(val_fraction, eot_id, vocab_size)
@@ -236,7 +238,7 @@ tokenmill prepare TEXTS --out no/such/folder
     contents = _hold_out(found, contents, val_fraction)
     if contents.manifest is None:
         size, end = (tokenizer.vocab_size, tokenizer.eot_id) if tokenizer else (None, None)
-        end = end if contents.eot != "none" else None  # the tokens do not contain it
+        end = end if contents.eot != "none" else None  # the tokens contain no end-of-text id
         contents = replace(
             contents,
             vocab_size=_first(vocab_size, size, contents.vocab_size),
@@ -247,12 +249,12 @@ tokenmill prepare TEXTS --out no/such/folder
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer in a dataset folder; do not compare its fingerprint with the manifest."""
+    """Load the tokenizer in a dataset folder, without comparing it with the manifest."""
     return read_saved_tokenizer(folder)[0]
 
 
 def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Load the tokenizer in a dataset folder; also return its state as it was saved."""
+    """Load the tokenizer in a dataset folder; also return the saved state."""
     from tokenmill.tokenizers import from_state
     from tokenmill.tokenizers.limits import MOST_BYTES, parse_object
 
@@ -260,7 +262,7 @@ def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     try:
         state = parse_object(data, "it", "tokenizer's state")
         return from_state(state), state
-    except UnregisteredTokenizerError as error:  # the file is intact
+    except UnregisteredTokenizerError as error:  # the file itself is intact
         raise UnregisteredTokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error}"
         ) from error
@@ -268,7 +270,7 @@ def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} cannot be used: {error} {CURE}"
         ) from error
-    except Exception as error:  # a damaged state can make a tokenizer raise anything
+    except Exception as error:  # a tokenizer can raise any error for a damaged state
         reason = f"{type(error).__name__}: {error}"
         raise TokenizerError(
             f"{TOKENIZER_NAME} in {folder} is damaged ({reason!r}). {CURE}"
@@ -276,7 +278,7 @@ def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _is_unknown(manifest: Manifest) -> bool:
-    """Whether ids were imported without their tokenizer."""
+    """Return whether the dataset was imported without a tokenizer."""
     from tokenmill.tokenizers.minimal import UNKNOWN
 
     return manifest.tokenizer == UNKNOWN
@@ -288,9 +290,9 @@ def _check(tokenizer: Tokenizer, manifest: Manifest, folder: Path) -> Tokenizer:
     if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise TokenizerError(
             f"The tokens in {folder} were made with the tokenizer {manifest.tokenizer!r} "
-            f"(fingerprint {manifest.tokenizer_fingerprint!r}), but this is {tokenizer.name!r} "
-            f"(fingerprint {tokenizer.fingerprint!r}), which has different ids. Omit "
-            "`tokenizer` to use the one in the dataset."
+            f"(fingerprint {manifest.tokenizer_fingerprint!r}), but you passed "
+            f"{tokenizer.name!r} (fingerprint {tokenizer.fingerprint!r}), which gives other ids. "
+            "Omit `tokenizer` to use the tokenizer in the dataset."
         )
     return tokenizer
 
@@ -301,20 +303,20 @@ def _check_numbers(val_fraction: float | None, eot_id: int | None, vocab_size: i
     if vocab_size is not None and vocab_size < 1:
         raise UsageError(f"`vocab_size` is {vocab_size}; it must be 1 or more.")
     if eot_id is not None and not 0 <= eot_id < (vocab_size or 1 << 63):
-        raise UsageError(f"`eot_id` is {eot_id}, which is not in the vocabulary.")
+        raise UsageError(f"`eot_id` is {eot_id}; it must be 0 or more, and below `vocab_size`.")
 
 
 def _drop_empty(path: Path, contents: Contents) -> Contents:
-    """Remove splits without tokens: in every format, an empty split counts as absent."""
+    """Remove splits without tokens, so that an empty split counts as absent in every format."""
     splits = {name: shards for name, shards in contents.splits.items() if shards.counts.any()}
     if not splits and contents.manifest is None:
-        raise DatasetError(f"{path} holds no tokens.")
+        raise DatasetError(f"{path} has no tokens. Copy or download it again.")
     documents = {name: table for name, table in contents.documents.items() if name in splits}
     return replace(contents, splits=splits, documents=documents)
 
 
 def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
-    """Split off the end of the only split as `val`."""
+    """Hold out the end of the only split as `val`."""
     if val_fraction is None:
         return contents
     if tuple(contents.splits) != ("train",):
@@ -327,7 +329,8 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
         return contents
     if not 0 < place < total:
         raise UsageError(
-            f"`val_fraction` is {val_fraction}, which leaves a split empty: there are {total:,} tokens."
+            f"`val_fraction` is {val_fraction}, which leaves a split empty: there "
+            f"are only {total:,} tokens. Choose a fraction that leaves tokens in both splits."
         )
     train, val = cut(contents.splits["train"], place)
     documents = {

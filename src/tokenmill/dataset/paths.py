@@ -1,7 +1,7 @@
-"""Resolve a path, a glob or a list of these, and read the contents of the files and folders.
+"""Find the files and folders for a path, a glob or a list of these, and read their contents.
 
-Files in several folders are opened together only if they agree in format, dtype, vocabulary and
-end-of-text id; otherwise, an error names the difference.
+Files in several folders are opened together only if they have the same format, dtype, tokenizer,
+vocabulary size and end-of-text id. Otherwise, an error names the difference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def find_all(paths: AnyPaths) -> list[Path]:
     """Find the files and folders for a path, a glob or a list of these.
 
     Matches of a glob are sorted by name, with numbers compared as numbers. Lists keep their order.
-    `~` is the home folder.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -61,10 +60,10 @@ def find_all(paths: AnyPaths) -> list[Path]:
 
 
 def _check_matches(pattern: AnyPath, found: list[str]) -> list[Path]:
-    """The paths that a glob matches, in order; refuses a glob without matches."""
+    """Return the paths that a glob matches, in order; raise an error if there are none."""
     matches = sort_names(found)
     if not matches:
-        raise DatasetError(f"{pattern} matches no file or folder.")
+        raise DatasetError(f"{pattern} matches no file or folder. Check the pattern.")
     return [as_path(match) for match in matches] if len(matches) > 1 else [find(matches[0])]
 
 
@@ -84,7 +83,7 @@ def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ..
 
 
 def find(path: AnyPath) -> Path:
-    """The file or folder at a path; if it cannot be used, the error describes what is there."""
+    """Return the local file or folder for a path; raise an error if there is none."""
     if is_hub_path(path):
         from tokenmill.hub.cache import find_cached_dataset
 
@@ -103,7 +102,9 @@ def find(path: AnyPath) -> Path:
             )
         if not found.is_dir():
             if not found.is_file():
-                raise DatasetError(f"{found} is neither a file nor a folder.")
+                raise DatasetError(
+                    f"{found} is neither a file nor a folder. Pass the path of a file or folder."
+                )
             if not found.stat().st_size:
                 raise DatasetError(f"{found} is empty. Copy or download it again.")
     except (
@@ -118,9 +119,9 @@ def find(path: AnyPath) -> Path:
 
 
 def read_paths(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, Path]:
-    """Read some files and folders; return their format, their contents and their common folder.
+    """Read files and folders; return their format, their contents and their common folder.
 
-    If there is only one path, the last value is that path instead of a folder.
+    If there is only one path, return that path instead of the folder.
     """
     if len(paths) == 1:
         return *recognize(request), paths[0]
@@ -128,7 +129,7 @@ def read_paths(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, 
     parts = {}
     for folder, names in group_by_folder(paths):
         label = os.path.relpath(folder.absolute(), common)
-        while label in parts:  # the list names this folder twice, with others between
+        while label in parts:  # the list names this folder twice, with another folder in between
             label = f"{label}/."
         parts[label] = recognize(replace(request, path=folder, chosen=names))
         _check_all_used(folder, names or (), *parts[label])
@@ -138,15 +139,18 @@ def read_paths(request: OpenRequest, paths: list[Path]) -> tuple[str, Contents, 
 
 
 def _find_common(paths: Sequence[Path]) -> Path:
-    """The folder that all paths are in."""
+    """Return the innermost folder that contains all paths."""
     try:
         return as_path(os.path.commonpath(paths))
     except ValueError:
-        raise UsageError("Files on this machine and objects cannot be opened together.") from None
+        raise UsageError(
+            "Local files and objects in an object store cannot be opened together. Open them "
+            "separately."
+        ) from None
 
 
 def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
-    """Refuse a file that the user named if it is not in the format of the other files."""
+    """Raise an error if a file that the user named is not in the format of the others."""
     used = {
         shards.name(number)
         for shards in contents.splits.values()
@@ -166,8 +170,8 @@ def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents
 def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
     """Join the shards and documents of several folders end to end, split by split.
 
-    `parts` has the format and contents of each folder, by name. All must have the same format,
-    dtype, vocabulary and end-of-text id; an error names the difference.
+    `parts` maps the name of each folder to its format and contents. Raise an error if the folders
+    differ in one of the facts of `_list_facts`.
     """
     names = list(parts)
     facts = [_list_facts(*parts[name]) for name in names]
@@ -180,8 +184,8 @@ def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
                 )
         if parts[name][1].manifest is not None:
             raise DatasetError(
-                f"{name} is a prepared dataset, which cannot be joined with others. Open it separately; "
-                "to train on several datasets, pass them to tokenmill.Mixture."
+                f"{name} is a prepared dataset, which cannot be joined with other data. Open it "
+                "separately. To train on several datasets, use tokenmill.Mixture."
             )
     format, first = parts[names[0]]
     splits, documents = {}, {}
@@ -198,7 +202,7 @@ def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
 
 
 def _list_facts(format: str, contents: Contents) -> dict[str, Any]:
-    """The facts that must be equal for folders to be joined."""
+    """Return the facts that must be equal if folders are to be joined."""
     return {
         "format": format,
         "dtype": ", ".join(sorted({shards.dtype.name for shards in contents.splits.values()})),

@@ -1,4 +1,4 @@
-"""The problems of a dataset, by file."""
+"""Collect the problems of a dataset, file by file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_PER_FILE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One problem: `what` follows the name of the file, as in "is missing"."""
+    """A problem of one file. `what` continues a sentence that begins with `file`: "is missing"."""
 
     file: str
     what: str
@@ -25,7 +25,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The result of checking a dataset. Without problems, the dataset is sound; notes are harmless.
+    """The result of checking a dataset. A dataset without problems is sound; notes are harmless.
 
     `documents` is None if it is unknown where documents start.
     """
@@ -39,7 +39,7 @@ class Findings:
 
 
 class Problems:
-    """Collects problems, so that checking continues after the first; keeps a few per file."""
+    """Collects problems, at most a few per file, so that checking can continue after the first."""
 
     def __init__(self) -> None:
         self._found: list[Problem] = []
@@ -47,7 +47,7 @@ class Problems:
 
     def add(self, file: str, what: str, cure: str = CURE) -> None:
         problem = Problem(file=file, what=what, cure=cure)
-        if problem in self._found[-1:]:  # some things are checked twice
+        if problem in self._found[-1:]:  # some checks are made twice
             return
         self._times[file] += 1
         if self._times[file] <= MOST_PER_FILE:
@@ -57,7 +57,7 @@ class Problems:
         self.add(error.file, error.what, error.cure)
 
     def all(self) -> list[Problem]:
-        """The problems in the order found, then the number of omitted problems per file.
+        """Return the problems as found, and for each file how many more were omitted.
 
         >>> problems = Problems()
         >>> for n in range(7):

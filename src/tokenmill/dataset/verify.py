@@ -8,12 +8,12 @@ Guarantees, if `verify` finds no problem in a prepared dataset:
 - No document is in two splits.
 - The counts in the manifest add up.
 
-For other formats, see `_examine_foreign`. `verify` does not stop at the first problem; it reports a
-few per file. `rejected.jsonl` and `repaired.jsonl` are reports without checksums and are not
-checked.
+For other formats, see `_examine_foreign`. `verify` does not stop at the first problem, but reports
+at most a few problems per file. The reports `rejected.jsonl` and `repaired.jsonl` have no checksums
+and are not checked.
 
-Costs: reading the folder once at the speed of the disk, and some tens of megabytes of memory for
-shards of any size (`verify_split` has the details).
+Costs: the shards are read once, at the speed of the disk. Memory is some tens of megabytes for
+shards of any size; `verify_split` has the details.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def verify(
     vocab_size: int | None = None,
     column: str | None = None,
 ) -> list[Problem]:
-    """Check tokens on disk; returns a list of problems, empty if the tokens are sound.
+    """Check tokens on disk, and return a list of problems; an empty list means no problem.
 
-    Raises a DatasetError if the tokens cannot be opened. `progress` and `watcher` work as in
+    Raise a DatasetError if the tokens cannot be opened. `progress` and `watcher` work as in
     `tokenmill.prepare`, the other options as in `tokenmill.open`.
 
     >>> verify("no/such/folder")
@@ -84,10 +84,10 @@ def examine(
     limits: Limits | None = None,
     **options: Any,
 ) -> Findings:
-    """Like `verify`, but also returns counts and notes. `limits` bounds the memory."""
+    """Check tokens like `verify`, but return counts and notes too. `limits` bounds the memory."""
     first, *others = find_all(path)
     has_manifest = False
-    with suppress(OSError):  # if the folder cannot be read, opening it reports that
+    with suppress(OSError):  # if the folder cannot be read, `open` raises the error below
         has_manifest = not others and (first / MANIFEST_NAME).exists()
     if has_manifest and options.get("format") in (None, Prepared.name):
         with watching(watcher, progress) as shown:
@@ -134,12 +134,12 @@ def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Finding
 
 
 def _relative(path: Path, folder: Path) -> str:
-    # A file name may be invalid Unicode, but must be printable here.
+    # A file name may be invalid Unicode, which cannot be printed.
     return path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
 
 
 def _list_known_files(manifest: Manifest) -> set[str]:
-    """The files that belong in the folder."""
+    """List the files that belong in the dataset's folder."""
     known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for split in manifest.splits.values():
         for shard in split.shards:
@@ -149,7 +149,7 @@ def _list_known_files(manifest: Manifest) -> set[str]:
 
 def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
     root = folder.resolve()
-    opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # opening these checks their links
+    opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # a link is checked when the file is opened
     for path in walk_files(folder, WORK_NAME):
         if not path.is_symlink() or _relative(path, folder) in opened:
             continue
@@ -166,9 +166,9 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
-    """Check that the manifest names no file twice, and that the shards of a split are equally long.
+    """Check that the manifest names no file twice, and that all shards of a split are equally long.
 
-    Only the last shard of a split may be shorter.
+    Only the last shard may be shorter.
     """
     seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for name, split in manifest.splits.items():
@@ -182,15 +182,15 @@ def _check_names(manifest: Manifest, problems: Problems) -> None:
                 problems.add(
                     shard.path,
                     f"has {shard.tokens:,} tokens, but the first shard of {name!r} has {size:,}; "
-                    "only the last one may have fewer",
+                    "only the last shard may have fewer",
                 )
 
 
 def _check_ledger(manifest: Manifest, problems: Problems) -> None:
-    """Check the ledger, the counts of a run of `prepare`.
+    """Check the manifest's ledger: the documents and bytes that were read, kept and dropped.
 
-    The documents and bytes that came in must equal those kept plus those dropped. The totals must
-    match the splits.
+    What was kept and what was dropped must add up to what was read, and the totals must match the
+    splits.
     """
     ledger = manifest.ledger
 
@@ -211,7 +211,7 @@ def _check_ledger(manifest: Manifest, problems: Problems) -> None:
         if came != kept + lost:
             problems.add(
                 MANIFEST_NAME,
-                f"has a ledger that does not add up: {came:,} {what} in, {kept:,} kept, "
+                f"has a ledger that does not add up: {came:,} {what} read, {kept:,} kept, "
                 f"{lost:,} dropped",
             )
     there = {
@@ -247,14 +247,14 @@ def _check_tokenizer(folder: Path, manifest: Manifest, problems: Problems) -> No
             problems.add(
                 TOKENIZER_NAME, f"has the {what} {found!r}, but the manifest says {said!r}"
             )
-    # The fingerprint does not cover everything, such as an entry that nothing reads.
+    # The fingerprint does not cover unused entries, so compare the whole state.
     again = orjson.dumps(tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     if again != orjson.dumps(saved, option=orjson.OPT_SORT_KEYS):
         problems.add(TOKENIZER_NAME, "differs from the file that its tokenizer would save")
 
 
 def _list_unknown_files(folder: Path, known: set[str]) -> list[str]:
-    """Notes about files that the manifest does not name; they are harmless."""
+    """Return notes about files that do not belong to the dataset. These files are harmless."""
     notes: list[str] = []
     more = 0
     for path in sorted(walk_files(folder, WORK_NAME)):
@@ -273,8 +273,8 @@ def _list_unknown_files(folder: Path, known: set[str]) -> list[str]:
 def _examine_foreign(dataset: Dataset, watcher: Watcher) -> Findings:
     """Check tokens in another format.
 
-    There are no checksums, so this finds only a wrong header or size, an id that is not in the
-    vocabulary, and documents that do not cover their file in order.
+    Without checksums, only these problems can be found: a wrong header or size, an id that is not
+    in the vocabulary, and documents that overlap or do not cover their file.
     """
     contents = dataset.contents
     splits = contents.splits.values()
@@ -302,7 +302,9 @@ def _examine_foreign(dataset: Dataset, watcher: Watcher) -> Findings:
                 problems.add_error(error)
     notes = []
     if dataset.vocab_size is None:
-        notes.append("the vocabulary is not known, so ids were not compared with it.")
+        notes.append(
+            "the vocabulary size is unknown, so it was not checked whether ids are too large."
+        )
     documents = None if dataset.eot_id is None else ends
     if len(contents.documents) == len(contents.splits) and not problems.all():
         documents = sum(len(table) for table in contents.documents.values())
@@ -333,7 +335,7 @@ def _check_ids(
             name,
             f"has the id {ids[place]} at token {first + place:,}, but the vocabulary has "
             f"{vocab_size:,} ids",
-            f"{FOREIGN_CURE} Or open it with another dtype or vocabulary size.",
+            f"{FOREIGN_CURE} Or pass another `dtype` or `vocab_size`.",
         )
     if smallest < 0:
         place = int((ids < 0).argmax())

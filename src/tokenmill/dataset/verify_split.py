@@ -5,12 +5,12 @@ tokens without overlap and have the end-of-text id in the right place. No docume
 a validation text that is also trained on would make the validation loss wrong. Texts are compared
 by their 128-bit keys.
 
-Costs: every file is read once from start to end, in chunks that are hashed and searched while they
-are in the processor's cache. Tables are read a second time to find where the end-of-text ids must
-be. Memory is a few chunks for shards of any size. To compare splits, `Limits.keys` keys of a
-smaller split are held in memory, and the tables of the larger splits are searched for them, chunk
-by chunk. Usually, all keys of the validation split fit in memory; then comparing takes only one
-more pass over the tables.
+Costs: every file is read once from start to end, in chunks. Document tables are read a second time
+to find where the end-of-text ids must be. Memory is a few chunks for shards of any size.
+
+Splits are compared in two steps. First, up to `Limits.keys` keys of a smaller split are loaded into
+memory. Then the document tables of the larger splits are searched for these keys, chunk by chunk.
+Usually all keys of the validation split fit in memory, so each table is read only once more.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tables import Shard
 
 OVERLAP_CURE = (
-    "Run the same tokenmill prepare command with --restart, which puts equal texts in one split."
+    "Run the same tokenmill prepare command with --restart: it puts equal texts in one split."
 )
 
 Integers = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]  # two rows: the upper and the lower halves of the keys
+Keys = npt.NDArray[np.uint64]  # row 0: the upper halves of the keys, row 1: the lower halves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Limits:
     """Limits on memory use."""
 
     chunk: int = 4 << 20  # bytes
-    keys: int = 2 << 20  # of 16 bytes each: 32 MB, and 64 MB more while they are sorted
+    keys: int = 2 << 20  # keys of 16 bytes: 32 MB, and 64 MB more while they are sorted
 
     @property
     def records(self) -> int:
@@ -60,12 +60,12 @@ def check_split(
     advance: Callable[[int], None],
     limits: Limits,
 ) -> None:
-    """Check a split and collect its problems; calls `advance` with the number of bytes read."""
+    """Check a split and collect its problems. Call `advance` with the number of bytes read."""
     _SplitCheck(folder, manifest, name, problems, advance, limits).run()
 
 
 class _SplitCheck:
-    """Checks the shards of a split in order, and keeps the state between one and the next."""
+    """Checks the shards of a split, one after the other."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _SplitCheck:
         self.buffer = np.empty(limits.chunk, np.uint8)
         # Where the next document must start; None after a damaged table.
         self.due: int | None = 0
-        # The token before the next one; None at the split's start or after an unreadable shard.
+        # The last token that was read; None at the start of the split or after an unreadable shard.
         self.previous: int | None = None
         self.previous_path = ""
 
@@ -111,7 +111,8 @@ class _SplitCheck:
         if self.due is not None and self.due != self.total:
             self.problems.add(
                 last.documents_path,
-                f"ends its last document at token {self.due:,}, but the split has {self.total:,}",
+                f"ends its last document at token {self.due:,}, but the split has {self.total:,} "
+                "tokens",
             )
         eot = self.manifest.eot_id
         if self.manifest.eot == "after" and self.previous not in (None, eot):
@@ -122,7 +123,7 @@ class _SplitCheck:
     def check_table(self, shard: Shard, start: int, number: int) -> bool:
         """Check a document table.
 
-        Returns whether the table is sound and each document starts where the one before it ends.
+        Return whether it is sound and each document starts where the previous document ends.
         """
         path, is_tiled = shard.documents_path, True
         digest = xxhash.xxh3_128()
@@ -138,7 +139,7 @@ class _SplitCheck:
                 number += len(records)
                 self.advance(len(chunk))
         if not self.matches(path, digest.hexdigest(), shard.documents_xxh3_128):
-            self.due = None  # otherwise the damage would be reported for the next tables too
+            self.due = None  # so that the next table is not reported for this damage
             return False
         return is_tiled
 
@@ -150,7 +151,8 @@ class _SplitCheck:
                 return False
             count, first = np.count_nonzero(bad), number + int(bad.argmax())
             self.problems.add(
-                shard.documents_path, f"has {count:,} documents, from document {first:,} on, {what}"
+                shard.documents_path,
+                f"has {count:,} documents {what}; the first is document {first:,}",
             )
             return True
 
@@ -158,11 +160,11 @@ class _SplitCheck:
         sources = len(self.manifest.sources)
         report(
             np.greater_equal(records["source"], sources),
-            f"of a source that is not one of the {sources:,}",
+            f"whose source is not one of the {sources:,} sources",
         )
-        # The numbers are unsigned and are checked in this order, so that no sum here can overflow.
+        # Checked in this order, the unsigned sums below cannot overflow.
         firsts, lengths = records["first"], records["length"]
-        if report(firsts >= shard.tokens, "that do not start in its shard"):
+        if report(firsts >= shard.tokens, "that do not start in the shard"):
             self.due = None
             return False
         starts = firsts + np.uint64(start)
@@ -176,10 +178,10 @@ class _SplitCheck:
         due = np.roll(ends, 1)
         due[0] = starts[0] if self.due is None else self.due
         self.due = int(ends[-1])
-        return not report(starts != due, "that do not start where the one before ends")
+        return not report(starts != due, "that do not start where the previous document ends")
 
     def check_tokens(self, number: int, is_tiled: bool) -> None:
-        """Check the hashes and ids of a shard; if `is_tiled`, also its end-of-text ids."""
+        """Check the checksum and ids of a shard and, if `is_tiled`, its end-of-text ids."""
         manifest, shard = self.manifest, self.split.shards[number]
         path = shard.path
         digest = xxhash.xxh3_128()
@@ -214,7 +216,7 @@ class _SplitCheck:
         self.matches(path, digest.hexdigest(), shard.xxh3_128)
 
     def read_tokens(self, number: int, file: BinaryIO) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of the ids of a shard, in chunks; decompressed, if the file is compressed."""
+        """Yield the uncompressed bytes of a shard's ids, in chunks."""
         shard = self.split.shards[number]
         if shard.compressed is None:
             while len(chunk := _read(file, shard.path, self.buffer)):
@@ -232,10 +234,10 @@ class _SplitCheck:
     def check_end_of_text(
         self, path: str, ids: npt.NDArray[Any], done: int, starts: Integers
     ) -> None:
-        """Check that the end-of-text id is where the manifest says.
+        """Check that the end-of-text id is where the manifest says: before or after documents.
 
-        If the manifest says "before", the id must be the token at each start. If it says "after",
-        the id must be the token just before each start, except the first start.
+        "before" means that the first token of each document must be the end-of-text id. "after"
+        means that the last token must be.
         """
         eot = self.manifest.eot_id
         places = starts - done
@@ -256,7 +258,7 @@ class _SplitCheck:
             self.problems.add(
                 path,
                 f"has {np.count_nonzero(wrong):,} documents that do not {side} with the "
-                f"end-of-text id {eot}, from token {place:,} on",
+                f"end-of-text id {eot}; the first wrong token is {place:,}",
             )
 
     def matches(self, path: str, found: str, expected: str) -> bool:
@@ -268,7 +270,7 @@ class _SplitCheck:
 
 
 class _DocumentStarts:
-    """Where documents start in a shard, read in order, a few at a time."""
+    """Reads where the documents of a shard start, in order, block by block."""
 
     def __init__(self, file: BinaryIO, shard: Shard, records: int) -> None:
         self.file = file
@@ -278,7 +280,7 @@ class _DocumentStarts:
         self.block = np.empty(0, np.int64)
 
     def before(self, end: int) -> Integers:
-        """The starts before `end` that were not returned yet."""
+        """Return the starts before `end` that earlier calls did not return."""
         found = []
         while True:
             count = int(np.searchsorted(self.block, end))
@@ -294,7 +296,7 @@ class _DocumentStarts:
 
 
 def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Read the next bytes of a file into `buffer`; at the end of the file, the result is empty."""
+    """Read the next bytes of a file into `buffer`. The result is empty at the end of the file."""
     try:
         return buffer[: file.readinto(buffer)]  # type: ignore[attr-defined]
     except OSError as error:  # a failing disk
@@ -302,12 +304,12 @@ def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArr
 
 
 def _view(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """View the complete ids or records in a chunk. A truncated file may end within one."""
+    """View a chunk as ids or records. Bytes after the last complete one are omitted."""
     return chunk[: len(chunk) - len(chunk) % dtype.itemsize].view(dtype)
 
 
 def check_overlap(folder: Path, manifest: Manifest, problems: Problems, limits: Limits) -> None:
-    """Add a problem for each table with documents that are also in a smaller split."""
+    """Report each document table that has documents which are also in a smaller split."""
     by_size = sorted(manifest.splits, key=lambda name: manifest.splits[name].documents)
     for place, small in enumerate(by_size):
         larger = by_size[place + 1 :]
@@ -358,7 +360,7 @@ def _read_in_batches(folder: Path, split: Split, limits: Limits) -> Iterator[Key
 
 
 def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str, Keys]]:
-    """Yield the keys of a split in blocks, each with its table name. Skip unreadable tables."""
+    """Yield blocks of a split's keys, with the names of their tables. Skip unreadable tables."""
     for shard in split.shards:
         try:
             with open_inside(folder, shard.documents_path) as file:
@@ -373,7 +375,7 @@ def _read_keys(folder: Path, split: Split, limits: Limits) -> Iterator[tuple[str
 
 
 def find_keys(held: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
-    """Return a mask of the `keys` that are in `held`, which must be sorted.
+    """Return a mask of the `keys` that are also in `held`. `held` must be sorted.
 
     >>> held = np.array([[1, 1, 2], [5, 7, 0]], np.uint64)
     >>> find_keys(held, np.array([[1, 1, 2, 3], [7, 6, 0, 0]], np.uint64)).tolist()
@@ -382,8 +384,8 @@ def find_keys(held: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
     result = np.zeros(keys.shape[1], np.bool_)
     start = np.searchsorted(held[0], keys[0])
     (maybe,) = np.nonzero(held[0, np.minimum(start, held.shape[1] - 1)] == keys[0])
-    # NumPy cannot search for pairs, so find the lower halves among equal upper halves with a second
-    # binary search. A scan would be too slow for a hostile dataset in which all upper halves are
+    # NumPy cannot search for pairs. So a second binary search finds the lower halves among equal
+    # upper halves. A scan would be too slow for a hostile dataset in which all upper halves are
     # equal.
     upper, lower, low = keys[0, maybe], keys[1, maybe], start[maybe]
     high = end = np.searchsorted(held[0], upper, side="right")

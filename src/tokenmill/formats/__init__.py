@@ -1,9 +1,9 @@
-"""The formats that `tokenmill.open` reads in place and `tokenmill.export` writes, one module each.
+"""The formats that `tokenmill.open` reads and `tokenmill.export` writes, one module per format.
 
-`FORMATS` lists them in the order they are tried: formats with a magic number or a manifest come
-first. Data is opened as the first format whose reader accepts it. If all readers refuse it, the
-error gives all their reasons. To add a format, write a module with a subclass of `base.Format` and
-add it to `FORMATS`.
+`tokenmill.open` tries the formats in the order of `FORMATS` and takes the first that accepts the
+data. Formats with a magic number or a manifest are tried first. If no format accepts the data, the
+error gives the reason of each. To add a format, write a module with a subclass of `base.Format`,
+and add the class to `FORMATS`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ FORMATS: tuple[Format, ...] = (
     Raw(),
 )
 
-_MOST_INSIDE = 1000  # entries of a folder that are looked at
+_MOST_INSIDE = 1000  # how many entries of a folder are searched for datasets
 
 WRITABLE = {one.name: one for one in FORMATS if one.is_writable}
 
 
 def find_writable(name: str) -> Format:
-    """Look up the format to write, by its name or alias."""
+    """Return the format with this name or alias; it must be one that can be written."""
     for one in WRITABLE.values():
         if name in (one.name, *one.aliases):
             return one
@@ -55,7 +55,7 @@ def find_writable(name: str) -> Format:
 
 
 def recognize(request: OpenRequest) -> tuple[str, Contents]:
-    """Recognize the format of a file or folder; returns the format's name and the contents."""
+    """Recognize the format of a file or folder; return the format's name and the contents."""
     candidates = [
         one
         for one in FORMATS
@@ -79,7 +79,7 @@ def recognize(request: OpenRequest) -> tuple[str, Contents]:
 
 
 def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
-    """The error for a path in no known format."""
+    """Return the error for a path that is not in a known format."""
     path = request.path / request.chosen[0] if request.chosen else request.path
     if request.format is None and (text := explain_text(path)):
         return DatasetError(text)
@@ -87,9 +87,9 @@ def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
         return DatasetError(
             f"{path} is a folder of datasets. Open one of them: {', '.join(inside)}"
         )
-    cure = "Pass its `format` or, if it has only ids, their `dtype`."
+    cure = "Pass the `format`. For a file that has only ids, pass the `dtype` of the ids."
     if request.format is not None:
-        cure = "Pass what is missing, or omit `format` to detect the format."
+        cure = "Omit `format` to let tokenmill recognize it, or fix the problem above."
     if request.is_folder:
         broken = {name: one for name, one in request.others.items() if one != "is a folder"}
         reasons = reasons + [f"  {name} {one}" for name, one in [*broken.items()][:3]]
@@ -97,6 +97,6 @@ def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
 
 
 def _find_datasets(folder: Path) -> list[str]:
-    """Find up to five prepared datasets directly in a folder, to suggest them in an error."""
+    """Find up to five prepared datasets in a folder, to suggest them in an error."""
     inside = sorted(folder.iterdir())[:_MOST_INSIDE] if folder.is_dir() else []
     return [str(path) for path in inside if (path / MANIFEST_NAME).is_file()][:5]

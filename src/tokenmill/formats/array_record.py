@@ -1,13 +1,13 @@
-"""ArrayRecord files whose records are the bytes of tokens, as JAX's Grain and others read them.
+"""ArrayRecord files whose records are the bytes of token ids, as used with Grain.
 
-Needs the package `array_record`, which also checks every record's checksum. The files do not store
-the dtype; the user gives it. If the records differ in length, each record is a document. If all
-have the same length, they are pieces of one stream, and only the end-of-text id separates
-documents.
+Reading needs the package `array_record`, which also checks the checksum of every record. The files
+do not store the dtype; the user passes it. If the records differ in length, each record is a
+document. If all records have the same length, they are slices of one stream of tokens, and only the
+end-of-text id separates documents.
 
-Records can only be read whole, so opening reads everything once to find the length of each record.
-About `SHARD_BYTES` of records form a shard. A shard is read into memory when it is used, and the
-last few shards stay in memory. For training, run `tokenmill import` first.
+Records can only be read whole, so opening reads all of them once to find their lengths. About
+`SHARD_BYTES` of records form a shard. A shard is read into memory when it is used, and the last few
+shards stay in memory. For training, run `tokenmill import` first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tokenmill.store.documents import sums
 
 SHARD_BYTES = 32 << 20
 _KEPT = 8  # shards that stay in memory
-_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # approximate limits of one read
+_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # limits of one read, approximate
 _ENDINGS = (".array_record", ".arrayrecord")
 _MAGIC = bytes.fromhex("83af70d10d884a3f")
 
@@ -49,7 +49,7 @@ class _RecordRange:
 
 
 class ArrayRecord(Format):
-    """One file, or a folder of files."""
+    """Reads an .array_record file, or a folder of such files."""
 
     name = "array_record"
 
@@ -65,7 +65,7 @@ class ArrayRecord(Format):
             what = "does not start with the magic bytes of an ArrayRecord file"
             raise DamagedFileError(names[0], what, FOREIGN_CURE)
         if request.dtype is None:
-            raise NotThisFormat("it does not store the dtype of its tokens; pass it as `dtype`")
+            raise NotThisFormat("the file does not store the dtype of its ids; pass `dtype`")
         folder, dtype = request.folder.absolute(), fix_byte_order(request.dtype)
         shards, documents = {}, {}
         for split, some in splits.items():
@@ -83,7 +83,7 @@ class ArrayRecord(Format):
     def _find_ranges(
         self, folder: Path, names: list[str], dtype: np.dtype[Any]
     ) -> tuple[tuple[_RecordRange, ...], bool]:
-        """Divide all records into ranges; also return whether record lengths differ."""
+        """Group consecutive records into ranges; also return whether record lengths differ."""
         ranges: list[_RecordRange] = []
         lengths: set[int] = set()
         for name in names:
@@ -108,13 +108,13 @@ def _count_tokens(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -
             name,
             f"has {len(record):,} bytes in record {number:,}, which is not a whole number of "
             f"{dtype.name}",
-            "Pass the right `dtype`. Only records of plain token ids can be read, not protocol buffers.",
+            "Pass the right `dtype`. Records must hold only token ids, not protocol buffers.",
         )
     return length
 
 
 def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iterator[bytes]:
-    """The records [first, last) of a file, in order; without `last`, all from `first` on."""
+    """Yield the records [first, last) of a file. If `last` is None, read to the end."""
     try:
         module = import_module("array_record.python.array_record_module")
     except ModuleNotFoundError:
@@ -122,7 +122,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
             f"{name} is an ArrayRecord file. To read it, install its package: "
             "pip install array_record"
         ) from None
-    options = "readahead_buffer_size:0,max_parallelism:0"  # no threads, no buffers
+    options = "readahead_buffer_size:0,max_parallelism:0"  # read without threads and buffers
     try:
         reader = module.ArrayRecordReader(str(folder / name), options)
         try:
@@ -144,7 +144,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
 
 @dataclass(frozen=True, kw_only=True)
 class RecordShards:
-    """Record ranges as shards, read into memory when they are used."""
+    """Shards of records. A shard is read into memory when it is used."""
 
     folder: Path
     ranges: tuple[_RecordRange, ...]
@@ -174,11 +174,11 @@ class RecordShards:
         try:
             changed = (self.folder / records.name).stat().st_mtime_ns
         except OSError:
-            changed = 0  # opening it reports the error
+            changed = 0  # `_load_cached` raises the error
         return _load_cached(self.folder, records, self.dtype, changed)[first:last].copy()
 
     def count_tokens(self, number: int) -> Integers:
-        """The number of tokens in each record of a shard."""
+        """Return the number of tokens in each record of a shard."""
         some = self.ranges[number]
         records = _read_records(self.folder, some.name, some.first, some.last)
         return np.array([len(record) // self.dtype.itemsize for record in records], np.int64)

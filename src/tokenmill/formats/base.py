@@ -1,13 +1,12 @@
 """The base class of formats: a name, how to read a path and, optionally, how to write a dataset.
 
-To add a format, write one module with a subclass of `Format` and add it to `FORMATS` in
-`tokenmill.formats`. Its `read` decides whether the data at a path is in the format. `read` should
-open as few files as possible: check only the headers of the first and the last shard.
-`FileShards.check` checks the remaining headers, each when its shard is first mapped. Sizes are
-known without opening files.
+To add a format, write one module with a subclass of `Format`, and add the class to `FORMATS` in
+`tokenmill.formats`. The method `read` decides whether the data at a path is in the format. It
+should open as few files as possible, and check only the headers of the first and the last shard.
+`FileShards` takes a check that runs for each other shard when the shard is first used.
 
-Files may be untrusted, so `read` refuses names that lead out of the folder, negative numbers
-and sizes that do not match; `indexed_folder.Entry` checks the values of a JSON file.
+Files may be untrusted. So `read` must refuse names that lead out of the folder, negative numbers
+and sizes that do not match. `indexed_folder.Entry` does this for the values of a JSON file.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class NotThisFormat(Exception):  # noqa: N818  (an answer, not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """The path and options of `tokenmill.open`. `format` is set if the user named one.
+    """The path and options of a call of `tokenmill.open`. An option that was not passed is None.
 
-    `chosen` lists the files that the user named in the folder, in the user's order; None means all
-    files. If there are chosen files, `files` has only the chosen files and their companions:
-    `x.idx` is a companion of `x.bin`.
+    If the user named single files, `path` is their folder and `chosen` lists them in the user's
+    order. `files` then has only these files and the files that belong to them, as `x.idx` belongs
+    to `x.bin`.
     """
 
     path: Path
@@ -63,15 +62,15 @@ class OpenRequest:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The folder's files sorted by name, or the single file, with sizes in bytes.
+        """Maps the name of each file in the folder, or of the single file, to its size in bytes.
 
-        Subfolders are not included: use `replace(request, path=request.path / "train").files`.
+        For files in a subfolder, use `replace(request, path=request.path / "train").files`.
         """
         return self._entries[0]
 
     @property
     def others(self) -> Mapping[str, str]:
-        """The entries of the folder that are not files, each with a text such as "is a folder"."""
+        """Maps the other entries of the folder to a text such as "is a folder"."""
         return self._entries[1]
 
     @cached_property
@@ -96,12 +95,12 @@ class OpenRequest:
 
     @cached_property
     def joined_names(self) -> str:
-        """All file names in one string, to find out quickly that no file has a certain ending."""
+        """All file names in one string, to check quickly that no file has a certain ending."""
         return "\0".join(self.files)
 
     @cached_property
     def listed(self) -> dict[str, list[str]]:
-        """A cache for `shard_names.list_shards`: maps an ending to the names of the shards."""
+        """The cache of `shard_names.list_shards`: maps an ending to the names of the shards."""
         return {}
 
     @property
@@ -110,21 +109,21 @@ class OpenRequest:
         return self.path if self.is_folder else self.path.parent
 
     def read_head(self, name: str) -> bytes:
-        """The first `HEAD` bytes of a file in the folder."""
+        """Read the first `HEAD` bytes of a file in the folder."""
         with open_foreign(self.folder, name) as file:
             return file.read(HEAD)
 
     def check_dtype(self, dtype: np.dtype[Any], name: str) -> None:
-        """Refuse a `dtype` given by the user if the file has another one."""
+        """Raise an error if the user passed another `dtype` than the file has."""
         if self.dtype not in (None, dtype, dtype.newbyteorder("=")):
-            raise UsageError(f"the header of {name} says {dtype}, not {self.dtype}. Omit `dtype`.")
+            raise UsageError(f"`dtype` is {self.dtype}, but {name} has {dtype}. Omit `dtype`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
     """The ids of each split, and what the files say about the ids.
 
-    Facts that the files do not give stay None; `tokenmill.open` adds the user's options.
+    A fact that the files do not give is None. `tokenmill.open` fills it in from the user's options.
 
     Parameters
     ----------
@@ -134,14 +133,14 @@ class Contents:
     documents
         The document table of each split that has one, usually a `file_documents.FileDocuments`.
     eot
-        Where the end-of-text id is: "after" each document, "before" each document, or "none". In a
-        split without a document table, this decides where documents start.
+        Where the end-of-text id is: "after" each document, "before" each document, or "none". If a
+        split has no document table, its documents are found by this id.
     tokenizer
         The name of the tokenizer that made the ids.
     manifest
         The manifest of a prepared dataset.
     shard_of
-        The folder of the prepared dataset, if the path is one of its shards.
+        If the path is a shard of a prepared dataset: the folder of that dataset.
     """
 
     splits: Mapping[str, Shards]
@@ -161,8 +160,8 @@ class Format(ABC):
 
         keeps_documents   whether the files have a document table
         keeps_empty       whether that table can hold empty documents
-        eot               where readers look for the end-of-text id if there is no table: "after" or
-                          "before" each document
+        eot               where the end-of-text id is if there is no table: "after" or "before"
+                          each document
         names_tokenizer   whether the files name the tokenizer
     """
 
@@ -175,10 +174,10 @@ class Format(ABC):
 
     @abstractmethod
     def read(self, request: OpenRequest, /) -> Contents:
-        """The contents of a file or folder.
+        """Return the contents of a file or folder.
 
-        Raises NotThisFormat with the reason if the path is in another format, and DatasetError if
-        the path is certainly in this format but damaged.
+        Raise NotThisFormat with the reason if the data is in another format. Raise DatasetError if
+        the data is certainly in this format but damaged.
         """
 
     @property
@@ -186,28 +185,28 @@ class Format(ABC):
         return type(self).plan is not Format.plan
 
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
-        """The files to write, in order. A file by which `read` recognizes the format comes last.
+        """Yield the files to write, in order. The file by which `read` knows the format is last.
 
-        A resumed export calls `plan` again, which must return the same files. Files that exist are
-        skipped, so it must be possible to write each file on its own. Afterwards, `read_written`
-        reads the files, and their ids and documents are compared with the source. If the format
-        cannot hold the data, raise an error here if possible, otherwise when the file is written.
+        A resumed export calls `plan` again, and `plan` must yield the same files. Existing files
+        are skipped, so each file must be writable on its own. Afterwards, `read_written` reads the
+        files, and their ids and documents are compared with the source. If the format cannot hold
+        the data, raise an error here if possible, otherwise when the file is written.
         """
         raise NotImplementedError(f"{self.name} cannot be written")
 
     def find_assumed_eot(self, _request: WriteRequest, /) -> int | None:
-        """The end-of-text id that readers assume by default; None if they assume none."""
+        """Return the end-of-text id that other programs assume by default, or None."""
         return None
 
     def read_written(self, folder: Path, splits: list[str], /) -> Contents:
-        """Read a folder after the planned files of these splits were written to it."""
+        """Read the folder of an export; `splits` names the splits that were written."""
         found = self._read_all(folder)
-        if len(splits) == len(found.splits) == 1:  # a single split may be read under another name
+        if len(splits) == len(found.splits) == 1:  # a single split may be called train
             return _rename_split(found, *found.splits, *splits)
         return found
 
     def read_each(self, paths: Mapping[str, Path]) -> Contents:
-        """Read one split from each path and combine the contents; `read_written` can use this."""
+        """Read one split from each path, and combine the contents. For use in `read_written`."""
         found = [
             _rename_split(self._read_all(path), "train", split) for split, path in paths.items()
         ]
@@ -218,7 +217,7 @@ class Format(ABC):
         )
 
     def _read_all(self, path: Path) -> Contents:
-        """The contents of a path, without holding out validation data."""
+        """Return the contents of a path, without holding out validation data."""
         return self.read(OpenRequest(path=path, format=self.name, val_fraction=0))
 
 
@@ -232,7 +231,7 @@ def _rename_split(contents: Contents, before: str, after: str) -> Contents:
 
 
 def check_same_dtype(path: Path, splits: Mapping[str, Shards]) -> None:
-    """Refuse splits whose ids have different dtypes."""
+    """Raise an error if the ids of the splits have different dtypes."""
     dtypes = {shards.dtype for shards in splits.values()}
     if len(dtypes) > 1:
         names = " and ".join(sorted(dtype.name for dtype in dtypes))
@@ -247,7 +246,7 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
     >>> parse_dtype("uint16"), parse_dtype(np.int32), parse_dtype(">u2")
     (dtype('uint16'), dtype('int32'), dtype('>u2'))
     """
-    with suppress(Exception):  # NumPy parses text as Python code, which can raise anything
+    with suppress(Exception):  # NumPy parses text as Python code, which can raise any error
         dtype: np.dtype[Any] = np.dtype(name)
         if name is not None and dtype.name in DTYPES:
             return dtype
@@ -255,9 +254,9 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 
 def fix_byte_order(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of ids in a file: big-endian if `dtype` says so, otherwise little-endian.
+    """Return the dtype of ids in a file: little-endian unless `dtype` is explicitly big-endian.
 
-    The byte order of this machine does not matter.
+    The result does not depend on the byte order of this machine.
 
     >>> fix_byte_order(np.dtype("=u2")).str, fix_byte_order(np.dtype(">u2")).str
     ('<u2', '>u2')

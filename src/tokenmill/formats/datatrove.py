@@ -1,16 +1,16 @@
 """datatrove's tokenized files: `x.ds` (ids), `x.ds.index` (where documents end), `x.ds.metadata`.
 
-The files of a folder are assigned to splits by their names (`val`), and ordered by name. The width
-of an id comes from the metadata, or is computed from the index and the size of the file. With
-neither metadata nor index, the user gives the width. `x.ds.loss` is ignored. No document crosses
+Files are sorted by name, and assigned to splits by words in their names, such as `val`. The number
+of bytes per id comes from the metadata, or is computed from the index and the size of the file.
+Without metadata and index, the user passes the dtype. `x.ds.loss` is ignored. No document crosses
 files.
 
 A datatrove task without documents leaves an empty `00001_unshuffled.ds` with an empty index, even
-if the other files are shuffled and named `00000_00000_doc_shuffled.ds`. Files without tokens and
-documents are omitted.
+if the other files are shuffled and named `00000_00000_doc_shuffled.ds`. Such empty files are
+skipped.
 
-Checked at opening: that every file's size matches its index (the last entry) and its metadata
-(width and count). Checked when a file's documents are first used: that the index is in order.
+Checked at opening: the size of every file, against its index and its metadata. Checked when the
+documents of a file are first used: that the entries of the index are in order.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
 
 _WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-# Other names in metadata are ignored: the file is untrusted, and loading a tokenizer by an arbitrary
-# name could open a path or use the network.
+# Other names in the metadata are ignored. The file is untrusted, and loading a tokenizer by an
+# arbitrary name could open a path or use the network.
 _TOKENIZERS = {"gpt2": "gpt2", "openai-community/gpt2": "gpt2"}
 _LONGEST = 1 << 16  # bytes of metadata that are read
 _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
@@ -45,7 +45,7 @@ _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What the index and the metadata of a file say, if the file has them."""
+    """Facts from the index and the metadata of a file. Facts that neither gives are None."""
 
     tokenizer: str | None = None
     width: int | None = None
@@ -54,7 +54,7 @@ class _Facts:
 
 
 class Datatrove(Format):
-    """One file, or a folder of files."""
+    """Reads and writes .ds files: one file, or a folder of files."""
 
     name = "datatrove"
     keeps_documents = True
@@ -77,7 +77,7 @@ class Datatrove(Format):
         }
         splits = {split: some for split, some in splits.items() if some}
         if not splits:
-            raise DatasetError(f"{request.path} has no tokens.")
+            raise DatasetError(f"{request.path} has no tokens. Copy or download it again.")
         dtype = _choose_dtype(request, facts)
         shards, documents = {}, {}
         for split, some in splits.items():
@@ -102,14 +102,14 @@ class Datatrove(Format):
                 name = f"{number:05}_{split}.ds"
                 metadata = f"{tokenizer}|{dtype.itemsize}\n{len(part)}\n{_humanize(len(part))}"
                 write = partial(_write_text, metadata)
-                # The ids last: if a `.ds` file exists, so do its index and metadata.
+                # The ids come last: if a `.ds` file exists, its index and metadata exist too.
                 yield FileJob(name=f"{name}.metadata", tokens=0, write=write)
                 yield FileJob(name=f"{name}.index", tokens=0, write=partial(_write_index, part))
                 yield FileJob(name=name, tokens=len(part), write=part.write)
 
 
 def _humanize(count: int) -> str:
-    """A number of tokens in short form, as datatrove writes it with the package humanize.
+    """Shorten a number of tokens, as datatrove does with the package humanize.
 
     >>> [_humanize(count) for count in (950, 90048, 999_999, 1_234_567)]
     ['950 T', '90.0 kT', '1.00 MT', '1.23 MT']
@@ -126,7 +126,7 @@ def _write_text(text: str, path: Path, _: Advance) -> None:
 
 
 def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
-    """Write where each document ends: at the start of the next one, or at the end of the file."""
+    """Write the position where each document ends."""
     with AtomicFile(path) as file:
         for number, starts in enumerate(find_document_starts(part.tokens, part.start, part.stop)):
             file.write((starts[not number :] - part.start).astype("<u8"))
@@ -137,8 +137,8 @@ def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
 def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
     """Find the names that empty unshuffled files would have if they were shuffled.
 
-    Tasks without documents leave such files. Without these names, `check_gaps` would report the
-    numbers of these tasks as missing.
+    A task without documents leaves an empty unshuffled file. Without the other name, `check_gaps`
+    would report that the file of this task is missing.
 
     >>> _find_stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
     ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})
@@ -155,7 +155,7 @@ def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
 
 
 def _find_sizes(path: Path) -> Mapping[str, int]:
-    """The sizes of a file, its index and its metadata."""
+    """Return the sizes of a file, its index and its metadata."""
     beside = [path, *(path.with_name(path.name + end) for end in (".index", ".metadata"))]
     return {one.name: one.stat().st_size for one in beside if one.is_file()}
 
@@ -167,7 +167,7 @@ def _read_beside(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
         return facts
     size = files[index]
     if size % 8:
-        what = f"has {size:,} bytes; an index has 8 for each document"
+        what = f"has {size:,} bytes, expected 8 for each document"
         raise DamagedFileError(index, what, FOREIGN_CURE)
     tokens = 0
     if size:
@@ -182,11 +182,14 @@ def _read_beside(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
             "its index",
             FOREIGN_CURE,
         )
-    for what, one, other in (("width", width, facts.width), ("tokens", tokens, facts.tokens)):
+    for what, one, other in (
+        ("size of an id", width, facts.width),
+        ("number of tokens", tokens, facts.tokens),
+    ):
         if other not in (None, one) and files[name]:
             raise DamagedFileError(
                 f"{name}.metadata",
-                f"gives {other:,} as the {what}, but {index} gives {one:,}",
+                f"says that the {what} is {other:,}, but {index} says {one:,}",
                 FOREIGN_CURE,
             )
     width_known = width if tokens else None
@@ -211,8 +214,8 @@ def _read_metadata(folder: Path, name: str, files: Mapping[str, int]) -> _Facts:
     if facts.width not in _WIDTHS:
         raise DamagedFileError(
             metadata,
-            "must have TOKENIZER|2 or TOKENIZER|4 in its first line and the number of tokens in "
-            f"its second line, if there is one; found {lines[:2]!r:.80}",
+            f"begins with the lines {lines[:2]!r:.80}; expected TOKENIZER|2 or TOKENIZER|4 in the "
+            "first line, and the number of tokens or nothing in the second",
             FOREIGN_CURE,
         )
     if facts.tokens is not None and facts.tokens * (facts.width or 0) != files[name]:
@@ -232,17 +235,17 @@ def _parse_count(text: str) -> int | None:
 
 
 def _choose_dtype(request: OpenRequest, facts: Mapping[str, _Facts]) -> np.dtype[Any]:
-    """Find the dtype of the ids, which must have the same width in all files."""
+    """Find the dtype of the ids; raise an error if it is not the same in all files."""
     widths = {one.width: name for name, one in facts.items() if one.width is not None}
     if len(widths) > 1:
-        names = " and ".join(f"{name} with {width} bytes" for width, name in widths.items())
+        names = " and ".join(f"{name} has {width} bytes per id" for width, name in widths.items())
         raise DatasetError(
-            f"{request.path} has ids of different widths: {names}. Open the files of each width "
+            f"{request.path} has ids of different sizes: {names}. Open the files of each size "
             "separately."
         )
     if not widths:
         if request.dtype is None:
-            raise NotThisFormat("no .ds.index or .ds.metadata gives its dtype; pass it as `dtype`")
+            raise NotThisFormat("no .ds.index or .ds.metadata gives its dtype; pass `dtype`")
         return request.dtype
     [(width, name)] = widths.items()
     request.check_dtype(_WIDTHS[width], name)

@@ -1,9 +1,9 @@
 """Find where documents start in a sequence of tokens, block by block.
 
-The starts come from the document table if there is one, otherwise from the end-of-text id. Memory
-holds the starts of `BLOCK` documents, or all starts in a window of `WINDOW` tokens. Only a table
+The starts come from the document table if there is one, otherwise from the end-of-text ids. Memory
+is bounded: at most `BLOCK` starts of a table, or `WINDOW` tokens, are read at once. Only a table
 can have empty documents. An empty document starts where the next document starts or, if it is the
-last, where the tokens end.
+last document, where the tokens end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def find_document_starts(
 ) -> Iterator[Integers]:
     """Yield the positions in [first, stop) where documents start, in order.
 
-    If `stop` is the end of the tokens, the starts of empty documents at that end are included.
+    If `stop` is the end of the tokens, empty documents at the end are included.
 
     >>> tokens = Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0)
     >>> [starts.tolist() for starts in find_document_starts(tokens, 1, 6)]
@@ -45,8 +45,8 @@ def find_document_starts(
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
-    """Like `Tokens.find_document_starts`, but reads a copy, so that no shard stays mapped."""
-    if tokens.eot_id is None:  # raises the error about the missing id
+    """Find the starts in [low, high) by the end-of-text id. Read a copy: no shard stays mapped."""
+    if tokens.eot_id is None:  # the call below raises an error that explains this
         return tokens.find_document_starts(np.array([low]), high - low) + low
     after = tokens.eot != "before"
     first = max(low - after, 0)
@@ -56,7 +56,7 @@ def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
 
 
 def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
-    """Find the first document start at `place` or after it, or else the end of the tokens."""
+    """Return the first document start at or after `place`, or the end of the tokens."""
     if tokens.documents is not None:
         number = tokens.documents.count_before(place)
         return int(tokens.documents.starts(number, number)[0])
@@ -67,7 +67,7 @@ def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
 
 
 def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
-    """Divide tokens into ranges of whole documents; only the last may be below `least` tokens.
+    """Divide tokens into ranges of whole documents, each of at least `least` tokens but the last.
 
     >>> list(split_between_documents(Tokens.of([5, 0, 6, 7, 0, 8, 0], eot_id=0), 3))
     [(0, 5), (5, 7)]
@@ -80,7 +80,7 @@ def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, i
 
 
 def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
-    """The starts of the documents that are not empty; `length` is the total number of tokens.
+    """Yield only the starts of documents that have tokens. `length` is the number of all tokens.
 
     >>> [some.tolist() for some in skip_empty(iter([np.array([0, 2, 2]), np.array([2, 5])]), 5)]
     [[0, 2], []]
@@ -93,7 +93,7 @@ def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
 
 
 def count_empty(tokens: Tokens) -> int:
-    """The number of documents without tokens."""
+    """Count the documents without tokens."""
     if tokens.documents is None:
         return 0
     blocks = skip_empty(find_document_starts(tokens, 0, len(tokens)), len(tokens))
@@ -101,9 +101,9 @@ def count_empty(tokens: Tokens) -> int:
 
 
 def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | None:
-    """The number of starts if both iterators yield the same starts; else None.
+    """Count the starts if both iterators yield the same starts; otherwise return None.
 
-    The two may divide the starts into blocks differently.
+    The iterators may divide the starts into different blocks.
 
     >>> count_if_same(iter([np.array([0, 2]), np.array([5])]), iter([np.array([0, 2, 5])]))
     3
@@ -124,9 +124,9 @@ def count_if_same(one: Iterator[Integers], other: Iterator[Integers]) -> int | N
 
 
 class SpilledStarts:
-    """Keeps where documents start in a range, in a temporary file, to iterate several times.
+    """Keeps the document starts of a range in a temporary file, to read them several times.
 
-    Starts count from the first token of the range, and a document must start there. If `empty` is
+    Starts count from the first token of the range, where a document must start. If `empty` is
     False, empty documents are skipped.
 
     >>> with SpilledStarts(Tokens.of([5, 0, 6, 7, 0, 8], eot_id=0), 2, 6, Path(".")) as spilled:
@@ -160,8 +160,8 @@ class SpilledStarts:
     def blocks(self) -> Iterator[Integers]:
         """Yield the starts in blocks.
 
-        Each block has one more entry at its end: the first start of the next block, or the end of
-        the range.
+        The last entry of a block is also the first start of the next block; in the last block, it
+        is the end of the range.
         """
         for low in range(0, self.count, WINDOW):
             self._file.seek(low * 8)

@@ -1,10 +1,9 @@
-"""Put the end-of-text id on the side of documents where a format's readers look for it.
+"""Move the end-of-text id before or after each document, as a format needs it.
 
-With the id after each document, a split is `a E b E c E`; with the id before, `E a E b E c`. To
-convert one into the other, one id moves from one end of the split to the other end. No document
-changes its text, place or length. A split such as `a E b E c`, which begins or ends within a
-document, has no end-of-text id at either end and is not changed. Readers of both kinds find the
-same texts.
+Let E be the end-of-text id. With E after each document, a split is `a E b E c E`; with E before
+each document, it is `E a E b E c`. To convert one into the other, one E moves from one end of the
+split to the other. A split such as `a E b E c`, which begins or ends within a document, is not
+changed.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tokenmill.store.tokens import Tokens
 
 
 def move_eot(contents: Contents, side: str) -> tuple[Contents, list[str]]:
-    """The same documents with the end-of-text id on `side` of each, and the splits that changed.
+    """Return the contents with the end-of-text id on `side` of documents, and the changed splits.
 
-    Nothing is written: only the order in which shards are joined changes.
+    Nothing is written: the result is a view of the same shards.
 
     >>> after = Contents(splits={"train": ArrayShard(np.array([5, 6, 0, 7, 0]))}, eot_id=0)
     >>> before, moved = move_eot(after, "before")

@@ -4,9 +4,9 @@
 memory-mapped index. The documents of a row are found by binary search, so memory does not grow with
 the number of documents. No document crosses from one file into the next.
 
-Checked when a file's documents are first used, in one pass over its index: that the documents are
-in order, start at the file's first token and end at its last. An empty document has a number, and
-starts where the next one does; `find_starts` returns such a start once.
+When the documents of a file are first used, one pass over its index checks that they are in order
+and cover the file from its first to its last token. An empty document has a number, and starts
+where the next document starts; `find_starts` returns such a start once.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DocumentStarts:
-    """Where the `count` documents of a file start.
+    """The positions where the `count` documents of a file start.
 
-    `find` takes document numbers, counted from 0, and returns the position of the first token of
-    each of these documents. For the number `count`, it returns the end of the last document.
+    `find` takes an array of document numbers, counted from 0, and returns the position of the first
+    token of each. For the number `count`, it returns the end of the last document.
 
     >>> check_coverage("x", DocumentStarts(2, lambda numbers: np.array([0, 5, 7])[numbers]), tokens=7)
     """
@@ -50,7 +50,7 @@ class DocumentStarts:
     find: Callable[[Integers], Integers]
 
     def count_before(self, tokens: Integers, *, inclusive: bool = False) -> Integers:
-        """How many documents start before each token or, if `inclusive`, at or before it."""
+        """Count the documents that start before each token or, if `inclusive`, at the token too."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self.count, np.int64)
         while (low < high).any():
@@ -67,10 +67,10 @@ class DocumentStarts:
 class DocumentIndexes:
     """The document indexes of several files.
 
-    `names` are the files that hold the indexes. `counts` says how many documents each file has;
-    without `counts`, all indexes are read to count the documents. `read` takes a file number,
-    counted from 0, and returns the document starts of that file. `read` must be picklable: a
-    module's function, or a `partial` of one.
+    `names` are the names of the index files. `counts` has the number of documents of each file;
+    without `counts`, all indexes are read to count the documents. `read` takes the number of a
+    file, counted from 0, and returns its document starts. `read` must be picklable: a function of a
+    module, or a `partial` of such a function.
     """
 
     names: Sequence[str]
@@ -82,7 +82,7 @@ class DocumentIndexes:
 
 
 def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
-    """Refuse documents that are not in order or do not cover their file's tokens."""
+    """Raise an error if documents are not in order or do not cover all tokens of their file."""
 
     def refuse(what: str) -> None:
         raise DamagedFileError(name, what, FOREIGN_CURE)
@@ -103,8 +103,8 @@ def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
 class FileDocuments(DocumentTable):
     """The documents of a split that is stored in files of another format.
 
-    `tokens` says how many tokens each file has. Without `kept`, indexes are memory-mapped. With
-    `kept`, the document starts of the last `kept` files that were used are held in memory.
+    `tokens` has the number of tokens of each file. Without `kept`, indexes are memory-mapped. With
+    `kept`, the document starts of the last `kept` files in use are held in memory.
 
     >>> starts = DocumentStarts(2, lambda numbers: np.array([0, 3, 9])[numbers])
     >>> indexes = DocumentIndexes(names=["x.idx"], counts=[2], read=lambda _: starts)
@@ -150,18 +150,16 @@ class FileDocuments(DocumentTable):
         return Document(number=number, split=self._split, start=before + start, length=end - start)
 
     def at(self, token: int) -> Document:
-        """The document that holds a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         file = int(np.searchsorted(self._token_starts, token, side="right")) - 1
         place = np.array([token - int(self._token_starts[file])])
-        # Of documents that start at the same token, all but the last are empty.
+        # If several documents start at this token, only the last of them is not empty.
         number = int(self._read(file).count_before(place, inclusive=True)[0]) - 1
         if number < 0:
             raise self._damaged(file)
         return self[int(self._numbers[file]) + number]
 
     def starts(self, first: int, last: int) -> Integers:
-        """Where each document in [first, last) starts, and then where document last - 1 ends."""
         found = np.empty(last - first + 1, np.int64)
         for file, low, high, place in split_numbers(self._numbers, first, last + 1):
             starts = self._read(file).find(np.arange(low, high))
@@ -173,7 +171,6 @@ class FileDocuments(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents start before `token`, which may also be the end of the split."""
         file = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if file < 0:
             return 0
@@ -181,10 +178,6 @@ class FileDocuments(DocumentTable):
         return int(self._numbers[file]) + int(self._read(file).count_before(place)[0])
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Find where documents start in the tokens [row, row + length) of each row, sorted.
-
-        Each start is a position in all rows joined end to end.
-        """
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._damaged)
 
     def _find_in(self, file: int, edges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
@@ -203,16 +196,16 @@ class FileDocuments(DocumentTable):
 
 
 class PartOfDocuments(DocumentTable):
-    """The documents in the tokens [start, stop) of a split; the first and the last may be cut."""
+    """The documents in the tokens [start, stop) of a split. The first and the last may be cut."""
 
     def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
         self._whole, self._start, self._stop, self._split = whole, start, stop, split
 
     @cached_property
     def _first(self) -> int:
-        """The part has the documents [_first, _last) of the split.
+        """The number, in the whole split, of the first document in the part.
 
-        Document `_first` is the first that starts in the part or continues into it.
+        This document may start before the part and continue into it.
         """
         number = self._whole.count_before(self._start)
         begins_here = (
@@ -222,7 +215,7 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _last(self) -> int:
-        """The part has the documents [_first, _last) of the split.
+        """One more than the number, in the whole split, of the last document in the part.
 
         A part at the end of the split includes the empty documents at that end.
         """
@@ -236,12 +229,10 @@ class PartOfDocuments(DocumentTable):
         return self._last - self._first
 
     def starts(self, first: int, last: int) -> Integers:
-        """Where each document in [first, last) starts, and then where document last - 1 ends."""
         found = self._whole.starts(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 
     def count_before(self, token: int) -> int:
-        """How many documents start before `token`, which may also be the end of the part."""
         if token <= 0:
             return 0
         return self._whole.count_before(token + self._start) - self._first
@@ -250,18 +241,14 @@ class PartOfDocuments(DocumentTable):
         return self._cut(self._whole[inside(number, len(self), "document") + self._first])
 
     def at(self, token: int) -> Document:
-        """The document that holds a token of the part."""
         return self._cut(
             self._whole.at(inside(token, self._stop - self._start, "token") + self._start)
         )
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Find where documents start in the tokens [row, row + length) of each row, sorted.
-
-        Each start is a position in all rows joined end to end.
-        """
         found = self._whole.find_starts(rows + self._start, length)
-        return np.union1d(found, np.flatnonzero(rows == 0) * length)  # a cut document also counts
+        # The first token of a part starts a document, even if that document is cut.
+        return np.union1d(found, np.flatnonzero(rows == 0) * length)
 
     def _cut(self, whole: Document) -> Document:
         start = max(whole.start, self._start)

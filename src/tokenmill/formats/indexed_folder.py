@@ -1,11 +1,12 @@
 """Folders whose `index.json` lists their files, as in LitData and MosaicML Streaming.
 
-The index may be untrusted: every entry is checked, and no name in it may lead out of the
-folder. A folder may also have its splits as subfolders, `train` and `val`, each with an index.
+The index may be untrusted: every entry is checked, and no file name in the index may lead out of
+the folder. Instead of one index, a folder may have the subfolders `train` and `val`, each with an
+index.
 
-In both formats, a file starts with 32-bit numbers: the number of its documents, the start of each,
-and the end of the last. Writing a file that is too long for 32-bit offsets is an error. No document
-crosses files. An export makes the index from the files on disk.
+In both formats, a file starts with 32-bit numbers: the number of its documents, the start of each
+document, and the end of the last. So a file must be shorter than 4 GiB. No document crosses files.
+An export makes the index from the files that it has written.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from tokenmill.storage.reading import read_foreign
 from tokenmill.store.tokens import Tokens
 
 INDEX = "index.json"
-_LONGEST = 1 << 26  # bytes of an index
+_LONGEST = 1 << 26  # bytes of an index that are read
 _FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A JSON object in an index; its methods check the values that they return."""
+    """A JSON object in an index. Its methods return values and check them first."""
 
     where: str
     value: Any
 
     def get(self, key: str, kind: type) -> Any:
-        """The value of a key; numbers must not be negative."""
+        """Return the value of a key: an object of type `kind`. Numbers must not be negative."""
         value = self.value.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.damaged(f"{key!r} has the wrong type: {str(value)[:40]!r}")
@@ -49,7 +50,7 @@ class Entry:
         return value
 
     def name(self, key: str) -> str:
-        """The name of a file in the folder."""
+        """Return the value of a key: the name of a file in the folder."""
         value = str(self.get(key, str))
         pure = PurePosixPath(value)
         if not value.isprintable() or not pure.name or pure.is_absolute() or "\\" in value:
@@ -59,14 +60,14 @@ class Entry:
         return value
 
     def entries(self, key: str) -> list[Entry]:
-        """The list of objects under a key."""
+        """Return the value of a key: a list of JSON objects."""
         found = self.get(key, list)
         if not all(isinstance(one, dict) for one in found):
             raise self.damaged(f"{key!r} is not a list of objects")
         return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
-        """The object under a key."""
+        """Return the value of a key: a JSON object."""
         return Entry(self.where, self.get(key, dict))
 
     def damaged(self, what: str) -> DatasetError:
@@ -75,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFile:
-    """What `make_index` needs to know about a written file."""
+    """The facts about a written file that `make_index` needs."""
 
     name: str
     documents: int
@@ -86,8 +87,8 @@ class IndexedFolder(Format):
     """A format with one folder per split.
 
     Each file holds whole documents. All files but the last have at least `tokens_per_shard` tokens.
-    `file_name` is a pattern for names, filled in with the file's number. `wide_dtype` is the dtype
-    for ids that need 4 bytes.
+    `file_name` is the pattern of file names, with {} for the number. `wide_dtype` is the dtype for
+    ids that need 4 bytes.
     """
 
     keeps_documents = True
@@ -96,13 +97,13 @@ class IndexedFolder(Format):
 
     @abstractmethod
     def write_shard(self, part: TokenRange, path: Path, advance: Advance) -> None:
-        """Write one file."""
+        """Write the file of one shard."""
 
     @abstractmethod
     def make_index(
         self, files: list[WrittenFile], dtype: np.dtype[Any], tokens_per_shard: int
     ) -> bytes:
-        """The index of all files of a split."""
+        """Return the bytes of the index of all files of a split."""
 
     def plan(self, request: WriteRequest) -> Iterator[FileJob]:
         dtype = request.choose_dtype(wide=self.wide_dtype)
@@ -130,9 +131,9 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """Return, for each split, a request for the split's own folder, and the split's index.
+    """Return, for each split, a request for its folder, and its index.
 
-    Refuses an index without `key`.
+    Raise NotThisFormat if an index has no `key`.
     """
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")
@@ -160,9 +161,10 @@ def _read_index(request: OpenRequest, key: str) -> Entry:
 
 
 def check_offsets(tokens: Tokens, size: int) -> None:
-    """Refuse to write a file whose offsets do not fit in 32 bits."""
+    """Raise an error if a file would be too long for 32-bit offsets."""
     if size >= 1 << 32:
         raise DatasetError(
             f"a file of split {tokens.split!r} would have {size:,} bytes, but the format's offsets "
-            "must be below 2**32. Use a smaller `tokens_per_shard`; documents are never divided."
+            "must be below 2**32. Use a smaller `tokens_per_shard`. A single document of this size "
+            "cannot be written."
         )

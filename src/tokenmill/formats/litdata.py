@@ -1,11 +1,11 @@
 """LitData's chunks of tokens, as its `TokensLoader` reads them: a folder with `index.json`.
 
-A chunk holds the number of its items, the start of each item, and the ids, which are mapped in
-place. Each item is a document. Items other than tokens, and compressed or encrypted chunks, are
-refused. Exports store ids as tensors of uint16 or int32.
+A chunk holds the number of its items, the start of each item, and the ids. The ids are
+memory-mapped. Each item is a document. Items other than tokens, and compressed or encrypted chunks,
+are refused. Exports store ids as tensors of uint16 or int32.
 
-Checked at opening: the index. Checked when a chunk is first used: its size, and that its header
-agrees with the index. Checked when its documents are first used: all of its header.
+Checked at opening: the index. Checked when a chunk is first used: its size, and the first and last
+offset in its header. Checked when the documents of a chunk are first used: the whole header.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ TENSORS = {11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8",
 _ARRAYS = {0: "i1", 1: "i2", 2: "i4", 3: "i8", 4: "u1", 5: "u2", 6: "u4", 7: "u8"}
 _KINDS = {"no_header_tensor": TENSORS, "no_header_numpy": _ARRAYS}
 _WORD = np.dtype("<u4")
-_MOST_BYTES = 1 << 60  # of all chunks, so that sums fit in 64 bits
-# LitData's description of an item that is one value, not a tree of values.
+_MOST_BYTES = 1 << 60  # total size of all chunks, so that sums fit in 64 bits
+# How LitData describes an item that is a single value, not a tree of values.
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
 Integers = npt.NDArray[np.int64]
 
 
 class LitData(IndexedFolder):
-    """A folder of chunks, or a folder with a subfolder of chunks for each split."""
+    """Reads and writes a folder of chunks, or a folder with a subfolder of chunks per split."""
 
     name = "litdata"
     keeps_empty = True
@@ -107,7 +107,7 @@ class LitData(IndexedFolder):
             }
             for file in files
         ]
-        # A real time would make two equal exports differ.
+        # With the real time, two exports of the same data would differ.
         index = {"chunks": chunks, "config": config, "updated_at": "0.0"}
         return orjson.dumps(index, option=orjson.OPT_SORT_KEYS)
 
@@ -116,8 +116,8 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     for key in ("compression", "encryption"):
         if config.value.get(key):
             raise DatasetError(
-                f"{config.where} uses {key}, which is not supported. Write the chunks without it, or "
-                "read them with litdata."
+                f"{config.where} uses {key}, which is not supported. Write the chunks again without "
+                f"{key}."
             )
     formats = config.get("data_format", list)
     kind, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
@@ -125,7 +125,8 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
     if not re.fullmatch("[0-9]{1,3}", code) or int(code) not in known:
         raise DatasetError(
             f"{config.where} has items of the format {str(formats)[:80]}, which are not tokens. "
-            "Tokens are no_header_tensor or no_header_numpy of integers, as for TokensLoader."
+            "Write the chunks for litdata's TokensLoader: no_header_tensor or no_header_numpy of "
+            "integers."
         )
     return np.dtype("<" + known[int(code)])
 
@@ -133,7 +134,7 @@ def _find_dtype(config: Entry) -> np.dtype[Any]:
 def _read_chunks(
     request: OpenRequest, index: Entry, dtype: np.dtype[Any]
 ) -> tuple[FileShards, list[int]]:
-    """The chunks of an index, and the number of items in each."""
+    """Return the chunks that an index lists, and the number of items in each."""
     names, items, places = [], [], []
     for chunk in index.entries("chunks"):
         name, count = chunk.name("filename"), chunk.get("chunk_size", int)
@@ -165,7 +166,7 @@ def _read_chunks(
 
 
 def _check_chunk(file: BinaryIO, name: str) -> None:
-    """Check that the first item starts right after the header, and the last ends with the file."""
+    """Check that the first item starts after the header, and that the last ends with the file."""
     size = file.seek(0, 2)
     file.seek(0)
     count = int.from_bytes(file.read(4), "little")
@@ -175,8 +176,8 @@ def _check_chunk(file: BinaryIO, name: str) -> None:
     if first != 4 * (count + 2) or last != size:
         raise DamagedFileError(
             name,
-            f"has a header of {count:,} items from byte {first:,} to {last:,}, which does not fit "
-            f"its {size:,} bytes",
+            f"has {size:,} bytes, but its header says that it has {count:,} items from byte "
+            f"{first:,} to {last:,}",
             FOREIGN_CURE,
         )
 
@@ -194,7 +195,9 @@ def _read_starts(shards: FileShards, counts: list[int], number: int) -> Document
     def find(numbers: Integers) -> Integers:
         places = offsets[numbers].astype(np.int64) - _WORD.itemsize * (count + 2)
         if (places % width).any():
-            raise DamagedFileError(name, "has an item that starts within an id", FOREIGN_CURE)
+            raise DamagedFileError(
+                name, "has an item that starts in the middle of an id", FOREIGN_CURE
+            )
         return places // width
 
     return DocumentStarts(count, find)

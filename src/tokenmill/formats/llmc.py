@@ -2,13 +2,12 @@
 
 A shard is a header of 256 int32 (magic number, version, number of tokens), then ids. The
 end-of-text id is before each document, and documents cross shards. The header does not name a
-tokenizer. The magic number 20240520 is assumed to mean GPT-2's ids. The magic number 20240801 gives
-only the size and the end-of-text id of Llama 3's vocabulary.
+tokenizer. The magic number 20240520 is taken to mean the tokenizer of GPT-2. The magic number
+20240801 is taken to mean Llama 3's vocabulary size and end-of-text id; its tokenizer stays unknown.
 
-The shards of a folder are assigned to splits by their names (`val`); if no name says `val`, the
-last shard is held out. Files that the user named are split only by their names. Checked at opening:
-all sizes, and the headers of the first and last shard. Checked when a shard is first used: its
-header.
+The shards of a folder are assigned to splits by words in their names, such as `val`. If no name
+says `val`, the last shard becomes `val`, unless the user named the files. Checked at opening: all
+sizes, and the headers of the first and last shard. Checked when a shard is first used: its header.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _HEADER = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """The kind of shard that a magic number identifies."""
+    """A kind of shard, identified by the magic number in the header."""
 
     magic: int
     version: int
@@ -64,7 +63,7 @@ _KINDS = {kind.magic: kind for kind in (_GPT2, _LLAMA3)}
 
 
 class Llmc(Format):
-    """One shard, or a folder of shards."""
+    """Reads and writes llm.c's shards: one shard, or a folder of shards."""
 
     name = "llmc"
     aliases = ("llm.c",)
@@ -95,7 +94,7 @@ class Llmc(Format):
     def plan(self, request: WriteRequest) -> Iterator[FileJob]:
         if request.tokens_per_shard >= 1 << 31:
             raise UsageError(
-                f"`tokens_per_shard` is {request.tokens_per_shard:,}; for llm.c's header it must be "
+                f"`tokens_per_shard` is {request.tokens_per_shard:,}; for the format llmc, it must be "
                 "below 2**31."
             )
         kind = _find_kind(request.choose_dtype())
@@ -113,18 +112,18 @@ class Llmc(Format):
 
 
 def _find_kind(dtype: np.dtype[Any]) -> Kind:
-    """The kind of shard that readers expect for ids of this dtype."""
+    """Return the kind of shard with ids of this dtype."""
     return next(kind for kind in _KINDS.values() if kind.dtype == dtype)
 
 
 def has_header(head: bytes) -> bool:
-    """Whether the first bytes of a file are the header of a shard."""
+    """Return whether a file that begins with `head` is a shard with a header."""
     magic, version = _unpack(head)
     return magic in _KINDS and version == _KINDS[magic].version
 
 
 def check_file(path: Path) -> None:
-    """Refuse a shard whose header does not match the file's size; ignore files without a header."""
+    """Raise an error if a file has a header and the header does not match the file's size."""
     with path.open("rb") as file:
         magic, version = _unpack(file.read(8))
         if magic in _KINDS:
@@ -132,7 +131,7 @@ def check_file(path: Path) -> None:
 
 
 def check_header(file: BinaryIO, name: str, version: int) -> None:
-    """Refuse a shard whose header does not have `version` or does not match the file's size."""
+    """Raise an error if a shard has another `version`, or another size than its header says."""
     file.seek(0)
     head = file.read(12)
     magic, found, count = struct.unpack("<iii", head) if len(head) == 12 else (0, 0, 0)
@@ -141,7 +140,7 @@ def check_header(file: BinaryIO, name: str, version: int) -> None:
         raise DamagedFileError(
             name,
             f"has magic number {magic} and version {found}, unlike the header of the other shards",
-            "Remove it from the folder, or download it again.",
+            "Remove this file from the folder, or download it again.",
         )
     expected = _HEADER + count * kind.dtype.itemsize
     if (size := measure_file(file)) != expected:
@@ -153,19 +152,19 @@ def check_header(file: BinaryIO, name: str, version: int) -> None:
 
 
 def _unpack(head: bytes) -> tuple[int, int]:
-    """The magic number and the version."""
+    """Return the magic number and the version in a header."""
     return struct.unpack("<ii", head[:8]) if len(head) >= 8 else (0, 0)
 
 
 def _recognize(request: OpenRequest, name: str) -> Kind:
     magic, version = _unpack(request.read_head(name))
     if magic not in _KINDS:
-        raise NotThisFormat(f"{name} does not start with its magic number")
+        raise NotThisFormat(f"{name} does not start with llm.c's magic number")
     kind = _KINDS[magic]
     if version != kind.version:
         raise DatasetError(
             f"{name} has llm.c's magic number {magic} with version {version}; only version "
-            f"{kind.version} is supported. If the file has only ids, open it with the format raw."
+            f"{kind.version} is supported. If the file has only ids, pass `format='raw'`."
         )
     return kind
 

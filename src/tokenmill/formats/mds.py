@@ -1,27 +1,27 @@
 """MosaicML Streaming's MDS shards of tokens: a folder with `index.json`, raw or compressed.
 
-Tokens are in one column: the one that the user names, else `tokens`, else `input_ids`, else the
-only column. The samples of that column are of one of these kinds:
+Tokens are in one column: the column that the user names, else `tokens`, else `input_ids`, else the
+only column. A sample of this column is one of these:
 
-    arrays of any length, such as `ndarray:uint16`     each sample is a document
-    arrays of a fixed shape                            samples are pieces of one stream
-    `bytes` of different lengths                       each sample is a document
-    `bytes` of the same length                         samples are pieces of one stream
+    an array of any length, such as `ndarray:uint16`   each sample is a document
+    an array of a fixed shape                          all samples form one stream of tokens
+    `bytes`, if lengths differ                         each sample is a document
+    `bytes`, if all lengths are equal                  all samples form one stream of tokens
 
-In a stream, only the end-of-text id separates documents. For `bytes`, the user gives the dtype.
+In a stream, only the end-of-text id separates documents. For `bytes`, the user passes the dtype.
 
-Sizes and other columns are stored between the tokens of one sample and the next. So when a shard is
-used, its tokens are copied into memory, and `KEPT_BYTES` of shards stay in memory. Reading one
-random row may require reading a whole shard. For training, run `tokenmill import` first. An
-uncompressed shard with nothing between its tokens is mapped in place.
+Between the tokens of two samples, a shard stores sizes and other columns. So the tokens of a shard
+are copied into memory when it is used, and `KEPT_BYTES` of shards stay in memory. Reading one
+random row may require reading a whole shard: run `tokenmill import` before training. An
+uncompressed shard with nothing between its tokens is memory-mapped instead.
 
 Checked at opening: the index and, except for arrays of a fixed shape, the header of every sample.
 For this check, a compressed shard is decompressed once, up to the size in the index. A size above
 `MOST_BYTES` is refused.
 
-Exports have one sample per document in the column `tokens`, of `ndarray:uint16` or
-`ndarray:uint32`, and are not compressed. `MDSWriter` without a size limit writes byte for byte the
-same files. The encoding cannot store empty arrays, so empty documents are omitted.
+Exports are not compressed. They have one sample per document in the column `tokens`, as
+`ndarray:uint16` or `ndarray:uint32`, in the same bytes as from `MDSWriter` without a size limit.
+MDS cannot store empty arrays, so empty documents are omitted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Mds(IndexedFolder):
-    """A folder of shards, or a folder with a subfolder of shards for each split."""
+    """Reads and writes a folder of shards, or a folder with a subfolder of shards per split."""
 
     name = "mds"
     keeps_empty = False
@@ -137,7 +137,7 @@ class Mds(IndexedFolder):
 
 
 def _make_config(dtype: np.dtype[Any]) -> dict[str, Any]:
-    """The entries that the index and every shard share."""
+    """Return the entries that are in the index and in every shard."""
     return {
         "column_encodings": [f"ndarray:{dtype.name}"],
         "column_names": ["tokens"],
@@ -167,15 +167,15 @@ class _File:
 def _read_shards(request: OpenRequest, index: Entry, kept_bytes: int) -> MdsShards:
     entries = index.entries("shards")
     if not entries:
-        raise DatasetError(f"{index.where} lists no shards.")
+        raise DatasetError(f"{index.where} lists no shards. Copy or download it again.")
     layout = _find_layout(request, entries[0])
     files = []
     for entry in entries:
         for key in ("format", "column_names", "column_encodings", "column_sizes"):
             if entry.value.get(key) != entries[0].value.get(key):
-                raise entry.damaged(f"its shards differ in {key!r}")
+                raise entry.damaged(f"its shards have different values of {key!r}")
         file = _read_file(request.path, entry)
-        # Offsets in a shard have 32 bits.
+        # A shard has 32-bit offsets, so it is smaller than 4 GiB.
         if not 4 * (file.samples + 2) + file.samples * layout.least <= file.size < 1 << 32:
             raise entry.damaged(f"{file.samples:,} samples cannot fit in {file.size:,} bytes")
         files.append(file)
@@ -195,12 +195,12 @@ def _read_file(folder: Path, entry: Entry) -> _File:
         if compression is None:
             raise DatasetError(
                 f"{zipped} is compressed with {method[:40]!r}, which is not supported (only "
-                f"{', '.join(_COMPRESSIONS)}). Decompress it to {name}."
+                f"{', '.join(_COMPRESSIONS)}). Decompress the file to {name}, next to it."
             )
         if size > MOST_BYTES:
             raise DatasetError(
-                f"{zipped} has {size:,} bytes when decompressed; at most {MOST_BYTES:,} are held in "
-                f"memory. Decompress it to {name}, which is then used instead."
+                f"{zipped} has {size:,} bytes when decompressed; at most {MOST_BYTES:,} may be "
+                f"loaded into memory. Decompress the file to {name}, next to it."
             )
     return _File(
         name=name,
@@ -212,7 +212,7 @@ def _read_file(folder: Path, entry: Entry) -> _File:
 
 
 def _find_layout(request: OpenRequest, entry: Entry) -> Layout:
-    """Where the tokens are in a sample, according to the first entry of an index."""
+    """Find out where the tokens are in a sample, from the first entry of an index."""
     if entry.value.get("format") != "mds" or entry.value.get("version") != 2:
         raise DatasetError(
             f"{entry.where} has shards of the format {str(entry.value.get('format'))[:20]!r}, "
@@ -224,13 +224,13 @@ def _find_layout(request: OpenRequest, entry: Entry) -> Layout:
     if not len(names) == len(encodings) == len(sizes) or not all(
         size is None or (type(size) is int and 0 <= size < 1 << 32) for size in sizes
     ):
-        raise entry.damaged("a column does not have a name, an encoding and a valid size")
+        raise entry.damaged("a column lacks a name, an encoding or a valid size")
     wanted = [request.column] if request.column else [one for one in _COLUMNS if one in names]
     column = wanted[0] if wanted else names[0] if len(names) == 1 else None
     if column not in names:
         there = ", ".join(map(str, names))[:200]
         raise DatasetError(
-            f"{request.path} has the columns {there}. Name the one with the tokens: `column=NAME`."
+            f"{request.path} has the columns {there}. Pass the column with the tokens: `column=NAME`."
         )
     place = names.index(column)
     return _parse_encoding(request, entry, str(encodings[place]), tuple(sizes), place)
@@ -251,8 +251,8 @@ def _parse_encoding(
         return Layout(kind=BYTES, dtype=dtype, count=0, sizes=sizes, place=place)
     if kind != "ndarray" or name not in DTYPES:
         raise DatasetError(
-            f"{entry.where} stores tokens as {encoding[:40]!r}; only arrays of integers with a dtype, "
-            "such as ndarray:uint16, and bytes are supported."
+            f"{entry.where} stores tokens as {encoding[:40]!r}, which is not supported. Write them as "
+            "arrays of integers with a dtype, such as ndarray:uint16, or as bytes."
         )
     dtype = np.dtype(name).newbyteorder("<")
     request.check_dtype(dtype, entry.where)
@@ -276,7 +276,7 @@ def _parse_encoding(
 
 @dataclass(frozen=True, kw_only=True)
 class MdsShards:
-    """The shards of a folder. The ids of a shard are gathered from its samples."""
+    """The shards of a folder. The ids of a shard are collected from its samples."""
 
     folder: Path
     files: tuple[_File, ...]
@@ -285,7 +285,7 @@ class MdsShards:
 
     @cached_property
     def counts(self) -> Integers:
-        """The number of ids of each shard at opening; a shard that changes later is refused."""
+        """The number of ids in each shard at opening. A shard that changes later is refused."""
         if self.layout.kind == FIXED:
             counts = [file.samples * self.layout.count for file in self.files]
         else:
@@ -316,16 +316,16 @@ class MdsShards:
         return self._gather(number, first, last).copy()
 
     def find_samples(self, number: int) -> _Samples:
-        """Where the ids of a shard are."""
+        """Find where the ids of each sample are in a shard."""
         file, name = self.files[number], self.name(number)
         try:
             changed = (self.folder / name).stat().st_mtime_ns
         except (OSError, ValueError):
-            changed = 0  # opening it reports the error
+            changed = 0  # `_find_samples` raises the error
         return _find_samples(self.folder, name, changed, file, self.layout)
 
     def vary(self) -> bool:
-        """Whether any two samples have different numbers of ids."""
+        """Return whether samples differ in their number of ids."""
         seen: set[int] = set()
         for number in range(len(self.files)):
             seen.update(np.unique(np.diff(self.find_samples(number).starts))[:2].tolist())
@@ -355,9 +355,9 @@ class MdsShards:
 class _Samples:
     """The samples of a shard.
 
-    `raw` is the shard's bytes, and `offsets` says at which byte each sample's ids begin. `starts`
-    says how many tokens come before each sample, then how many tokens the shard has. `contiguous`
-    means that nothing is stored between the ids of one sample and the next.
+    `raw` has the bytes of the shard, and `offsets` the byte where the ids of each sample begin.
+    `starts` has the number of tokens before each sample; the last entry is the total.
+    `contiguous` means that nothing is stored between the ids of one sample and the next.
     """
 
     raw: npt.NDArray[np.uint8]
@@ -366,7 +366,7 @@ class _Samples:
     contiguous: bool
 
 
-@lru_cache(maxsize=1)  # a shard is often read part by part
+@lru_cache(maxsize=1)  # consecutive reads are often in the same shard
 def _find_samples(
     folder: Path,
     name: str,

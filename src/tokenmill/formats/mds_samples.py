@@ -1,9 +1,9 @@
 """The bytes of one MDS shard: find the tokens of its samples, and write samples of tokens.
 
     shard    the number of samples, the start of each sample, the end of the last, JSON, the samples
-    sample   the size of each column that varies in size, then the columns
-    array    the ids; if the shape varies, a header before the ids: one byte for the number of
-             dimensions and the width of a length, then the length of each dimension
+    sample   the size of each column whose size is not fixed, then the columns
+    array    if the shape is not fixed, a header: one byte for the number of dimensions and the
+             number of bytes per length, then the length of each dimension; then the ids
 
 Every offset and size is checked against the bytes of the shard, for `_SAMPLES` samples at once.
 The result takes 16 bytes of memory per sample.
@@ -38,8 +38,8 @@ Bytes = npt.NDArray[np.uint8]
 class Layout:
     """Where the tokens are in a sample: in column `place`, counted from 0.
 
-    `sizes` has the size of each column in bytes, or None if the size varies. `count` is the number
-    of ids in a sample if samples have a fixed shape.
+    `sizes` has the size of each column in bytes, or None if the size is not fixed. `count` is the
+    number of ids in a sample if samples have a fixed shape.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Layout:
 
 
 def load_shard(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
-    """Map or decompress the bytes of a shard; refuse a shard that does not have `size` bytes.
+    """Map or decompress the bytes of a shard; raise an error if there are not `size` bytes.
 
     Decompressing stops once there are more than `size` bytes.
     """
@@ -81,7 +81,7 @@ def load_shard(folder: Path, name: str, size: int, compression: str | None) -> B
 
 
 def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[Integers, Integers]:
-    """Where the ids of each sample begin in a shard's bytes, and how many ids each sample has."""
+    """Return the byte where the ids of each sample begin, and how many ids each sample has."""
     found = int(raw[:4].view("<u4")[0]) if len(raw) >= 4 else -1
     header = 4 * (samples + 2)
     if found != samples or header > len(raw):
@@ -101,7 +101,7 @@ def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[I
 def _find_some(
     name: str, raw: Bytes, offsets: Integers, layout: Layout
 ) -> tuple[Integers, Integers]:
-    """Like `find_samples`, for the samples between these offsets."""
+    """Do the same as `find_samples`, for the samples between these offsets."""
     begins, ends = offsets[:-1], offsets[1:]
     if (ends < begins).any() or ends[-1] > len(raw):
         raise _damaged(name, "has samples out of order or beyond its end")
@@ -126,12 +126,12 @@ def _find_some(
     if (rest != 0).any() or (counts < 0).any():
         raise _damaged(name, f"has a sample that is not a whole number of {layout.dtype.name}")
     if layout.kind == ARRAY and (counts != _array_lengths(raw, starts[layout.place])).any():
-        raise _damaged(name, "has a sample whose length differs from the one in its header")
+        raise _damaged(name, "has a sample whose length differs from the length in its header")
     return first, counts
 
 
 def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> Integers:
-    """The sizes of the headers of one-dimensional arrays."""
+    """Return the size of the header of each array, which must have one dimension."""
     if (first >= last).any():
         raise _damaged(name, "has an array without a shape")
     kinds = raw[first].astype(np.int64)
@@ -144,7 +144,7 @@ def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> In
 
 
 def _array_lengths(raw: Bytes, first: Integers) -> Integers:
-    """Read the lengths in the headers of one-dimensional arrays; -1 if too large for any file."""
+    """Read the length in the header of each array; -1 stands for an impossibly large length."""
     widths = np.int64(1) << (raw[first].astype(np.int64) & 3)
     lengths = np.zeros(len(first), np.int64)
     for byte in range(8):
@@ -158,7 +158,7 @@ def _array_lengths(raw: Bytes, first: Integers) -> Integers:
 
 
 def _words(raw: Bytes, places: Integers) -> Integers:
-    """The 32-bit numbers at some offsets."""
+    """Read the 32-bit numbers at these offsets."""
     words: npt.NDArray[np.uint32] = raw[places[:, None] + np.arange(4)].view("<u4")
     return words[:, 0].astype(np.int64)
 
@@ -168,7 +168,7 @@ def _damaged(name: str, what: str) -> DamagedFileError:
 
 
 def measure_samples(lengths: Integers, width: int) -> Integers:
-    """The size of each sample in bytes, as `write_samples` writes it.
+    """Return how many bytes `write_samples` writes for each sample.
 
     `lengths` has the number of ids of each sample, and `width` is the size of an id in bytes.
     """
@@ -177,7 +177,7 @@ def measure_samples(lengths: Integers, width: int) -> Integers:
 
 
 def write_samples(file: AtomicFile, part: TokenRange, starts: list[int], advance: Advance) -> None:
-    """Write one sample per document; short documents are written in groups."""
+    """Write one sample per document. Short documents are written together in one call."""
     low, width = 0, part.dtype.itemsize
     while low < len(starts) - 1:
         high = bisect_right(starts, starts[low] + part.block) - 1
@@ -200,10 +200,10 @@ def write_samples(file: AtomicFile, part: TokenRange, starts: list[int], advance
 
 
 def _make_header(length: int, width: int) -> bytes:
-    """The bytes before the ids of a sample: the column's size, and the array's header.
+    """Return the bytes before the ids of a sample: the size of the column, and the array's header.
 
-    The array's header is one byte that holds the number of dimensions and the width of the length,
-    then the length itself.
+    The array's header is one byte for the number of dimensions and the number of bytes per length,
+    then the length.
     """
     shape_width = 1 if length < 1 << 8 else 2 if length < 1 << 16 else 4
     size = 1 + shape_width + length * width

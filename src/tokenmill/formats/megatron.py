@@ -1,8 +1,8 @@
 """Megatron-LM's pairs of `prefix.bin` (ids) and `prefix.idx` (sequences and documents).
 
-The path is the prefix, one of the two files, or a folder of pairs whose ids have the same dtype. A
-split has the tokens of its files, in order. A document has one or more of Megatron's sequences; in
-exports, it has exactly one. Like Megatron, exports store ids as uint16 for vocabularies below
+The path is the prefix, one of the two files, or a folder of pairs whose ids have the same dtype.
+The files of a split are joined in order. A document has one or more of Megatron's sequences; in
+exports, it has exactly one. Exports store ids as Megatron does: as uint16 for vocabularies below
 65,500, else as int32.
 
 Checked at opening: every index's header and size. Checked when a pair is first used, in one pass
@@ -39,8 +39,8 @@ _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
-_UINT16_VOCABULARY = 65_499  # the largest that Megatron itself stores as uint16
-_LONGEST = (1 << 31) - 1  # tokens of a sequence
+_UINT16_VOCABULARY = 65_499  # the largest vocabulary that Megatron stores as uint16
+_LONGEST = (1 << 31) - 1  # most tokens of a sequence
 
 Integers = npt.NDArray[np.int64]
 
@@ -53,7 +53,7 @@ class _Header:
 
 
 class Megatron(Format):
-    """A pair of files, or a folder of pairs."""
+    """Reads and writes a pair of files, or a folder of pairs."""
 
     name = "megatron"
     keeps_documents = True
@@ -79,7 +79,7 @@ class Megatron(Format):
         dtype = request.choose_dtype(_UINT16_VOCABULARY, wide="<i4")
         for split in request.splits:
             whole = request.take_all(split, dtype)
-            # The index comes first: it refuses a document that is too long.
+            # The index comes first, because writing it fails if a document is too long.
             yield FileJob(name=f"{split}.idx", tokens=0, write=partial(_write_index, whole))
             yield FileJob(name=f"{split}.bin", tokens=len(whole), write=whole.write)
 
@@ -100,8 +100,8 @@ def _write_index(whole: TokenRange, path: Path, _: Advance) -> None:
             lengths = np.diff(starts)
             if lengths.max(initial=0) > _LONGEST:
                 raise DatasetError(
-                    f"a document of split {tokens.split!r} has {lengths.max():,} tokens; a sequence "
-                    f"in Megatron's index may have {_LONGEST:,} at most."
+                    f"a document of split {tokens.split!r} has {lengths.max():,} tokens; in "
+                    f"Megatron's format, it may have at most {_LONGEST:,}. Export to another format."
                 )
             file.write(lengths.astype("<i4"))
         for starts in spilled.blocks():
@@ -112,14 +112,14 @@ def _write_index(whole: TokenRange, path: Path, _: Advance) -> None:
 
 
 def _list_splits(request: OpenRequest) -> tuple[Mapping[str, int], dict[str, list[str]]]:
-    """The sizes of the files, and the `.bin` files of each split."""
+    """Return the sizes of the files, and the `.bin` files of each split."""
     if not request.is_folder:
         prefix, ending = request.path.with_suffix(""), request.path.suffix
         index, ids = (prefix.with_name(prefix.name + end) for end in (".idx", ".bin"))
         if ending not in (".bin", ".idx") or not index.is_file():
-            raise NotThisFormat("it is not one of a pair of files, .bin and .idx")
+            raise NotThisFormat("it is not part of a pair of a .bin and an .idx file")
         if not request.read_head(index.name).startswith(_MAGIC):
-            raise NotThisFormat(f"{index.name} does not start with its magic bytes")
+            raise NotThisFormat(f"{index.name} does not start with Megatron's magic bytes")
         if not ids.is_file():
             raise DamagedFileError(ids.name, f"is missing from {request.folder}", FOREIGN_CURE)
         return {ids.name: ids.stat().st_size}, {"train": [ids.name]}
@@ -131,7 +131,7 @@ def _list_splits(request: OpenRequest) -> tuple[Mapping[str, int], dict[str, lis
     if alone:
         raise DatasetError(
             f"{min(alone)} in {request.path} has a .bin or an .idx file, but not both. Download the "
-            "other one, or open the pairs one by one, by prefix."
+            "missing file, or open each pair separately: FOLDER/PREFIX."
         )
     return request.files, split_shards(request, names)
 
@@ -145,7 +145,7 @@ def _read_header(request: OpenRequest, name: str) -> _Header:
 
 
 def _parse(file: BinaryIO, name: str) -> _Header:
-    """Parse the header of an index; refuse a header that does not match the size of the file."""
+    """Parse the header of an index; raise an error if it does not match the file's size."""
     size = measure_file(file)
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
@@ -156,7 +156,9 @@ def _parse(file: BinaryIO, name: str) -> _Header:
             f"{name} has version {version} of Megatron's index; only {_VERSION} is supported."
         )
     if code in _FLOATS:
-        raise DatasetError(f"{name} describes values of type {_FLOATS[code]}; tokens are integers.")
+        raise DatasetError(
+            f"{name} is an index of {_FLOATS[code]} values, but tokens are integers."
+        )
     if code not in _CODES:
         raise DamagedFileError(name, f"has the unknown dtype code {code}", FOREIGN_CURE)
     expected = _HEADER.size + 12 * sequences + 8 * indices
@@ -178,8 +180,8 @@ def _make_shards(
     for name, header in zip(names, headers, strict=True):
         if header.dtype != dtype:
             raise DatasetError(
-                f"{name} has ids of {header.dtype}, expected {dtype} as in the files before it. "
-                "Open it separately."
+                f"{name} has ids of {header.dtype}, expected {dtype} as in the earlier files. "
+                "Open this file separately."
             )
         if files[name] % dtype.itemsize:
             what = f"has {files[name]:,} bytes, which is not a whole number of {dtype.name}"
@@ -204,7 +206,7 @@ def _read_starts(folder: Path, names: list[str], sizes: list[int], number: int) 
 
 
 class _Index:
-    """A memory-mapped index. Its arrays keep the map alive."""
+    """A memory-mapped index. Its arrays keep the map open."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -219,7 +221,7 @@ class _Index:
         self.documents = whole[12 * count :].view("<i8")
 
     def check(self, size: int) -> None:
-        """Refuse an index whose sequences do not cover the `size` bytes of the `.bin` in order."""
+        """Raise an error unless the sequences cover all `size` bytes of the `.bin`, in order."""
         count, width = len(self.pointers), self.dtype.itemsize
         self._size = size
         if int(self.documents[-1]) != count:
@@ -227,7 +229,9 @@ class _Index:
             self._refuse(f"ends its last document at sequence {last}, expected {count:,}")
         ends = int(self.pointers[-1]) + int(self.lengths[-1]) * width if count else 0
         if ends != size:
-            self._refuse(f"ends its last sequence at byte {ends:,}, but the .bin has {size:,}")
+            self._refuse(
+                f"ends its last sequence at byte {ends:,}, but the .bin has {size:,} bytes"
+            )
         due = 0
         for low in range(0, count, BLOCK):
             pointers = self.pointers[low : low + BLOCK].astype(np.int64)
@@ -237,16 +241,16 @@ class _Index:
                 number = low + int(wrong.argmax())
                 self._refuse(
                     f"has sequence {number:,} of {lengths[number - low]} tokens at byte "
-                    f"{pointers[number - low]}, not where the one before ends"
+                    f"{pointers[number - low]}, not where the previous one ends"
                 )
             due = int(pointers[-1] + lengths[-1] * width)
 
     def find_starts(self, numbers: Integers) -> Integers:
-        """Find the first token of each document; this takes two lookups in the map per document."""
+        """Find the first token of each document, with two lookups in the index per document."""
         sequences = self.documents[numbers].astype(np.int64)
         count = len(self.pointers)
         if ((sequences < 0) | (sequences > count)).any():
-            self._refuse("has documents of sequences that do not exist")
+            self._refuse("has a document with a sequence that does not exist")
         if not count:
             return np.zeros_like(sequences)
         places = self.pointers[np.minimum(sequences, count - 1)].astype(np.int64)
@@ -257,7 +261,7 @@ class _Index:
 
 
 def _check_pair(file: BinaryIO, name: str) -> None:
-    """Check a `.bin`'s index. The result is cached until the index or the `.bin`'s size changes."""
+    """Check the index of a `.bin`. The result is cached until the index or the size changes."""
     path = as_path(file.name)
     index = path.with_name(_index_name(path.name))
     try:

@@ -21,7 +21,7 @@ from tokenmill.storage.files import write_file
 
 
 class NanoGPT(Format):
-    """A folder with one file per split."""
+    """Reads and writes a folder with one file per split."""
 
     name = "nanogpt"
 

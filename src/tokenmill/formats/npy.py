@@ -1,8 +1,8 @@
-"""NumPy files: integers in one dimension, in one file or in numbered shards.
+"""NumPy files: one-dimensional arrays of integers, in one file or in numbered shards.
 
-NumPy parses the headers; they are never read as tokens, and no pickle is loaded. Everything is
-checked at opening, which opens every file once; sizes are checked again when files are mapped.
-Exports have one file per split, with the bytes that `np.save` would write.
+NumPy parses the headers, so a header is not mistaken for tokens. No pickle is loaded. Opening opens
+every file once and checks its header and size. Exports have one file per split, with the bytes that
+`np.save` would write.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, open_forei
 from tokenmill.store.shards import FileShards
 
 MAGIC = b"\x93NUMPY"
-LONGEST_HEADER = 1 << 16  # bytes; arrays of integers have shorter headers
+LONGEST_HEADER = 1 << 16  # bytes; more than the header of an array of integers has
 
 
 class Npy(Format):
-    """One file, or a folder of numbered files."""
+    """Reads and writes .npy files: one file, or a folder of numbered files."""
 
     name = "npy"
 
@@ -37,7 +37,7 @@ class Npy(Format):
         if not request.read_head(first).startswith(MAGIC):
             reason = f"{first} does not begin with NumPy's magic bytes"
             if first.endswith(".npy"):
-                reason += ": it is truncated, damaged, or a file without a header such as OLMo's"
+                reason += ": it is damaged, or it has no header, like OLMo's files"
             raise NotThisFormat(reason)
         return Contents(
             splits={split: _make_shards(request, names) for split, names in splits.items()}
@@ -58,10 +58,10 @@ class Npy(Format):
 
 
 def _list_splits(request: OpenRequest) -> dict[str, list[str]]:
-    """The files of each split of a folder; refuses files that may not belong together."""
+    """Return the files of each split; raise an error if files may not belong together."""
     names = list_shards(request, ".npy")
     if not names or list_shards(request, ".bin"):
-        raise NotThisFormat("it is not a folder of .npy files only")
+        raise NotThisFormat("it is not a folder with only .npy files")
     for some in split_by_name(names).values():
         if len(some) > 1 and not request.chosen and not are_numbered(some):
             raise NotThisFormat("its .npy files are not numbered shards; open one file at a time")
@@ -74,7 +74,8 @@ def _make_shards(request: OpenRequest, names: list[str]) -> FileShards:
     for name, (other, *_) in zip(names, found, strict=True):
         if other != dtype:
             raise DatasetError(
-                f"{name} has ids of {other}, expected {dtype} as in the shards before it."
+                f"{name} has ids of {other}, expected {dtype} as in the earlier shards. "
+                "Open this file separately."
             )
     counts, offsets, sizes = np.array([places for _, *places in found], np.int64).T.copy()
     return FileShards(
@@ -89,7 +90,7 @@ def _make_shards(request: OpenRequest, names: list[str]) -> FileShards:
 
 
 def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, int, int]:
-    """Return the dtype of a file's ids, how many there are, their offset, and the file's size."""
+    """Return the dtype, number and offset of the ids in a file, and the size of the file."""
     with open_foreign(request.folder, name) as file:
         start = file.read(LONGEST_HEADER)
         size = file.seek(0, io.SEEK_END)
@@ -103,18 +104,18 @@ def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, i
 
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
-    """Read the number of ids, their dtype and their offset from a file's first bytes."""
-    # Parse from memory, because NumPy would read as many bytes as a damaged length says.
+    """Parse a header; return the number, dtype and offset of the ids."""
+    # Parse from memory: from a file, NumPy would read as many bytes as a damaged header says.
     file = io.BytesIO(start)
     try:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version in ((2, 0), (3, 0)):  # they differ only in the names of fields
+        elif version in ((2, 0), (3, 0)):  # versions 2 and 3 differ only in the names of fields
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
         else:
             raise ValueError(f"version {version} is not supported")
-    except Exception as error:  # damaged bytes can raise anything in NumPy's parser
+    except Exception as error:  # NumPy's parser can raise any error for damaged bytes
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         what = f"has no readable .npy header ({reason!r})"
         raise DamagedFileError(name, what, FOREIGN_CURE) from None
@@ -132,6 +133,6 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
 
 
 def _describe_shape(shape: tuple[int, ...]) -> str:
-    """A shape as text, without huge numbers: Python refuses to print over 4,300 digits."""
+    """Format a shape without huge numbers: Python refuses to print over 4,300 digits."""
     sizes = [str(size) if abs(size) < 1 << 63 else "…" for size in shape[:8]]
     return f"({', '.join(sizes)}{', …' if len(shape) > 8 else ''})"

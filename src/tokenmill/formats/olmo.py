@@ -1,12 +1,12 @@
 """OLMo's and dolma's pairs: `x.npy` has ids without a header, `x.csv.gz` one line per document.
 
-Despite its name, `x.npy` is not a NumPy file. It does not store the dtype; the user gives it. A line
-starts with two numbers: the document's first token, and the token after its last one. The rest of
-the line is ignored.
+Despite its name, `x.npy` is not a NumPy file. It does not store the dtype; the user passes it. A
+line starts with two numbers: the position of the document's first token, and the position after its
+last token. The rest of the line is ignored.
 
-Checked at opening: that sizes are whole numbers of ids. Checked when a file's documents are first
-used: that its lines cover the file in order. This reads the lines once. The starts of documents
-then stay in memory, 8 bytes per document, for `KEPT` files at a time.
+Checked at opening: that each file holds a whole number of ids. When the documents of a file are
+first used, all lines of its table are read, and must cover the file in order. The document starts
+of the last `KEPT` files stay in memory, 8 bytes per document.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tokenmill.formats.shard_names import list_shards, split_shards
 from tokenmill.storage.reading import DamagedFileError, open_foreign
 
 KEPT = 16
-_LONGEST = 1 << 16  # bytes of a line
+_LONGEST = 1 << 16  # most bytes of a line
 _CURE = (
-    "Copy or download both files again from their source; or, to open the ids without their "
-    "documents, name the format raw."
+    "Copy or download both files again. To open the ids without their documents, pass "
+    "`format='raw'`."
 )
 
 
 class Olmo(Format):
-    """One file, or a folder of files."""
+    """Reads an `x.npy` with its `x.csv.gz`, or a folder of such pairs."""
 
     name = "olmo"
 
@@ -50,7 +50,7 @@ class Olmo(Format):
             if not (request.folder / _table_name(name)).is_file():
                 raise NotThisFormat(f"{name} has no {_table_name(name)} next to it")
         if request.dtype is None:
-            raise NotThisFormat("nothing gives its dtype; pass it, such as `dtype='uint32'`")
+            raise NotThisFormat("no other file gives the dtype; pass it, such as `dtype='uint32'`")
         folder, check = request.folder.absolute(), choose_check(request)
         shards, documents = {}, {}
         for split, some in split_shards(request, names).items():
@@ -64,7 +64,7 @@ class Olmo(Format):
 
 
 def _read_starts(folder: Path, names: list[str], counts: list[int], number: int) -> DocumentStarts:
-    """Read and check the document starts of file `number`, from all lines of its table."""
+    """Read and check all document starts of a file from its table, `x.csv.gz`."""
     name, tokens = names[number], counts[number]
     starts = array("q", [0])
     for line_number, line in enumerate(_read_lines(folder, name), 1):
@@ -73,7 +73,7 @@ def _read_starts(folder: Path, names: list[str], counts: list[int], number: int)
         if not (start.isdigit() and end.isdigit() and len(start) < 19 and len(end) < 19):
             what = f"does not start line {line_number:,} with two numbers ({line[:80]!r})"
             raise DamagedFileError(name, what, _CURE)
-        # Empty documents are refused, so that the number of tokens limits the number of documents.
+        # Refuse empty documents: without them, a file cannot have more documents than tokens.
         if int(start) != starts[-1] or not int(start) < int(end) <= tokens:
             raise DamagedFileError(
                 name,

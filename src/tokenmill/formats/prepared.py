@@ -23,7 +23,7 @@ from tokenmill.store.tables import ShardTable
 
 
 class Prepared(Format):
-    """A dataset folder."""
+    """Reads the folder of a prepared dataset."""
 
     name = "tokenmill"
 
@@ -40,7 +40,8 @@ class Prepared(Format):
             if (folder / WORK_NAME).exists():
                 raise DatasetError(
                     f"{folder} is not finished: the run that writes it was interrupted or is still "
-                    "running. The same `tokenmill prepare` command resumes it."
+                    "running. To resume, run the same `tokenmill prepare` "
+                    "command again."
                 )
             raise NotThisFormat(f"it has no {MANIFEST_NAME}, so it is not a finished dataset")
         manifest = Manifest.from_json(data, folder)
@@ -74,7 +75,7 @@ def _make_shards(
 
 
 def read_contents(folder: Path, manifest: Manifest) -> Contents:
-    """The contents that a manifest describes."""
+    """Return the contents that a manifest describes."""
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     splits: dict[str, Shards] = {}
     documents: dict[str, DocumentTable] = {}

@@ -1,4 +1,4 @@
-"""Files of ids and nothing else: `x.bin`, folders of such files, OLMo's headerless `.npy`.
+"""Files that hold only ids: `x.bin`, folders of such files, and OLMo's `.npy` without a header.
 
 Such a file does not store its dtype. It is opened only if the dtype comes from one of these:
 
@@ -7,10 +7,11 @@ Such a file does not store its dtype. It is opened only if the dtype comes from 
                   `vocab_size` and `eot_id`
     a manifest    if the file is a shard of a prepared dataset
 
-The only possible check is that the size is a whole number of ids.
+The only possible check is that the file holds a whole number of ids.
 
-A folder of raw files needs the dtype from the user or from its `meta.json`. Its files are assigned
-to splits by their names (`val`, `test`), or by the subfolders `train`, `val` and `test`.
+For a folder, the dtype comes from the user or from `meta.json` in the folder. The files of a folder
+are assigned to splits by words in their names, such as `val`, or by the subfolders `train`, `val`
+and `test`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LONGEST_JSON = 1 << 20
 
 
 class Raw(Format):
-    """A file of ids and nothing else, or a folder of such files."""
+    """Reads a file that holds only ids, or a folder of such files."""
 
     name = "raw"
 
@@ -54,7 +55,7 @@ class Raw(Format):
         elif request.dtype is None:
             known = _read_beside(request.path)
         if not known:
-            missing = "no meta.json gives the" if request.is_folder else "nothing gives its"
+            missing = "no meta.json gives the" if request.is_folder else "no other file gives the"
             raise NotThisFormat(f"{missing} dtype; pass it, such as `dtype='uint16'`")
         dtype = known.pop("dtype")
         if not request.is_folder:
@@ -75,7 +76,7 @@ class Raw(Format):
 
 
 def _list_splits(request: OpenRequest) -> dict[str, dict[str, int]]:
-    """The files of each split with their sizes, in order."""
+    """Return the files of each split in order, and the sizes of all files."""
     if names := list(request.chosen or list_shards(request, ".bin")):
         return {
             split: {name: request.files[name] for name in some}
@@ -100,7 +101,7 @@ def make_shards(
 ) -> FileShards:
     """Make shards of files that hold only ids.
 
-    `check` is called now for the first and the last file, and later by `FileShards` for every file.
+    `check` is called now for the first and the last file, and for every file when it is first used.
     """
     dtype = fix_byte_order(dtype)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
@@ -129,12 +130,12 @@ def make_shards(
 
 
 def choose_check(request: OpenRequest) -> Callable[[BinaryIO, str], None] | None:
-    """Return a check that refuses files with a header, or None if the user named the format."""
+    """Return a function that refuses files with a header; None if the user named the format."""
     return None if request.format else _refuse_header
 
 
 def _refuse_header(file: BinaryIO, name: str) -> None:
-    """Refuse a file that starts with a header."""
+    """Raise an error if a file starts with a header."""
     file.seek(0)
     head = file.read(8)
     owner = (
@@ -144,13 +145,13 @@ def _refuse_header(file: BinaryIO, name: str) -> None:
         raise DamagedFileError(
             name,
             f"starts with what looks like {owner} header, but was opened as ids without a header",
-            "Move it to another folder. If those bytes are really ids, name the format.",
+            "Move the file to another folder. If it really has only ids, pass `format='raw'`.",
         )
 
 
 def _read_beside(path: Path) -> dict[str, Any]:
-    """Find facts about a raw file in a JSON file next to it, or in the manifest of its dataset."""
-    if path.suffix == ".json":  # it would describe itself
+    """Find facts about a raw file, in a JSON file next to it or in a dataset's manifest."""
+    if path.suffix == ".json":  # this JSON file is the file to open
         return {}
     for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):
         if known := read_metadata(path.with_name(name)):

@@ -1,4 +1,4 @@
-"""Find the shards in a folder; their names give the order, the splits and any missing numbers."""
+"""Find the shards in a folder. Their names give the order and the splits, and show gaps."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _MASK = bytes.maketrans(b"123456789", b"0" * 9)  # turns every digit into 0
 
 
 def list_shards(request: OpenRequest, ending: str) -> list[str]:
-    """The names of all files with an ending, in the folder or as the single file.
+    """Return the names of all files with this ending.
 
-    Names are sorted, with numbers compared as numbers; files that the user named keep their order.
+    Names are sorted, with numbers compared as numbers. Files that the user named keep their order.
 
-    A name with the ending may belong to something other than a file, such as a broken link, in
-    place of a missing shard. Such an entry is refused if there is also a file with the same ending,
-    or a file with the same name and another ending. Otherwise the entry has nothing to do with the
-    data and is skipped.
+    A broken link or a folder may have this ending too, perhaps in place of a missing shard. This is
+    an error if a file has the same ending, or the same name with another ending. Otherwise such an
+    entry is skipped.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -55,11 +54,11 @@ def list_shards(request: OpenRequest, ending: str) -> list[str]:
             raise DamagedFileError(
                 name,
                 f"in {request.path} {what}",
-                "Replace it with the file itself, or move it out of the folder.",
+                "Replace it with a file, or move it out of the folder.",
             )
     if request.chosen is None:
         names = sort_names(names)
-    else:  # in the user's order: named files with the ending, or else the files that belong to them
+    else:  # named files with the ending or, if there are none, files that belong to named ones
         beside = (os.path.splitext(name)[0] + ending for name in request.chosen)
         chosen = [name for name in request.chosen if name.endswith(ending)]
         names = chosen or [name for name in beside if name in request.files]
@@ -73,13 +72,13 @@ def sort_names(names: list[str]) -> list[str]:
     >>> sort_names(["a_10.bin", "a_9.bin"])
     ['a_9.bin', 'a_10.bin']
     """
-    # Fast path: if names have their digits at the same places, plain sorting is correct.
+    # Fast path: if all names have digits at the same places, plain sorting is correct.
     names = sorted(names)
     return names if _are_alike(names) else sorted(names, key=by_numbers)
 
 
 def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[str]]:
-    """Assign shards to splits by name; refuses a folder in which a numbered shard is missing."""
+    """Assign shards to splits by name; raise an error if a numbered shard is missing."""
     if not request.is_folder:
         return {"train": list(names)}
     splits = {split: some for split, some in split_by_name(names).items() if some}
@@ -91,9 +90,9 @@ def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[s
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     """Assign names to splits.
 
-    Names with a word for validation are `val`. Names with a word for testing are `test`, unless
-    they also have a word for training. All others are `train`. If all names would be `test`, they
-    are `train`.
+    A name with a word for validation goes to `val`. A name with a word for testing goes to `test`,
+    unless it also has a word for training. All other names go to `train`. If all names would go to
+    `test`, they go to `train`.
 
     >>> split_by_name(["web_train_1.bin", "web_val_0.bin", "interval_2.bin", "test.bin"])
     {'train': ['web_train_1.bin', 'interval_2.bin'], 'val': ['web_val_0.bin'], 'test': ['test.bin']}
@@ -116,7 +115,7 @@ def _find_split(name: str) -> str:
 
 
 def are_numbered(names: Sequence[str]) -> bool:
-    """Whether names differ only in numbers.
+    """Return whether names differ only in numbers.
 
     >>> are_numbered(["a_1.npy", "a_2.npy"]), are_numbered(["a_1.npy", "b_2.npy"])
     (True, False)
@@ -125,12 +124,12 @@ def are_numbered(names: Sequence[str]) -> bool:
 
 
 def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
-    """Refuse numbered shards if one is missing, as after an incomplete download.
+    """Raise an error if a numbered shard is missing, as after an incomplete download.
 
     Without this check, the missing shard would silently change the data. `x-00001-of-00008.bin`
-    says that there must be 8 shards. Other names are numbered by the last number that varies:
-    `x_1.bin` and `x_3.bin` lack `x_2.bin`. Users who name the files or the format themselves want
-    exactly those files, so there is no check for them. The names must be sorted.
+    says that there must be 8 shards. In other names, the last number that varies is the number of
+    the shard: with `x_1.bin` and `x_3.bin`, `x_2.bin` is missing. If the user names the files or
+    the format, nothing is checked. The names must be sorted.
     """
     if request.format is not None or request.chosen or not names or _is_unbroken(names):
         return
@@ -145,22 +144,23 @@ def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
             if high >= low + whole:
                 raise DatasetError(
                     f"{before}{found[high]}{after} in {request.path} has a number that is too large: "
-                    f"there should be {whole:,} such files. Remove files that do not belong there."
+                    f"there should be {whole:,} such files. Remove the files that do not belong there."
                 )
             high = low + whole - 1
         if len(found) < high - low + 1:
             missing = next(number for number in range(low, high + 1) if number not in found)
             raise DatasetError(
                 f"{before}{missing:0{width}}{after} is missing from {request.path}: {there}. "
-                "Download it; or, to open the others, name the format (see docs/formats.md)."
+                "Download it. To open the other files without it, pass `format=NAME`; docs/formats.md "
+                "lists the names."
             )
 
 
 def _find_sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, str]]]:
-    """Group names that differ only in the number that counts shards.
+    """Group names that differ only in the number of the shard.
 
-    Yields the text before the number, the text after it, and the numbers, each with its digits as
-    written: `x_07.bin` and `x_08.bin` give ("x_", ".bin", {7: "07", 8: "08"}).
+    For each group, yield the text before the number, the text after it, and the numbers with their
+    digits: `x_07.bin` and `x_08.bin` give ("x_", ".bin", {7: "07", 8: "08"}).
     """
     alike: dict[str, list[list[str]]] = defaultdict(list)
     for name in names:
@@ -183,9 +183,9 @@ def _find_sequences(names: Sequence[str]) -> Iterator[tuple[str, str, dict[int, 
 
 
 def _is_unbroken(names: Sequence[str]) -> bool:
-    """Whether sorted names are certainly one sequence without a gap; False if that is unclear.
+    """Return whether sorted names are one sequence without a gap; False if this is unclear.
 
-    A fast path for very many names.
+    This is a fast path for very many names.
     """
     lined_up = _line_up(names)
     if lined_up is None:
@@ -195,8 +195,8 @@ def _is_unbroken(names: Sequence[str]) -> bool:
     if len(differ) != 1 or _OF.search(names[0]):
         return False
     place = differ[0]
-    # A name sorted between two names with a common prefix has that prefix, too. So only the rest of
-    # the names has to be compared.
+    # The names are sorted, so a prefix that the first and the last name share is in all names. Only
+    # the rest of the names has to be compared.
     after = len(_encode(first[: place + 1]))
     count = int(last[place]) - int(first[place]) + 1
     return count == len(names) and bool((lined_up[:, after:] == lined_up[0, after:]).all())
@@ -207,10 +207,10 @@ def _are_alike(names: Sequence[str]) -> bool:
 
 
 def _line_up(names: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The bytes of names as an array with one row per name.
+    """Return the bytes of names as an array with one row per name.
 
-    Returns None unless the names differ only in digits, at the same places. All names are handled
-    at once. For very many names, this is ten times as fast as a loop.
+    Return None if names differ in more than their digits, or have digits at different places. There
+    is no loop over names: for very many names, this is ten times as fast.
     """
     first, together = (_encode(some, end="\0") for some in (names[:1], names))
     if together.translate(_MASK) != first.translate(_MASK) * len(names):

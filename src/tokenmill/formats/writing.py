@@ -1,7 +1,7 @@
-"""What the writers of all formats share: the request to write, and jobs that write one file each.
+"""Shared by the writers of all formats: the request to write, and jobs that write one file each.
 
-Each file is made from a range of tokens, independently of the others. A file under its final name
-is complete and is not written again. Memory holds one block of tokens at a time.
+Each file is made from a range of tokens, independently of other files. A file gets its final name
+only when it is complete, and is then not written again. One block of tokens is in memory at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FileJob:
-    """A file to write: `write` writes it to a path and reports how many tokens it wrote.
+    """A file to write. `write(path, advance)` writes it and reports its progress to `advance`.
 
     `name` is relative to the folder of the export. It may include one subfolder, as in
-    `train/000.bin`, which is then created. `tokens` is 0 for a file without ids. `write` must use
-    `AtomicFile` or `write_file` of `storage.files`, because a file that exists counts as complete.
+    `train/000.bin`; the subfolder is created. `tokens` is 0 for a file without ids. `write` must
+    use `AtomicFile` or `write_file` of `storage.files`, because a file that exists counts as
+    complete.
     """
 
     name: str
@@ -38,7 +39,7 @@ class FileJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRange:
-    """The tokens [start, stop) of a split, to be written as `dtype` in blocks of `block` tokens."""
+    """The tokens [start, stop) of a split, to be written as `dtype`, `block` tokens at a time."""
 
     tokens: Tokens
     start: int
@@ -47,7 +48,7 @@ class TokenRange:
     block: int = BLOCK
 
     def copy(self, file: AtomicFile, advance: Advance) -> None:
-        """Append the ids to a file; an id that the dtype cannot hold is an error."""
+        """Append the ids to a file; raise an error if the dtype cannot hold an id."""
         ids = np.empty(min(self.block, len(self)), self.dtype)
         for low in range(self.start, self.stop, self.block):
             some = ids[: min(self.block, self.stop - low)]
@@ -68,11 +69,11 @@ class TokenRange:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteRequest:
-    """The splits to write, known facts about their ids, and the size of files.
+    """The splits to write, facts about their ids, and the size of the files.
 
     `dtype` is the dtype of the ids in the source, and `tokenizer` is the name of the tokenizer that
-    made them. `eot_id` is None if the tokens contain no end-of-text id. `tokens_per_shard` is for
-    formats with several files per split.
+    made them. `eot_id` is None if the tokens contain no end-of-text id. `tokens_per_shard` is only
+    for formats with several files per split.
     """
 
     splits: Mapping[str, Tokens]
@@ -84,14 +85,14 @@ class WriteRequest:
     block: int = BLOCK
 
     def choose_dtype(self, most: int = 1 << 16, wide: str = "<u4") -> np.dtype[Any]:
-        """Return uint16 for vocabularies of at most `most` ids, and `wide` for larger ones."""
+        """Return uint16 if the vocabulary has at most `most` ids, otherwise `wide`."""
         size = self.vocab_size
         if size is None:
             size = int(np.iinfo(self.dtype).max) + 1
         return np.dtype("<u2" if size <= most else wide)
 
     def take_all(self, split: str, dtype: np.dtype[Any]) -> TokenRange:
-        """All tokens of a split."""
+        """Return the range of all tokens of a split."""
         return self._take(split, 0, len(self.splits[split]), dtype)
 
     def cut_into_shards(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
@@ -101,7 +102,7 @@ class WriteRequest:
             yield self._take(split, start, min(start + self.tokens_per_shard, total), dtype)
 
     def cut_between_documents(self, split: str, dtype: np.dtype[Any]) -> Iterator[TokenRange]:
-        """Yield ranges of whole documents; only the last may be below `tokens_per_shard` tokens."""
+        """Yield ranges of whole documents, at least `tokens_per_shard` tokens each but the last."""
         tokens = self.splits[split]
         for start, stop in split_between_documents(tokens, self.tokens_per_shard):
             yield self._take(split, start, stop, dtype)

@@ -1,13 +1,13 @@
-"""Datasets on the Hub that are used like local ones: hf://datasets/OWNER/NAME.
+"""Use datasets on the Hub like local ones: hf://datasets/OWNER/NAME.
 
-They are fetched into the Hub's own cache, in its layout: file contents are under `blobs`, named by
-checksum, and the file names of each commit are under `snapshots`. So tokenmill and the Hub's tools
-share files. A name under `snapshots` is a hard link to its blob, if the disk allows it, because a
-prepared dataset refuses symbolic links that lead out of its folder.
+Files are fetched into the cache of huggingface_hub, in its layout: file contents are under `blobs`,
+named by checksum, and the file names of each commit are under `snapshots`. So tokenmill and other
+programs share these files. A name under `snapshots` is a hard link to its blob, if the disk allows
+hard links, because a prepared dataset refuses symbolic links that lead out of its folder.
 
-A file of the right size counts as present, because every file gets its name only after its checksum
-was verified. Opening costs one request, or none if the path names a commit. Without a network, the
-last known commit is used if every requested file is present.
+A file gets its name only after its checksum was verified, so a file of the right size counts as
+present. Opening costs one request, or none if the path names a commit. Without a network, the last
+known commit is used, if all requested files are present.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tokenmill.wording import counted, size
 
 
 def find_cached_files(text: str) -> list[Path]:
-    """The local paths of the text files at a Hub path; fetches them if needed."""
+    """Return the local paths of the text files at a Hub path; fetch missing files first."""
     found = _find(parse_hub_path(text))
     if found.choice.kind != "text":
         raise InputError(
-            f"{found.where} holds tokens, not text, so it needs no preparation. Open it directly: "
-            f"tokenmill info {found.where}"
+            f"{found.where} holds tokens, not text, so it needs no preparation. To open it, use "
+            f"its path directly: tokenmill info {found.where}"
         )
     return _fetch(found)
 
 
 def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
-    """The local path of the tokens (a file or a folder) at a Hub path; fetches them if needed."""
+    """Return the local file or folder with the tokens at a Hub path; fetch missing files first."""
     found = _find(where := parse_hub_path(text))
     if found.choice.kind == "text":
         raise DatasetError(
@@ -64,10 +64,10 @@ def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The files at a Hub path. `offline` is the error if the Hub could not be reached."""
+    """The files at a Hub path. If the Hub could not be reached, `offline` is the error."""
 
     where: HubPath
-    folder: Path  # of the repository, in the cache
+    folder: Path  # the folder of the repository in the cache
     commit: str
     choice: Choice
     offline: WorkError | None
@@ -78,7 +78,7 @@ class _Found:
 
 
 def _find(where: HubPath) -> _Found:
-    find_endpoint()  # reports a missing package
+    find_endpoint()  # raises an error if huggingface_hub is missing
     from huggingface_hub import constants
 
     cache = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
@@ -87,7 +87,7 @@ def _find(where: HubPath) -> _Found:
     listing = _listing_path(folder, commit)
     try:
         files = tuple(HubFile(**file) for file in load_json(_read(listing)))
-    except (ValueError, TypeError, TokenmillError):  # missing or damaged
+    except (ValueError, TypeError, TokenmillError):  # the saved list of files is missing or damaged
         files = list_files(where.repository, commit)
         _write(folder, listing, orjson.dumps([asdict(file) for file in files]))
     choice = choose(files, where.repository, path=where.path)
@@ -95,7 +95,7 @@ def _find(where: HubPath) -> _Found:
 
 
 def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
-    """The commit of a revision; if the Hub is unreachable, the last known commit and the error."""
+    """Find the commit of a revision. Offline, return the last known commit and the error."""
     reference = folder / "refs" / where.revision
     known = _read(reference).decode(errors="replace").strip()
     try:
@@ -120,7 +120,7 @@ def _fetch(found: _Found) -> list[Path]:
     missing = [
         file
         for file, path in paths.items()
-        # The Hub's tools make symbolic links, which a prepared dataset refuses.
+        # huggingface_hub makes symbolic links, which a prepared dataset refuses.
         if not _is_there(path, file.size) or (found.choice.kind == "prepared" and path.is_symlink())
     ]
     transfers = {
@@ -132,7 +132,7 @@ def _fetch(found: _Found) -> list[Path]:
         raise found.offline
     if transfers:
         total = size(sum(transfer.file.size for transfer in transfers.values()))
-        lines = Display()  # prints lines: a caller may have its own bar on the terminal
+        lines = Display()  # prints lines, because the caller may show a progress bar
         lines.note(
             f"{found.where}: fetching {counted(len(transfers), 'file')}, {total}, "
             f"into {found.folder}"
@@ -145,13 +145,13 @@ def _fetch(found: _Found) -> list[Path]:
 
 
 def _link(folder: Path, blob: Path, path: Path) -> None:
-    """Link a blob under its file name; another process may make the same link at the same time."""
+    """Link a blob under its file name. Another process may do the same at the same time."""
     make_subfolder(folder, path.parent)
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
         temporary.hardlink_to(blob.resolve())
-    except OSError:  # no hard links on this file system, or the blob is on another one
+    except OSError:  # a hard link is impossible here
         temporary.symlink_to(blob.resolve())
     temporary.replace(path)
 

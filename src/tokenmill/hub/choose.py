@@ -1,8 +1,8 @@
-"""Which files of a repository to fetch: by path, kind, shard number, split and count.
+"""Choose which files of a repository to fetch: by path, kind, shard number, split and count.
 
 From a repository or folder, only one kind of file is fetched: a prepared dataset if there is one,
 else token files, else Parquet, else JSON lines, else plain text. So dataset cards and configuration
-files are not fetched unless you name them. If a request matches nothing, the error lists what
+files are not fetched unless you name them. If no file matches the request, an error lists what
 exists.
 """
 
@@ -18,20 +18,20 @@ from tokenmill.hub.repository import HubFile
 from tokenmill.storage.names import MANIFEST_NAME, by_numbers
 
 _TOKENS = (".bin", ".npy", ".ds")
-_INDEX_ENDINGS = (".idx", ".index", ".metadata", ".csv.gz")  # of files that describe one token file
-_INDEX_NAME = "index.json"  # of the file that describes all token files of its folder
+_INDEX_ENDINGS = (".idx", ".index", ".metadata", ".csv.gz")  # of files that belong to a token file
+_INDEX_NAME = "index.json"  # this file belongs to all token files of its folder
 _COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
 _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _COMPRESSIONS)
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
 _KINDS = [("tokens", _TOKENS), ("text", (".parquet",)), ("text", _LINES), ("text", _PLAIN)]
 _NOT_TEXT = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
-_DIGITS = 18  # of a shard's number; Python refuses to convert very long numbers
+_DIGITS = 18  # of a shard number; Python refuses to convert very long numbers
 _SPLITS = {"val": "val|valid|validation", "validation": "val|valid|validation"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Files to fetch. `kind` is "prepared", "tokens" or "text"."""
+    """The files to fetch. `kind` is "prepared", "tokens" or "text"."""
 
     files: tuple[HubFile, ...]
     kind: str
@@ -56,7 +56,7 @@ def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
 
 
 def shard_number(path: str) -> int | None:
-    """Find the shard number of a token file: the last number in its name.
+    """Return the shard number of a token file: the last number in its name.
 
     >>> shard_number("edu_fineweb_train_000012.bin"), shard_number("train.bin")
     (12, None)
@@ -124,12 +124,13 @@ def _of_one_kind(files: list[HubFile], path: str, repository: str) -> tuple[list
     raise InputError(
         f"{repository} has neither tokens (.bin, .npy) nor text (.parquet, .jsonl, .txt), only "
         f"{len(files):,} other files, such as {files[0].path}. The Hub keeps a Parquet copy of many "
-        "datasets: append @refs/convert/parquet to the name."
+        "datasets: append "
+        "@refs/convert/parquet to the repository's name."
     )
 
 
 def _find_indexes(files: Sequence[HubFile], chosen: Sequence[HubFile]) -> list[HubFile]:
-    """The index files that are needed to read the chosen token files."""
+    """Find the index files that are needed to read the chosen token files."""
     paths = {file.path for file in chosen}
     stems = paths | {path.rpartition(".")[0] for path in paths}
     indexes = {"".join(path.rpartition("/")[:2]) + _INDEX_NAME for path in paths}

@@ -1,14 +1,14 @@
-"""Fetch files of the Hub: resumed in the middle of a file, checked to the byte, four at once.
+"""Fetch files of the Hub, four at once. A download resumes in the middle of a file.
 
-Guarantees: a file gets its name only once its bytes are complete, match the Hub's checksum and are
-on disk. Until then, the bytes are in a hidden file in the same folder, named after the checksum. So
-a killed download resumes and never mixes two versions. Processes with the same target folder take
+Guarantees: a file gets its name only when it is complete, matches the Hub's checksum and is flushed
+to disk. Until then, it is a hidden file in the same folder, with the checksum in its name. So a
+killed download resumes and never mixes two versions. Processes with the same target folder take
 turns.
 
-Costs one request per file, and one more each time the connection is lost. Hashing happens while
-bytes arrive; a partial file is read once when it is resumed.
+Costs: one request per file, and one more each time the connection is lost. Bytes are hashed as they
+arrive; a partial file is read once when it is resumed.
 
-`hf_hub_download` cannot replace this. Three trials with huggingface_hub 2.4:
+`hf_hub_download` cannot replace this module. Three trials with huggingface_hub 2.4:
 
 - After a kill at 25 of 30 MB, it fetched all 30 MB again, and left the 21 MB of the first attempt
   in the cache for good.
@@ -46,23 +46,23 @@ from tokenmill.wording import duration
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-KEPT = "what was fetched is kept"
+KEPT = "downloaded data is kept"
 _AT_ONCE = 4
 _BLOCK = 1 << 20
-_ATTEMPTS = 5  # requests in a row without a new byte
-_TRIES = 2  # downloads of a file, if it arrives damaged
-_REPORT_EVERY = 0.1  # seconds
+_ATTEMPTS = 5  # give up after this many requests in a row without a new byte
+_TRIES = 2  # how often a file is downloaded if it arrives damaged
+_REPORT_EVERY = 0.1  # seconds between progress reports
 _NOTED_WAIT = 10  # seconds; a longer wait is printed
-_POLL = 0.2  # seconds, while another process holds the folder
+_POLL = 0.2  # seconds between checks whether the folder is free
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
-    """Ends a transfer because another file failed, or the user pressed Ctrl-C."""
+    """Raised to end a transfer after another file failed or the user pressed Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A file of the Hub and its target. `check` raises a DatasetError if the content is damaged."""
+    """A file of the Hub and its local path. `check` raises a DatasetError if a file is damaged."""
 
     file: HubFile
     target: Path
@@ -70,12 +70,14 @@ class Transfer:
 
     @property
     def part(self) -> Path:
-        name = self.target.name.encode()[:150].decode(errors="ignore")  # a name may have 255 bytes
+        name = self.target.name.encode()[:150].decode(
+            errors="ignore"
+        )  # file systems allow 255 bytes
         return self.target.with_name(f".{name}.{self.file.digest[:16]}.part")
 
     @property
     def arrived(self) -> int:
-        """How many bytes an earlier attempt left; 0 if they are more than the file has."""
+        """The size of the partial file from an earlier attempt; 0 if it is larger than the file."""
         size = _size(self.part) or 0
         return size if size <= self.file.size else 0
 
@@ -83,7 +85,7 @@ class Transfer:
 def fetch_files(
     transfers: Sequence[Transfer], where: HubPath, commit: str, folder: Path, watcher: Watcher
 ) -> int:
-    """Fetch the files that are missing or wrong; returns the number of bytes fetched."""
+    """Fetch the files that are missing or wrong; return the number of bytes fetched."""
     with explain_disk_errors(KEPT), _hold(folder, watcher):
         missing = _find_missing(transfers, watcher)
         _sync_folders(transfers, folder)
@@ -94,8 +96,8 @@ def fetch_files(
         free = shutil.disk_usage(folder).free
         if free < left:
             raise FolderError(
-                f"{left:,} bytes remain to be fetched, but the disk of {folder} has only {free:,} "
-                "free. Choose fewer files, or a folder on another disk."
+                f"{left:,} bytes remain to be downloaded, but the disk of {folder} has only "
+                f"{free:,} bytes free. Choose fewer files, or a folder on another disk."
             )
         for one in missing:
             make_subfolder(folder, one.target.parent)
@@ -104,7 +106,7 @@ def fetch_files(
 
 
 def _sync_folders(transfers: Sequence[Transfer], folder: Path) -> None:
-    """Flush the folders of all existing files; an earlier run may have ended before it did so."""
+    """Flush the folders of all existing files, in case an earlier run was killed before that."""
     parents = {parent for one in transfers for parent in one.target.parents}
     for parent in parents:
         if parent.is_relative_to(folder.parent) and parent.is_dir():
@@ -113,7 +115,7 @@ def _sync_folders(transfers: Sequence[Transfer], folder: Path) -> None:
 
 @contextmanager
 def _hold(folder: Path, watcher: Watcher) -> Iterator[None]:
-    """Lock a folder; waits for any other process that downloads into it."""
+    """Lock a folder. If another process downloads into the folder, wait for that process."""
     make_folder(folder)
     lock = FileLock(folder, is_folder=True)
     if not lock.acquire():
@@ -139,7 +141,7 @@ def _find_missing(transfers: Sequence[Transfer], watcher: Watcher) -> list[Trans
                 right.add(one.target)
             else:
                 watcher.note(f"{one.target} differs from the file on the Hub; fetching it again.")
-    finally:  # on Ctrl-C, wait only for the files that are being read
+    finally:  # after Ctrl-C, do not check more files
         pool.shutdown(cancel_futures=True)
     return [one for one in transfers if one.target not in right]
 
@@ -173,7 +175,7 @@ def _fetch_missing(
         try:
             for future in as_completed(futures):
                 future.result()
-        finally:  # after an error or Ctrl-C, nothing new starts and running transfers end soon
+        finally:  # after an error or Ctrl-C, end running transfers and start no others
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
     progress.report()
@@ -181,7 +183,7 @@ def _fetch_missing(
 
 
 class _Progress:
-    """Adds up the bytes that several threads fetch; one thread at a time reports the total."""
+    """Adds up the bytes that several threads fetch, and reports them to one watcher."""
 
     def __init__(self, watcher: Watcher) -> None:
         self.fetched = self._unreported = 0
@@ -204,7 +206,7 @@ class _Progress:
 
 
 def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, stop: Event) -> None:
-    """Fetch one file under its partial name, check it, and rename it."""
+    """Fetch one file under a temporary name, check it, and rename it."""
     file, part = transfer.file, transfer.part
     for _ in range(_TRIES):
         if _fill(transfer, url, repository, progress, stop) == file.digest:
@@ -214,8 +216,8 @@ def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, s
     else:
         raise WorkError(
             f"{file.path} of {repository} arrived {_TRIES} times with a wrong checksum and was "
-            "discarded. Something between you and the Hub, such as a proxy, alters it: try again, or "
-            "use another network."
+            "discarded. Something between you and the Hub, such as a proxy, changes the file. Try "
+            "again, or use another network."
         )
     try:
         if transfer.check is not None:
@@ -232,7 +234,7 @@ def _fetch(transfer: Transfer, url: str, repository: str, progress: _Progress, s
 
 
 def _fill(transfer: Transfer, url: str, repository: str, progress: _Progress, stop: Event) -> str:
-    """Complete a partial file and flush it; returns the checksum of the whole file."""
+    """Download the rest of a partial file, and return the checksum of the whole file."""
     size = transfer.file.size
     with os.fdopen(open_entry(transfer.part), "r+b") as part:
         if os.fstat(part.fileno()).st_size > size:
@@ -254,8 +256,8 @@ def _fill(transfer: Transfer, url: str, repository: str, progress: _Progress, st
             failures = 0 if have > before else failures + 1
             if failures == _ATTEMPTS:
                 raise cause or WorkError(
-                    f"{transfer.file.path} ends after {have:,} of {size:,} bytes. Try again later; "
-                    "the same command resumes from there."
+                    f"{transfer.file.path} ends after {have:,} of {size:,} bytes. To resume "
+                    "later, run the same command again."
                 )
             if failures:
                 wait = max(2.0 ** (failures - 1), cause.wait if cause else 0)
@@ -269,12 +271,12 @@ def _fill(transfer: Transfer, url: str, repository: str, progress: _Progress, st
 
 
 def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes]:
-    """The bytes of a file from `start`, as they arrive."""
+    """Yield the bytes of a file from `start` on, as they arrive."""
     headers = {"Range": f"bytes={start}-"} if start else {}
     with request(url, repository, headers) as response:
         # A server may ignore the range and send the whole file.
         place = start if response.status_code == 206 else 0
-        for block in response.iter_raw():  # without a block size: a full block may never arrive
+        for block in response.iter_raw():  # no block size, because a full block may never arrive
             wanted = block[max(start - place, 0) : size - place]
             place += len(block)
             if wanted:
@@ -284,7 +286,7 @@ def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """Hash `content` as the Hub does for this file, with SHA-256 or git's SHA-1."""
+    """Hash `content` in the way of the Hub's checksum: with SHA-256 or git's SHA-1."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64

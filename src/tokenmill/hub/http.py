@@ -1,10 +1,10 @@
-"""Requests to the Hub: bounded in time and memory, with errors that say what to do.
+"""Send requests to the Hub, bounded in time and memory, with errors that say what to do.
 
 `huggingface_hub` makes the connections; its environment variables set endpoint, token, proxies and
-timeouts. Its own handling of errors is not used, because it reads the whole body of an error, waits
-as long as the server asks, and raises other exceptions if the body has an unexpected form. No
-compression is requested, and bodies are never decompressed, because a few compressed bytes could
-expand to gigabytes.
+timeouts. Its error handling is not used, because it reads the whole body of an error, waits as long
+as the server asks, and raises other exceptions if the body has an unexpected form. Compressed
+answers are neither requested nor decompressed, because a few compressed bytes could expand to
+gigabytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES = 64 << 20  # limit for a JSON answer; a page of files has less than 1 MB
 ANSWER_SECONDS = 120.0
-LONGEST_WAIT = 300.0  # seconds that a server may ask to wait before the next request
-_RESUMES = "What has arrived is kept; the same command resumes from there."
+LONGEST_WAIT = 300.0  # seconds; if the server asks for a longer wait, wait this long
+_RESUMES = "Downloaded data is kept. To resume, run the same command again."
 
 
 class Unavailable(WorkError):  # noqa: N818  (named after what users see)
-    """The Hub is busy or out of reach, so the same request may work later.
+    """The Hub is busy or cannot be reached. The same request may work later.
 
     `wait` is the number of seconds that the Hub asks to wait.
     """
@@ -41,7 +41,7 @@ class Unavailable(WorkError):  # noqa: N818  (named after what users see)
 
 
 def find_endpoint() -> str:
-    """The address of the Hub; sends no request."""
+    """Return the address of the Hub. No request is sent."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -63,7 +63,7 @@ def find_endpoint() -> str:
 def request(
     url: str, repository: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[Response]:
-    """The answer to a GET request; read its body with `iter_raw`. Raises if the status is an error."""
+    """Send a GET request, and yield the response. Raise an error for an HTTP error status."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are, lazily
         build_hf_headers,
@@ -77,7 +77,7 @@ def request(
             url,
             headers={**sent, **(headers or {})},
             timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            retry_on_exceptions=(),  # callers retry, from where they stopped
+            retry_on_exceptions=(),  # callers retry themselves, and resume
             retry_on_status_codes=(),
         ) as response:
             if response.status_code not in (200, 206):
@@ -97,7 +97,7 @@ def request(
 
 
 def read_json(url: str, repository: str, *, attempts: int = 1) -> tuple[Any, str | None]:
-    """The JSON at an address of the Hub, and the query string of the next page, if there is one."""
+    """Read JSON from the Hub; return it, and the query string of the next page or None."""
     for attempt in range(1, attempts):
         try:
             return _read_json(url, repository)
@@ -120,17 +120,17 @@ def _read_json(url: str, repository: str) -> tuple[Any, str | None]:
                     f"{ANSWER_SECONDS:.0f} seconds. Try again later. {_RESUMES}"
                 )
     try:
-        # The rest of the address is not used, since it could name another server.
+        # Use only the query string of the next page: its address could name another server.
         return parse_json(bytes(body)), None if following is None else urlsplit(following).query
     except ValueError as error:
         raise not_the_hub(f"its answer about {repository} is not valid JSON ({error})") from None
 
 
 def not_the_hub(what: str) -> InputError:
-    """The error for an answer that cannot come from the Hub."""
+    """Return the error for an answer that cannot come from the Hub."""
     return InputError(
         f"{find_endpoint()} does not answer like the Hub: {what}. Check HF_ENDPOINT if you set it, "
-        "and whether a proxy or a login page answers instead."
+        "and check whether a proxy or a login page answers instead of the Hub."
     )
 
 
@@ -144,13 +144,13 @@ def _explain_status(repository: str, response: Response) -> TokenmillError:
         )
     if code == "RepoNotFound":
         return InputError(
-            f"The Hub has no dataset {repository!r}, or it is private. Check the name at {page}; if "
-            "it is private, log in with: hf auth login"
+            f"The Hub has no dataset {repository!r}, or the dataset is private. Check the name at "
+            f"{page}. For a private dataset, log in with: hf auth login"
         )
     if code == "RevisionNotFound":
         return InputError(
-            f"{repository} has no such revision. Omit the @ and what follows it, or see "
-            f"{page}/tree/main for the revisions that exist."
+            f"{repository} has no such revision. Omit @REVISION, or see the revisions at "
+            f"{page}/tree/main"
         )
     if code == "EntryNotFound":
         return InputError(
@@ -178,7 +178,7 @@ def _explain_status(repository: str, response: Response) -> TokenmillError:
 
 
 def _find_wait(headers: Mapping[str, str]) -> float:
-    """How many seconds the server asks to wait, at most `LONGEST_WAIT`; 0 if it does not ask."""
+    """Return how many seconds the server asks to wait, at most `LONGEST_WAIT`."""
     found = re.fullmatch("([0-9]{1,9})", headers.get("Retry-After", "")) or re.search(
         r"\bt=([0-9]{1,9})\b", headers.get("RateLimit", "")
     )

@@ -1,4 +1,4 @@
-"""Paths on the Hugging Face Hub: hf://datasets/OWNER/NAME@REVISION/PATH."""
+"""Parse paths on the Hugging Face Hub: hf://datasets/OWNER/NAME@REVISION/PATH."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _HUB_PATH = re.compile(
     r"(?:/+(?P<path>.*?))?/*",
     re.DOTALL,
 )
-# Names that git allows. No part is empty or starts with a dot, because a revision becomes a path in
-# the cache.
+# Names that git allows. A revision becomes a path in the cache, so no component between slashes may
+# be empty or start with a dot.
 _PART = r"(?!\.)[^\s\x00-\x1f\x7f\ud800-\udfff:~^?*\[\\/]+"
 _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubPath:
-    """A dataset's repository, a revision, and a file, folder or glob in it ("" for everything)."""
+    """A repository, a revision, and a file, folder or glob in the repository ("" for all)."""
 
     repository: str
     revision: str = "main"
@@ -37,7 +37,7 @@ class HubPath:
 
 
 def is_hub_path(path: str | os.PathLike[str]) -> bool:
-    """Whether a path begins with hf://.
+    """Return whether a path begins with hf://.
 
     >>> is_hub_path("hf://datasets/OWNER/NAME"), is_hub_path("data/corpus")
     (True, False)
@@ -46,7 +46,7 @@ def is_hub_path(path: str | os.PathLike[str]) -> bool:
 
 
 def parse_hub_path(text: str | os.PathLike[str]) -> HubPath:
-    """The parts of a Hub path; a leading `hf://datasets/` is optional.
+    """Parse a Hub path. The prefix `hf://datasets/` is optional.
 
     >>> parse_hub_path("hf://datasets/OWNER/NAME@v1/data")
     HubPath(repository='OWNER/NAME', revision='v1', path='data')

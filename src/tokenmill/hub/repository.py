@@ -1,7 +1,7 @@
-"""The files of a repository on the Hub, at the commit of a revision.
+"""List the files of a repository on the Hub, at the commit of a revision.
 
-Listing costs one request per 1,000 files. The answers of the Hub are checked:
-names that a disk cannot hold, or that lead out of the target folder, are refused.
+Listing costs one request per 1,000 files. File names that a disk cannot store, or that lead out of
+the target folder, are refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tokenmill.hub.paths import HubPath
 from tokenmill.wording import one_line
 
 MOST_FILES = 1_000_000
-_ATTEMPTS = 5  # for each page of a listing
-_LONGEST_NAME = 255  # bytes, on most file systems
+_ATTEMPTS = 5  # attempts to read each page of a listing
+_LONGEST_NAME = 255  # bytes; the limit of most file systems
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """One file. `digest` is its SHA-256, or git's SHA-1 for small files that git stores."""
+    """A file on the Hub. `digest` is its SHA-256 or, for small files, git's SHA-1."""
 
     path: str
     size: int
@@ -63,7 +63,7 @@ class HubFile:
 
 
 def find_commit(where: HubPath) -> str:
-    """The commit that a revision points to now."""
+    """Ask the Hub which commit a revision points to now."""
     if COMMIT.fullmatch(where.revision):
         return where.revision
     place = f"api/datasets/{where.repository}/revision/{quote(where.revision, safe='')}"
@@ -75,7 +75,7 @@ def find_commit(where: HubPath) -> str:
 
 
 def list_files(repository: str, commit: str) -> tuple[HubFile, ...]:
-    """All files of a repository at a commit."""
+    """List all files of a repository at a commit."""
     files: dict[str, HubFile] = {}
     for entry in _list_entries(repository, commit):
         try:
@@ -93,7 +93,7 @@ def list_files(repository: str, commit: str) -> tuple[HubFile, ...]:
 
 
 def _list_entries(repository: str, commit: str) -> Iterator[Any]:
-    """All entries of a repository, page by page."""
+    """Yield all entries of a repository, page by page."""
     place = f"{find_endpoint()}/api/datasets/{repository}/tree/{commit}"
     query: str | None = "recursive=true&expand=false"
     while query is not None:

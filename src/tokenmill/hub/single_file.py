@@ -1,6 +1,6 @@
-"""One file of a repository on the Hugging Face Hub, from the Hub's cache or the network.
+"""Fetch one file of a repository on the Hugging Face Hub, or find it in the local cache.
 
-Used for tokenizers only. gigatoken fetches the file, so the extra `hub` is not needed.
+It is only for tokenizers. The package gigatoken fetches the file, so the extra `hub` is not needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tokenmill.errors import TokenizerError
 
 
 def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
-    """The local path of a repository's file; fetches it if needed."""
+    """Return the local path of a file in a repository; fetch it first if needed."""
     from gigatoken.gigatoken_rs import hub_file
 
     try:
@@ -25,7 +25,7 @@ def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
         causes = lines[lines.index("Caused by:") + 1 :] if "Caused by:" in lines else lines
         numbered = [
             line[3:] for line in causes if line[:2].rstrip(":").isdigit()
-        ]  # the root is last
+        ]  # the last cause is the root
         cause = (numbered[-1:] or causes[:1] or [type(error).__name__])[0]
         reason = f"{file} of {repository!r} could not be fetched from the hub ({cause})"
     raise TokenizerError(

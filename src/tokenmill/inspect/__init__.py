@@ -1,1 +1,1 @@
-"""Look into a dataset: `info` describes it, `peek` shows one document and its origin."""
+"""Look into a dataset: `info` describes the dataset, `peek` shows one document and its origin."""

@@ -1,6 +1,7 @@
-"""Describe a dataset from its manifest alone; the cost does not grow with the number of shards.
+"""Describe a dataset without reading its tokens.
 
-For tokens in another format, the facts come from `tokenmill.open`.
+The facts come from the manifest, so the cost does not grow with the number of shards. For tokens in
+another format, they come from `tokenmill.open`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tokenmill.tokenizers.minimal import UNKNOWN
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
-    """One split; `bytes` is the size of its tokens and document tables on disk, without headers."""
+    """Facts about a split. `bytes` is the size of its tokens and document tables on disk."""
 
     name: str
     tokens: int
@@ -35,7 +36,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """How many documents were dropped for one reason, and how many bytes they had in the input."""
+    """The number of documents dropped for one reason, and their size in the input in bytes."""
 
     reason: str
     documents: int
@@ -44,7 +45,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """An input file that could not be used and was skipped on request."""
+    """An input file that could not be used and was skipped, at the user's request."""
 
     source: str
     reason: str
@@ -52,7 +53,7 @@ class SetAside:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """The content and origin of a dataset. Unknown values are None.
+    """Facts about a dataset and its origin. Unknown facts are None.
 
     `documents` counts only documents in document tables. It is None if a split has no table, even
     if an end-of-text id separates its documents.
@@ -139,7 +140,7 @@ def _describe_split(dataset: Dataset, name: str) -> SplitInfo:
 def _add_origin(found: Info, manifest: Manifest) -> Info:
     """Add the facts that only the manifest of a prepared dataset has."""
     ledger, tokens = manifest.ledger, found.tokens
-    # The text of imported tokens is unknown, and their ledger says 0.
+    # The text of imported tokens is unknown, so its size in the ledger is 0.
     text_bytes = _number(ledger, "text_bytes") or None
     characters = None if text_bytes is None else _number(ledger, "characters")
     dropped, set_aside = ledger.get("dropped"), ledger.get("set_aside")
@@ -175,6 +176,6 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
 
 
 def _number(where: Any, key: str) -> int | None:
-    # A wrong value in the ledger is not an error here; `verify` reports it.
+    # `verify` reports wrong values in the ledger; here they are ignored.
     value = where.get(key) if isinstance(where, Mapping) else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,7 +1,7 @@
 """Show some of a dataset's tokens as text, with their origin.
 
-All tokens shown belong to one document, so they share one origin. Costs: two or three files are
-opened, no matter which document is shown.
+All tokens shown belong to one document, so they have one origin. Costs: two or three files are
+opened, however large the dataset is.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tokenmill.store.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Peek:
-    """Some tokens of a split. `ids` are the tokens shown, and `start` is the position of the first.
+    """Some tokens of a split. `ids` are these tokens, and `start` is the position of the first.
 
-    `id_texts` has the text of each id (U+FFFD where an id is part of a character). `document` is
-    the document that the tokens belong to; it is None if the dataset has no document table.
-    `documents` and `tokens` say how many documents and tokens the split has. `shard` and
-    `shard_token` say where the first token shown is stored.
+    `id_texts` has the text of each id, with U+FFFD for an incomplete character. `document` is the
+    document that the tokens belong to, or None if the dataset has no document table. `documents`
+    and `tokens` are the numbers of documents and tokens in the split. The first of the tokens is
+    token `shard_token` of the file `shard`.
     """
 
     split: str
@@ -51,10 +51,10 @@ def peek(
     token: int | None = None,
     length: int = 400,
 ) -> Peek:
-    """Show at most `length` tokens of one document: its start, or the part around `token`.
+    """Return up to `length` tokens of one document: from its start, or around `token`.
 
-    Documents and tokens count from 0, or from the end if negative. The default is the first
-    document. Without a document table, `length` tokens from `token` on are shown.
+    Documents and tokens count from 0; negative numbers count from the end. The default is the first
+    document. Without a document table, the tokens start at `token`.
     """
     if document is not None and token is not None:
         raise UsageError("pass `document` or `token`, not both.")
@@ -89,7 +89,7 @@ def peek(
 def _choose(
     dataset: Dataset, tokens: Tokens, document: int | None, token: int | None, length: int
 ) -> tuple[Document | None, int, int]:
-    """The document to show (None without a document table), and the range of tokens to show."""
+    """Return the document (None without a document table) and the range of tokens to show."""
     documents, split = tokens.documents, tokens.split
     if documents is None:
         if document is not None:
