@@ -108,6 +108,9 @@ class RowsAhead:
         self._thread = threading.Thread(target=self._work.run, name="tokenmill-ahead", daemon=True)
         register_thread(self._thread, self._work)
         finalize(self, self._work.stop)
+        self._is_block_order = settings.block_rows is not None
+        if self._is_block_order:
+            rows.stream(True)
         self._thread.start()
 
     def reach(self, row: int) -> None:
@@ -119,5 +122,7 @@ class RowsAhead:
     def close(self) -> None:
         """Stop the thread, and wait until it has ended, unless a request takes very long."""
         self._work.stop()
+        if self._is_block_order:
+            self._work.rows.stream(False)
         if self._work.process == os.getpid() and self._thread.is_alive():
             self._thread.join(LAST_WAIT)

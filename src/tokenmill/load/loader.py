@@ -218,9 +218,12 @@ class Loader(Generic[B]):
             if prefetch:
                 self._ahead = start_ahead(self.rows, self.settings, self._row, self.limit)
             reach = None if self._ahead is None else self._ahead.reach
-            jobs = self.reader.plan_reads(self._row, count=count, reach=reach)
+            is_slow = bool(self.rows.caches)
+            jobs = self.reader.plan_reads(self._row, count=count, is_slow=is_slow, reach=reach)
             self._groups = (
-                Prefetch(jobs, -(-prefetch // count)) if prefetch else chain.from_iterable(jobs)
+                Prefetch(jobs, -(-prefetch // count), helps=not is_slow)
+                if prefetch
+                else chain.from_iterable(jobs)
             )
         return next(self._groups)
 

@@ -212,6 +212,9 @@ class Tokens:
         ends early once `is_stopped` returns True."""
         self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
 
+    def stream(self, is_streaming: bool) -> None:
+        """Say whether `fetch` brings rows of whole blocks into the cache, before they are read."""
+
     @property
     def cache(self) -> PieceCache | None:
         """The cache through which the tokens are read; see `cached`."""
@@ -295,6 +298,8 @@ class Tokens:
             places = sorted({room * number // (RUNS - 1) for number in range(RUNS)})
             ids = np.empty((len(places), run), np.int64)
             reader = FileRows(self._shards) if self.cache is None else self._gatherer
+            if isinstance(reader, CachedRows):
+                reader.fetch(np.array(places), run, lambda: False, exact=True)
             cast(reader.find_rows(np.array(places), run)(0, len(places)), ids)
             digest.update(np.ascontiguousarray(ids, "<i8").data)
         return digest.hexdigest()
@@ -409,6 +414,9 @@ class _CachedTokens(Tokens):
     @property
     def cache(self) -> PieceCache:
         return self._cache
+
+    def stream(self, is_streaming: bool) -> None:
+        self._gatherer.is_streaming = is_streaming
 
     def _make_gatherer(self, shards: Shards) -> CachedRows:
         return CachedRows(shards, self._cache, self._between)
