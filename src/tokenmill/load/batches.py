@@ -146,7 +146,10 @@ class BatchReader:
                 if first == 0 and following:
                     yield following.resolve_early()
                 done += last - first
-                first, size = last, min(max(1, done // 8) if is_slow else 2 * size, count)
+                first, size = (
+                    last,
+                    min(min(done, max(2, done // 8)) if is_slow else 2 * size, count),
+                )
             section = following
         row += whole * step
         if self.limit is not None and row < self.limit and not self.settings.drop_last:

@@ -3,9 +3,8 @@
 Guarantees: a piece that is missing from the cache is fetched once, even if several threads and
 processes want it: the others wait until it is in the cache, or until the one that fetches it fails or
 dies. At most `REQUESTS` requests of a process run at once, and neighbouring pieces share one.
-`fetch_ranges` fetches exactly the bytes of ranges, which may start and end inside of pieces.
 
-Costs: memory for the requests that run, of at most `LONGEST` bytes each, or twice that for a range.
+Costs: memory for the requests that run, of at most `LONGEST` bytes each.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from tokenmill.storage.cache import PIECE, PieceCache, make_piece_key
 
 REQUESTS = 16
-SMALL_REQUESTS = 32  # of at most `SMALL` bytes each
-SMALL = 1 << 16  # bytes
+SMALL_REQUESTS = 64  # of a few kilobytes each
 LONGEST = 1 << 20  # bytes of a request
 _PAUSE = 0.005  # seconds between looks at a piece that another process fetches
 _PATIENCE = 120.0  # seconds to wait for another process
@@ -70,7 +67,6 @@ class Part(NamedTuple):
 
 
 Piece = tuple[RemoteFile, int]  # a file, and the number of a piece
-Range = tuple[RemoteFile, int, int]  # a file, and where bytes start and end in it
 
 
 class Pieces:
@@ -111,108 +107,11 @@ class Pieces:
             if is_stopped():
                 break
 
-    def fetch_ranges(self, wanted: Sequence[Range], is_stopped: Callable[[], bool]) -> None:
-        """Bring exactly these bytes into the cache, in this order, unless they are there.
-
-        Ends early once `is_stopped` returns True. A range that another process fetches is left to
-        it, and fetched at the end if that has failed.
-        """
-        later: list[Range] = []
-        left = [part for whole in wanted for part in _cut(*whole)]
-        deadline = time.monotonic() + _PATIENCE
-        while left and not is_stopped():
-            is_late = time.monotonic() > deadline
-            for one, is_done in self._fetch_each(left, is_stopped, is_late=is_late):
-                if not is_done:
-                    later.append(one)
-            left, later = later, []
-            if left:
-                time.sleep(_PAUSE)
-
-    def copy_ranges(self, wanted: Sequence[tuple[Range, memoryview]]) -> Iterator[None]:
-        """Copy the bytes of ranges to memory, from the cache or else from their files.
-
-        Fetches exactly these bytes, and does not store them: for a few bytes that are needed now,
-        while a larger range with them is on its way into the cache. Yields after each.
-        """
-        pool = _make_pool(os.getpid())
-        running: set[Future[None]] = set()
-        try:
-            for one, target in wanted:
-                while len(running) >= SMALL_REQUESTS:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield future.result()
-                running.add(pool.submit(self._copy_range, *one, target))
-            for future in running:
-                yield future.result()
-        finally:
-            for future in running:
-                future.cancel()
-
-    def _copy_range(self, file: RemoteFile, start: int, stop: int, target: memoryview) -> None:
-        place = 0
-        for part in file.find_parts(start, stop):
-            size = part.last - part.first
-            if not self.cache.copy(file.key(part.number), part.first, target[place : place + size]):
-                break
-            place += size
-        else:
-            return
-        target[:] = file.fetch(start, stop)
-
-    def _fetch_each(
-        self, wanted: Sequence[Range], is_stopped: Callable[[], bool], *, is_late: bool
-    ) -> Iterator[tuple[Range, bool]]:
-        """Fetch ranges; yields each, and False if another process is fetching it."""
-        pool = _make_pool(os.getpid())
-        is_small = all(stop - start <= SMALL for _, start, stop in wanted)
-        most = SMALL_REQUESTS if is_small else REQUESTS
-        running: dict[Future[bool], Range] = {}
-        try:
-            for one in wanted:
-                while len(running) >= most:
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        yield running.pop(future), future.result()
-                if is_stopped():
-                    return
-                running[pool.submit(self._fetch_range, *one, is_late=is_late)] = one
-            for future in list(running):
-                yield running[future], future.result()
-                del running[future]
-        finally:
-            for future in running:
-                future.cancel()
-
-    def _fetch_range(self, file: RemoteFile, start: int, stop: int, *, is_late: bool) -> bool:
-        """Fetch the bytes [start, stop) that are missing; False if another process does."""
-        name = make_piece_key(f"{file.identity}\n{start}", stop)
-        with self.cache.claim(name) as is_claimed:
-            missing = [
-                part
-                for part in file.find_parts(start, stop)
-                if not self.cache.covers(file.key(part.number), part.first, part.last)
-            ]
-            if not missing:
-                return True
-            if not (is_claimed or is_late):
-                return False
-            begin = missing[0].number * PIECE + missing[0].first
-            end = missing[-1].number * PIECE + missing[-1].last
-            data = memoryview(file.fetch(begin, end))
-            assert len(data) == end - begin
-            for part in file.find_parts(begin, end):
-                place = part.number * PIECE + part.first - begin
-                some = data[place : place + part.last - part.first]
-                first, last = file.find_bytes(part.number, part.number + 1)
-                self.cache.put_part(file.key(part.number), some, part.first, last - first)
-        return True
-
     def _fetch_runs(
         self, wanted: Sequence[Piece], places: Sequence[int]
     ) -> Iterator[list[tuple[int, bytes]]]:
         """Fetch pieces; yields those of each request when it is done."""
-        pool = _make_pool(os.getpid())
+        pool = make_pool(os.getpid())
         running: dict[Future[list[bytes]], list[int]] = {}
         try:
             for run in _join_neighbours(wanted, places):
@@ -272,13 +171,6 @@ class Pieces:
         return found
 
 
-def _cut(file: RemoteFile, start: int, stop: int) -> list[Range]:
-    """Cut a range into equal requests; a little more than `LONGEST` bytes are one request."""
-    count = max(1, -(-(stop - start) // (2 * LONGEST)))
-    cuts = [start + (stop - start) * number // count for number in range(count + 1)]
-    return [(file, first, last) for first, last in pairwise(cuts)]
-
-
 def _take_done(running: dict[Future[list[bytes]], list[int]]) -> Iterator[list[tuple[int, bytes]]]:
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in done:
@@ -316,5 +208,6 @@ def _find_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def _make_pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001  (a fork has no threads)
+def make_pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001  (a fork has no threads)
+    """The threads that send requests."""
     return ThreadPoolExecutor(REQUESTS + SMALL_REQUESTS, "tokenmill-pieces")

@@ -13,6 +13,7 @@ way. So a run starts after a round trip, and its first steps need not wait for w
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
@@ -24,6 +25,7 @@ from tokenmill.storage.cache import PIECE, Held, PieceCache
 from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.object_store import run_together
 from tokenmill.storage.pieces import Pieces, RemoteFile
+from tokenmill.storage.ranges import Budget, RangeFetcher, copy_ranges
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
 from tokenmill.store.gather import RowReader, join_near
@@ -34,6 +36,7 @@ _SHIFT = 36  # bits of a piece's number
 _HELD = 16_384  # pieces that were hashed and need not be hashed again; 2 GB
 
 Integers = npt.NDArray[np.int64]
+_this_thread = threading.local()  # its `fetcher`, and the object that uses it
 
 
 class _Range(NamedTuple):
@@ -72,6 +75,7 @@ class CachedRows:
         self._find_file = lru_cache(maxsize=_FILES)(self._identify)
         self._held: dict[int, Held] = {}  # by the number of the shard and of the piece
         self._found: set[int] = set()  # shards whose files were looked up
+        self._budget = Budget()
         self.is_streaming = False  # whether blocks of rows are fetched ahead
 
     def locate(self, token: int) -> tuple[int, int]:
@@ -187,7 +191,7 @@ class CachedRows:
             ((part.file, part.start, part.stop), memory[part.place :][: part.stop - part.start])
             for part in ranges
         ]
-        for _ in self._pieces.copy_ranges(wanted):
+        for _ in copy_ranges(self.cache, wanted, self._budget):
             if self._between is not None:
                 self._between()
 
@@ -210,13 +214,24 @@ class CachedRows:
                 for start in starts.tolist()
                 for part in self._find_ranges(start, start + length, 0)
             ]
-            self._pieces.fetch_ranges(ranges, is_stopped)
+            fetcher = self._find_fetcher()
+            fetcher.start(ranges, is_stopped)
+            if not self.is_streaming:  # otherwise, the next call follows without a pause
+                fetcher.finish(is_stopped)
             return
         pieces: dict[tuple[RemoteFile, int], None] = {}
         for start, stop in join_near(np.sort(starts), length, 0):
             for part in self._find_ranges(start, stop, 0):
                 pieces.update(dict.fromkeys(_find_pieces(part)))
         self._pieces.fetch(list(pieces), is_stopped)
+
+    def _find_fetcher(self) -> RangeFetcher:
+        """The fetcher of this thread: it keeps its requests between calls."""
+        if getattr(_this_thread, "owner", None) != (id(self), os.getpid()):
+            _this_thread.owner = id(self), os.getpid()
+            _this_thread.fetcher = RangeFetcher(self.cache, self._budget)
+        fetcher: RangeFetcher = _this_thread.fetcher
+        return fetcher
 
     def _copy(self, ranges: Sequence[_Range], memory: memoryview) -> None:
         """Copy ranges of files to their places in memory, piece by piece."""
