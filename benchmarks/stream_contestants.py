@@ -121,6 +121,9 @@ def write_litdata(settings: Settings) -> None:
 def start_litdata(settings: Settings, state: Any) -> Run:
     litdata = import_module("litdata")
     loaders = import_module("litdata.streaming.item_loader")
+    # Its obstore refuses a server without TLS otherwise, and it has no setting for that.
+    downloader = import_module("litdata.streaming.downloader")
+    downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
     dataset = litdata.StreamingDataset(
         f"s3://{settings['bucket']}/litdata",
         cache_dir=settings["cache"],
@@ -163,6 +166,9 @@ def start_mosaic(settings: Settings, state: Any) -> Run:
         batch_size=settings["batch"],
         **settings["options"],
     )
+    for stream in dataset.streams:
+        # Otherwise all workers inherit one open connection, and wait 60 s for each other's answers.
+        stream._downloader.clean_up()
     loader = streaming.StreamingDataLoader(
         dataset, batch_size=settings["batch"], num_workers=settings["workers"]
     )
