@@ -65,10 +65,9 @@ def start_tokenmill(settings: Settings, state: Any) -> Run:
 def start_copy(settings: Settings, state: Any) -> Run:
     """Copy all files with many requests at once, then load them like any local dataset."""
     import tokenmill
-    from tokenmill.storage.object_path import as_path
 
-    remote, local = as_path(f"s3://{settings['bucket']}/corpus"), Path(settings["cache"]) / "copy"
-    fetch_all(remote.address.place, "corpus", local)
+    local = Path(settings["cache"]) / "copy"
+    fetch_all(settings["bucket"], "corpus", local)
     tokens = tokenmill.open(local)["train"]
     shape = {"batch_size": settings["batch"], "seq_len": settings["length"]}
     loader = tokenmill.Loader(tokens, seed=SEED, limit_epochs=1, **shape)
@@ -122,7 +121,7 @@ def start_litdata(settings: Settings, state: Any) -> Run:
     litdata = import_module("litdata")
     loaders = import_module("litdata.streaming.item_loader")
     # Its obstore refuses a server without TLS otherwise, and it has no setting for that.
-    downloader = import_module("litdata.streaming.downloader")
+    downloader: Any = import_module("litdata.streaming.downloader")
     downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
     dataset = litdata.StreamingDataset(
         f"s3://{settings['bucket']}/litdata",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import struct
 import sys
 import threading
@@ -35,11 +36,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.storage.files import make_folder, open_entry
 
 PIECE = 1 << 17  # bytes
 WAYS = 64  # slots of a set
+_INDEX = "index.bin"
 _RECORD = np.dtype(
     [
         ("key", "V16"),
@@ -64,13 +66,58 @@ _HAS_CLAIMS = sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLK")
 def open_cache(folder: str | os.PathLike[str] | None, limit: int | None) -> PieceCache | None:
     """The cache in a folder, or None if neither folder nor limit is given.
 
-    By default, the folder is `tokenmill` in the user's cache folder, and the limit 17 GB.
+    By default, the folder is `tokenmill` in the user's cache folder, and the limit is the one that
+    the cache has, or 17 GB, or less on a small disk.
     """
     if folder is None and limit is None:
         return None
+    where = find_cache_folder(folder)
+    if limit is None:
+        make_folder(where)
+        limit = find_limit(where) or _choose_limit(where)
+    return PieceCache(where, limit)
+
+
+def open_default_cache() -> PieceCache | None:
+    """The cache in the default folder; None, with a warning, if the folder cannot be used."""
+    where = find_cache_folder(None)
+    try:
+        return open_cache(where, None)
+    except (OSError, TokenmillError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        warnings.warn(
+            f"There is no cache in {where} ({reason}). Reading continues without one, but slowly. "
+            "Choose a folder with `cache_dir`, or turn the cache off with `cache_bytes=0`.",
+            stacklevel=2,
+        )
+        return None
+
+
+def find_cache_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """The folder of a cache; by default, `tokenmill` in the user's cache folder."""
     if folder is None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tokenmill"
-    return PieceCache(Path(folder).expanduser(), _LIMIT if limit is None else limit)
+    return Path(folder).expanduser()
+
+
+def find_limit(folder: Path) -> int | None:
+    """The limit of the cache in a folder, in whole sets; None if there is no cache."""
+    try:
+        sets = (folder / _INDEX).stat().st_size // _SET_RECORDS
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return sets * SET_BYTES or None
+
+
+def _choose_limit(folder: Path) -> int:
+    """The limit of a new cache: at most half of the free space.
+
+    It is a power of two, so that processes that start at the same time choose the same.
+    """
+    limit = _LIMIT
+    while limit > shutil.disk_usage(folder).free // 2:
+        limit //= 2
+    return limit
 
 
 class PieceCache:
@@ -92,7 +139,9 @@ class PieceCache:
             )
         make_folder(self.folder)
         # A lower limit cuts off records before their pieces, so that `is_held` notices.
-        self._index = self._open("index.bin", self._sets * _SET_RECORDS)
+        self._index = self._open(_INDEX, self._sets * _SET_RECORDS)
+        # So that its size says what the limit is. The bytes that were never written take no space.
+        os.ftruncate(self._index, self._sets * _SET_RECORDS)
         self._pieces = self._open("pieces.bin", self._sets * WAYS * PIECE)
         self._claims = _Claims(self.folder / "claims")
         self._is_full = False  # whether the disk is full

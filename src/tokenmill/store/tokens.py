@@ -216,6 +216,16 @@ class Tokens:
         """Say whether `fetch` brings rows of whole blocks into the cache, before they are read."""
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the tokens are in an object store."""
+        return find_object_folder(self._shards) is not None
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether `cached` can read the tokens through a cache."""
+        return are_files(self._shards)
+
+    @property
     def cache(self) -> PieceCache | None:
         """The cache through which the tokens are read; see `cached`."""
         return None
@@ -348,7 +358,7 @@ class Tokens:
         Tokens in memory need no cache, and are returned as they are. `between` is called before
         each piece.
         """
-        if not are_files(self._shards):
+        if not self.is_cacheable:
             if self._shards.kept is None:
                 return self
             packed = FrameRows.of(self._shards) is not None
@@ -416,7 +426,8 @@ class _CachedTokens(Tokens):
         return self._cache
 
     def stream(self, is_streaming: bool) -> None:
-        self._gatherer.is_streaming = is_streaming
+        if isinstance(self._gatherer, CachedRows):
+            self._gatherer.is_streaming = is_streaming
 
     def _make_gatherer(self, shards: Shards) -> CachedRows:
         return CachedRows(shards, self._cache, self._between)
