@@ -180,14 +180,14 @@ def compete(bench: Bench, one: Contestant, line: float) -> dict[str, Any]:
         "M tokens/s": round(needed / 2 / after / 1e6, 1),
         "of the line": round(needed / after / line, 2),
         "epoch (s)": round(epoch["all"], 1),
-        "bytes fetched / needed": round(epoch["bytes"] / needed, 2),
+        "fetched / needed": round(epoch["bytes"] / needed, 2),
         "requests": epoch["requests"],
         "resume (s)": round(resume["first"], 2),
-        "waited in 200 steps (s)": round(steps["waited"], 2),
-        "steps that waited": steps["late"],
+        "waited (s)": round(steps["waited"], 2),
+        "late steps": steps["late"],
         "memory (MB)": round(max(epoch["peak"], steps["peak"]) / 1e6),
-        "left in /dev/shm": len(left),
-        "left on disk (MB)": round(disk / 1e6),
+        "in /dev/shm": len(left),
+        "on disk (MB)": round(disk / 1e6),
     }
 
 
@@ -304,7 +304,7 @@ def measure_all(bench: Bench, contestants: list[Contestant]) -> list[dict[str, A
         "M tokens/s": round(fast / 2e6, 1),
         "of the line": 1.0,
         "epoch (s)": round(best["seconds"], 1),
-        "bytes fetched / needed": 1.0,
+        "fetched / needed": 1.0,
         "requests": best["requests"],
         "memory (MB)": round(best["peak"] / 1e6),
     }
