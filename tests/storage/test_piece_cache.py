@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import FolderError, UsageError
-from tokenmill.storage.cache import PIECE, SET_BYTES, WAYS, PieceCache, make_piece_key
+from tokenmill.storage.cache import PIECE, SET_BYTES, WAYS, PieceCache, make_piece_key, open_cache
 from tokenmill.storage.pieces import Pieces, RemoteFile
 
 
@@ -123,6 +124,69 @@ def test_a_full_disk_is_a_warning_and_reading_continues(tmp_path):
         cache.put(key_of(1), b"x" * PIECE)
     file, calls = make_file(3 * PIECE)
     assert read_all(Pieces(cache), file, [0, 1, 2]) == calls.data
+
+
+def test_parts_of_a_piece_are_joined_until_it_is_whole(tmp_path):
+    cache, key, data = PieceCache(tmp_path, SET_BYTES), key_of(1), bytes_of(1, 1_000)
+    cache.put_part(key, data[300:500], 300, 1_000)
+    assert cache.covers(key, 300, 500)
+    assert not cache.covers(key, 299, 500)
+    assert not cache.has(key)
+    assert cache.get(key) is None
+    cache.put_part(key, data[450:], 450, 1_000)
+    found = bytearray(600)
+    assert cache.copy(key, 400, memoryview(found))
+    assert bytes(found) == data[400:]
+    assert not cache.copy(key, 200, memoryview(found))
+    cache.put_part(key, data[:300], 0, 1_000)
+    assert cache.has(key)
+    assert cache.get(key) == data
+
+
+def test_a_part_after_a_gap_replaces_the_one_before(tmp_path):
+    cache, key, data = PieceCache(tmp_path, SET_BYTES), key_of(1), bytes_of(1, 1_000)
+    cache.put_part(key, data[:100], 0, 1_000)
+    cache.put_part(key, data[200:300], 200, 1_000)
+    assert not cache.covers(key, 0, 100)
+    assert cache.covers(key, 200, 300)
+
+
+def test_a_held_piece_that_was_replaced_is_noticed_even_by_the_same_bytes(tmp_path):
+    """Between the two, the slot had other bytes; they could have been read."""
+    cache, other = (PieceCache(tmp_path, SET_BYTES) for _ in range(2))
+    cache.put(key_of(1), bytes_of(1))
+    held = cache.hold(key_of(1))
+    found = bytearray(100)
+    cache.read([held.start + 50], [memoryview(found)])
+    assert cache.is_held(held)
+    assert bytes(found) == bytes_of(1)[50:150]
+    other.put(key_of(1), bytes_of(1))
+    assert not cache.is_held(held)
+    assert cache.is_held(cache.hold(key_of(1)))
+    PieceCache(tmp_path / "b", SET_BYTES)
+    assert cache.hold(key_of(2)) is None
+
+
+def test_a_lower_limit_of_another_process_is_noticed_by_held_pieces(tmp_path):
+    cache = PieceCache(tmp_path, 8 * SET_BYTES)
+    for number in range(100):
+        cache.put(key_of(number), bytes_of(number))
+    held = [cache.hold(key_of(number)) for number in range(100)]
+    PieceCache(tmp_path, SET_BYTES)
+    kept = [one.slot < WAYS for one in held]
+    assert not all(kept)
+    assert [cache.is_held(one) for one in held] == kept
+
+
+def test_the_default_limit_is_that_of_the_cache_or_at_most_half_of_the_free_space(
+    tmp_path, monkeypatch
+):
+    free = shutil.disk_usage(tmp_path).free
+    made = open_cache(tmp_path / "a", None)
+    assert made.limit == min(16 << 30, 1 << (free // 2).bit_length() - 1)
+    assert sum(path.stat().st_blocks for path in (tmp_path / "a").iterdir()) == 0
+    PieceCache(tmp_path / "b", 3 * SET_BYTES + 100)
+    assert open_cache(tmp_path / "b", None).limit == 3 * SET_BYTES
 
 
 # Fetching.

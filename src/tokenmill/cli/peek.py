@@ -49,7 +49,7 @@ def peek(
     ids
         Print one token per line: position, id and text.
     """
-    dataset = open_dataset(path, tokenizer=tokenizer, **opening.options)
+    dataset = open_dataset(path, tokenizer=tokenizer, cache_bytes=0, **opening.options)
     found = look(dataset, split=split, document=document, token=token, length=length)
     _show_origin(found)
     show("")

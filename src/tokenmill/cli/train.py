@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from tokenmill.cli.console import report_stopped, show, show_next, typed, warn
+from tokenmill.cli.console import parse_size, report_stopped, show, show_next, typed, warn
 from tokenmill.cli.flags import name_flags
 from tokenmill.errors import UsageError
 from tokenmill.training.config import Config
@@ -68,6 +68,10 @@ class DataOptions:
     format
         Format of the data, such as npy, llmc, nanogpt or raw. By default, tokenmill recognises the
         format.
+    cache_dir
+        Folder of the disk cache for data in an object store. By default, ~/.cache/tokenmill.
+    cache_bytes
+        Maximum size of that cache, such as 200GB. By default, 17 GB or half of the free space; 0 means no cache.
     """
 
     input_file: Path | None = None
@@ -78,6 +82,8 @@ class DataOptions:
     eot_id: int | None = None
     data_dtype: str | None = None
     format: str | None = None
+    cache_dir: Path | None = None
+    cache_bytes: str | None = None
 
 
 _Switch = Annotated[bool, Parameter(negative="", show_default=False)]
@@ -164,6 +170,8 @@ def train(
     folder = find_run(data or [], input_file=opening.input_file, name=run.name, runs=run.runs)
     given = {one.name: getattr(settings, one.name, None) for one in fields(Config)}
     arguments: dict[str, Any] = {**asdict(opening), **run.arguments, **given}
+    if opening.cache_bytes is not None:
+        arguments["cache_bytes"] = parse_size(opening.cache_bytes)
     try:
         report = train_model(data or [], watcher=RunDisplay(name_flags), **arguments)
     except KeyboardInterrupt:

@@ -98,7 +98,7 @@ def export(
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
         )
-    dataset = source if isinstance(source, Dataset) else open(source, **options)
+    dataset = source if isinstance(source, Dataset) else open(source, cache_bytes=0, **options)
     if not dataset:
         raise DatasetError(f"{dataset.path} has no tokens to export.")
     target = as_path(out)

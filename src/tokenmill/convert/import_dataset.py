@@ -93,7 +93,7 @@ def import_dataset(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
         )
     compression = choose_compression(compress)
-    dataset = open(source, **options)
+    dataset = open(source, cache_bytes=0, **options)
     if dataset.manifest is not None:
         raise UsageError(
             f"{source} is already a prepared dataset. To change its shards, run: tokenmill reshard "

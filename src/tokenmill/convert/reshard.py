@@ -69,7 +69,7 @@ def reshard(
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
         )
-    dataset = open(source)
+    dataset = open(source, cache_bytes=0)
     manifest = dataset.manifest
     if manifest is None:
         raise UsageError(

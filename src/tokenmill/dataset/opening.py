@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,9 @@ from tokenmill.errors import (
 )
 from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
 from tokenmill.formats.file_documents import PartOfDocuments
-from tokenmill.storage.cache import PieceCache, open_cache
+from tokenmill.storage.cache import PieceCache, open_cache, open_default_cache
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.storage.reading import CURE, read_inside
+from tokenmill.storage.reading import CURE, is_mappable, read_inside
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
@@ -69,6 +69,8 @@ class Dataset(Mapping[str, Tokens]):
         contents: Contents,
         tokenizer: Tokenizer | None = None,
         cache: PieceCache | None = None,
+        *,
+        is_cached: bool = False,
     ) -> None:
         self.path = path
         self.format = format
@@ -78,10 +80,12 @@ class Dataset(Mapping[str, Tokens]):
         self.eot_id = contents.eot_id
         self._given = tokenizer
         self._cache = cache
+        self._is_cached = is_cached  # in the default cache, if possible
         self._tokens: dict[str, Tokens] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self.path, self.format, self.contents, self._given, self._cache)
+        make = partial(Dataset, is_cached=self._is_cached)
+        return make, (self.path, self.format, self.contents, self._given, self._cache)
 
     def __repr__(self) -> str:
         sizes = ", ".join(
@@ -106,7 +110,8 @@ class Dataset(Mapping[str, Tokens]):
 
     def with_contents(self, contents: Contents) -> Dataset:
         """Return a copy of the dataset with other contents."""
-        return Dataset(self.path, self.format, contents, self._given, self._cache)
+        known = self.path, self.format, contents, self._given, self._cache
+        return Dataset(*known, is_cached=self._is_cached)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -140,6 +145,9 @@ class Dataset(Mapping[str, Tokens]):
                 eot_id=self.eot_id,
                 eot=self.contents.eot,
             )
+            if self._is_cached and tokens.is_cacheable:
+                self._cache = open_default_cache()
+                self._is_cached = False
             self._tokens[split] = tokens if self._cache is None else tokens.cached(self._cache)
         return self._tokens[split]
 
@@ -211,8 +219,10 @@ tokenmill prepare TEXTS --out no/such/folder
     column
         The column with the tokens, in formats with several columns.
     cache_dir, cache_bytes
-        If you pass either, tokens are read through a cache on disk: `cache_dir` is its folder, by
-        default ~/.cache/tokenmill, and `cache_bytes` its size, by default 17 GB.
+        Tokens in an object store are read through a cache on disk. If you pass `cache_dir` or
+        `cache_bytes`, tokens in local files are too. `cache_dir` is the folder of the cache, by default
+        ~/.cache/tokenmill. `cache_bytes` is its size, by default 17 GB or half of the free space.
+        `cache_bytes=0` means no cache.
     """
     paths = find_all(path)
     _check_numbers(val_fraction, eot_id, vocab_size)
@@ -244,8 +254,9 @@ tokenmill prepare TEXTS --out no/such/folder
             vocab_size=_first(vocab_size, size, contents.vocab_size),
             eot_id=_first(eot_id, end, contents.eot_id),
         )
-    cache = open_cache(cache_dir, cache_bytes)
-    return Dataset(found.absolute(), name, contents, tokenizer, cache)
+    cache = None if cache_bytes == 0 else open_cache(cache_dir, cache_bytes)
+    is_cached = cache is None and cache_bytes is None and not is_mappable(found)
+    return Dataset(found.absolute(), name, contents, tokenizer, cache, is_cached=is_cached)
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:

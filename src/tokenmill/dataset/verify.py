@@ -92,7 +92,7 @@ def examine(
     if has_manifest and options.get("format") in (None, Prepared.name):
         with watching(watcher, progress) as shown:
             return _examine_prepared(first, shown, limits or Limits())
-    dataset = open([first, *others], **options)
+    dataset = open([first, *others], cache_bytes=0, **options)
     with watching(watcher, progress) as shown:
         return _examine_foreign(dataset, shown)
 

@@ -23,6 +23,7 @@ from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import LoaderSettings
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.storage.cache import PIECE
+from tokenmill.wording import size
 
 _AHEAD = 64 << 20  # bytes to fetch ahead on each rank, without blocks
 _CHUNKS = 8  # that the rows of the distance are divided into
@@ -56,6 +57,29 @@ def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
     if settings.order != "sequential":
         row_bytes += PIECE  # a row alone takes its whole pieces
     return min(_AHEAD * settings.world_size, limit // 4) // row_bytes
+
+
+def find_slow_order(rows: RunRows, settings: LoaderSettings) -> str | None:
+    """Say why a run over remote data will be slow, and the cure; None if it will not."""
+    remote = [tokens for tokens in rows.tokens if tokens.is_remote and tokens.cache is not None]
+    if not remote:
+        return None
+    data = sum(len(tokens) * tokens.dtype.itemsize for tokens in remote)
+    limit = min(cache.limit for cache in rows.caches)
+    if limit >= data or settings.order == "sequential":
+        return None
+    sizes = f"The data has {size(data)}, and the cache in {rows.caches[0].folder} {size(limit)}. "
+    if settings.block_rows is None:
+        return (
+            f"{sizes}With the order {settings.order!r}, nearly every row is a request of "
+            f"{size(PIECE)}. Use `order='blocks'`, or a larger `cache_bytes`."
+        )
+    if count_ahead(rows, settings):
+        return None
+    return (
+        f"{sizes}That is too small for the blocks of two groups, so they are fetched several times. "
+        "Use a larger `cache_bytes`, or smaller `group_blocks`."
+    )
 
 
 class _Work:
@@ -108,6 +132,9 @@ class RowsAhead:
         self._thread = threading.Thread(target=self._work.run, name="tokenmill-ahead", daemon=True)
         register_thread(self._thread, self._work)
         finalize(self, self._work.stop)
+        self._is_block_order = settings.block_rows is not None
+        if self._is_block_order:
+            rows.stream(True)
         self._thread.start()
 
     def reach(self, row: int) -> None:
@@ -119,5 +146,7 @@ class RowsAhead:
     def close(self) -> None:
         """Stop the thread, and wait until it has ended, unless a request takes very long."""
         self._work.stop()
+        if self._is_block_order:
+            self._work.rows.stream(False)
         if self._work.process == os.getpid() and self._thread.is_alive():
             self._thread.join(LAST_WAIT)

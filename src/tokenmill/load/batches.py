@@ -120,19 +120,22 @@ class BatchReader:
         *,
         count: int = 1,
         stride: int = 1,
+        is_slow: bool = False,
         reach: Callable[[int], None] | None = None,
     ) -> Iterator[Iterator[BatchGroup]]:
         """Yield jobs that read the batches from a row on. Threads may run several jobs at once.
 
         The first job reads one batch, because the caller waits for it. Each later job reads up to
-        twice as many batches as the job before it, but at most `count`. A stride of n reads every
-        n-th step, for processes that take turns. `reach` is called with the first row of each job.
+        twice as many batches as the job before it, but at most `count`. With `is_slow`, for storage
+        that is hardly faster than the caller, jobs grow so slowly that each is done in time. A stride
+        of n reads every n-th step, for processes that take turns. `reach` is called with the first
+        row of each job.
         """
         keep_freed_memory()
         step = self.settings.global_batch * stride
         whole = self._count_whole_steps(row, step)
         sections = self._cut_sections(range(row, row + whole * step, step), count)
-        section, size = next(sections, None), 1
+        section, size, done = next(sections, None), 1, 0
         while section:
             following, first = next(sections, None), 0
             while first < section.steps:
@@ -142,7 +145,11 @@ class BatchReader:
                 yield self._read_steps(section, first, last)
                 if first == 0 and following:
                     yield following.resolve_early()
-                first, size = last, min(2 * size, count)
+                done += last - first
+                first, size = (
+                    last,
+                    min(min(done, max(2, done // 8)) if is_slow else 2 * size, count),
+                )
             section = following
         row += whole * step
         if self.limit is not None and row < self.limit and not self.settings.drop_last:

@@ -25,13 +25,14 @@ load/ahead.py fetches the rows of later steps from slow storage.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, overload
 
 from tokenmill.errors import UsageError
-from tokenmill.load.ahead import RowsAhead, start_ahead
+from tokenmill.load.ahead import RowsAhead, find_slow_order, start_ahead
 from tokenmill.load.batches import Batch, BatchGroup, BatchReader, DocumentedBatch
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import Prefetch
@@ -135,6 +136,8 @@ class Loader(Generic[B]):
         rows = RunRows(data, self.settings, in_memory=self.settings.in_memory)
         if self.settings.documents:
             rows.check_documents()
+        if (problem := find_slow_order(rows, self.settings)) is not None:
+            warnings.warn(problem, stacklevel=2)
         self.limit = _find_limit(rows, self.settings)
         self.reader = BatchReader(rows=rows, settings=self.settings, limit=self.limit)
         self._row = 0
@@ -220,9 +223,12 @@ class Loader(Generic[B]):
             if prefetch:
                 self._ahead = start_ahead(self.rows, self.settings, self._row, self.limit)
             reach = None if self._ahead is None else self._ahead.reach
-            jobs = self.reader.plan_reads(self._row, count=count, reach=reach)
+            is_slow = bool(self.rows.caches)
+            jobs = self.reader.plan_reads(self._row, count=count, is_slow=is_slow, reach=reach)
             self._groups = (
-                Prefetch(jobs, -(-prefetch // count)) if prefetch else chain.from_iterable(jobs)
+                Prefetch(jobs, -(-prefetch // count), helps=not is_slow)
+                if prefetch
+                else chain.from_iterable(jobs)
             )
         return next(self._groups)
 

@@ -1,7 +1,8 @@
 """Run jobs ahead in a thread. The caller helps instead of waiting.
 
 Each job yields some results. The thread runs one job after another. If the next result is not ready,
-the caller runs the next job itself. So both are busy if the thread alone is too slow.
+the caller runs the next job itself. So both are busy if the thread alone is too slow. With
+`helps=False`, for jobs that wait for a network, the caller waits.
 
 Guarantees: results and exceptions come in the order of the jobs. At most `depth` jobs are started
 ahead. The thread ends when the `Prefetch` object is closed or dropped, or when the program ends.
@@ -124,8 +125,8 @@ class Prefetch(Generic[T]):
     [1, 2, 3]
     """
 
-    def __init__(self, jobs: Iterable[Iterable[T]], depth: int) -> None:
-        self._work = _Work(jobs, depth)
+    def __init__(self, jobs: Iterable[Iterable[T]], depth: int, *, helps: bool = True) -> None:
+        self._work, self._helps = _Work(jobs, depth), helps
         # The thread does not refer to this object, so it is freed when nothing else does.
         self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
         register_thread(self._thread, self._work)
@@ -156,13 +157,13 @@ class Prefetch(Generic[T]):
                     if first.error is not None:
                         raise first.error  # it stays first, so the next call raises it too
                     continue
-            if (started := work.start_next()) is not None:
+            if self._helps and (started := work.start_next()) is not None:
                 started[0].run(started[1])
                 if isinstance(started[0].error, KeyboardInterrupt):
                     raise started[0].error  # raised now, not after the jobs before it
                 continue
             with work.changed:
-                if not work.started[0].is_done:
+                if not (work.started and work.started[0].is_done):
                     work.changed.wait()
 
     def close(self) -> None:

@@ -166,6 +166,12 @@ class RunRows:
         """The caches through which the tokens are read."""
         return [tokens.cache for tokens in self.tokens if tokens.cache is not None]
 
+    def stream(self, is_streaming: bool) -> None:
+        """Say whether blocks are fetched ahead. Then rows that are not there yet are read alone."""
+        for tokens in {*self.tokens, self._joined}:
+            if tokens is not None and tokens.cache is not None:
+                tokens.stream(is_streaming)
+
     def fetch(self, starts: Integers, is_stopped: Callable[[], bool]) -> None:
         """Fetch rows from slow storage before they are read. Ends early if `is_stopped()` is true."""
         for tokens, own, width in self._find_new(starts):
@@ -174,20 +180,25 @@ class RunRows:
     def _find_new(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, int]]:
         """Yield the ranges of tokens to fetch: the tokens of a source, the starts, and the length.
 
-        A range is a row or, in the order `blocks`, a whole block that no earlier call has yielded.
+        A range is a row or, in the order `blocks`, a whole block that no earlier call has yielded. Ranges
+        come in the order in which the rows need them.
         """
         for tokens, chosen, own in self._divide_by_source(starts):
             if self.settings.block_rows is None:
                 yield tokens, own, self.seq_len + 1
                 continue
             size = self.settings.block_rows * self.seq_len
-            width = min(size + 1, len(tokens))
             before = int(starts[chosen[0]] - own[0])  # the tokens of earlier sources
-            firsts = (np.unique(own // size) * size).tolist()
+            blocks, uses = np.unique(own // size, return_index=True)
+            firsts = (blocks[uses.argsort()] * size).tolist()
             new = [first for first in firsts if not self._asked.has(before + first)]
-            if new:
-                yield tokens, np.minimum(np.array(new), len(tokens) - width), width
-                self._asked.add(before + first for first in new)
+            self._asked.add(before + first for first in new)
+            whole = [first for first in new if first + size < len(tokens)]
+            if whole:
+                yield tokens, np.array(whole), size + 1
+            if len(whole) < len(new):  # the last block
+                last = (len(tokens) - 1) // size * size
+                yield tokens, np.array([last]), len(tokens) - last
 
     def check_documents(self) -> None:
         """Raise an error if the documents of any source are unknown."""

@@ -102,6 +102,8 @@ class ObjectPath(PosixPath):
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectPath, tuple(self.parts)
 
+    _was_folder = False  # whether objects were found below it
+
     @cached_property
     def address(self) -> Address:
         return parse_address(str(self))
@@ -153,6 +155,9 @@ class ObjectPath(PosixPath):
         return self.stat()
 
     def exists(self, **_: bool) -> bool:
+        # A name without a suffix is most often a folder; one request less then.
+        if not self.suffix and self.is_listable:
+            return self.is_dir() or self.is_file()
         return self.is_file() or self.is_dir()
 
     def is_file(self, **_: bool) -> bool:
@@ -165,7 +170,9 @@ class ObjectPath(PosixPath):
     def is_dir(self, **_: bool) -> bool:
         if self.address.scheme in WEB:  # it has no folders, except datasets, whose files are known
             return self.name != MANIFEST_NAME and (self / MANIFEST_NAME).is_file()
-        return any(len(page) for page in self.storage.list_pages(size=1))
+        if not self._was_folder:  # opening a dataset asks several times
+            self._was_folder = self.storage.has_objects()
+        return self._was_folder
 
     def is_symlink(self) -> bool:
         return False

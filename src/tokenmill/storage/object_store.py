@@ -60,10 +60,13 @@ class ObjectStorage(Storage):
         """The size and the version of an object. FileNotFoundError if it is missing."""
         found = self._call(name, lambda store, key: store.head(key))
         entry = Entry(name, found["size"], _find_version(found))
-        _known[str(self._locate(name))] = entry
+        self._remember(entry)
+        return entry
+
+    def _remember(self, entry: Entry) -> None:
+        _known[str(self._locate(entry.name))] = entry
         while len(_known) > _MOST_KNOWN:
             _known.pop(next(iter(_known)), None)
-        return entry
 
     def find_known(self, name: str) -> Entry:
         """Like `find`, but asks only once per process.
@@ -144,6 +147,16 @@ class ObjectStorage(Storage):
                 for one in page
                 if one["path"][before:].startswith(prefix) and one["path"][before:]
             ]
+
+    def has_objects(self) -> bool:
+        """Whether there are objects. Remembers the first thousand for `find_known`."""
+        for page in self.list_pages():
+            if self.address.scheme == "s3":  # in others, versions in lists are written otherwise
+                for entry in page:
+                    self._remember(entry)
+            if page:
+                return True
+        return False
 
     def list_folder(self) -> tuple[Sequence[Entry], Sequence[str]]:
         """The objects directly below the address, and the names of folders, both sorted."""

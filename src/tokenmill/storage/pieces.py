@@ -16,10 +16,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from tokenmill.storage.cache import PIECE, PieceCache, make_piece_key
 
 REQUESTS = 16
+SMALL_REQUESTS = 64  # of a few kilobytes each
 LONGEST = 1 << 20  # bytes of a request
 _PAUSE = 0.005  # seconds between looks at a piece that another process fetches
 _PATIENCE = 120.0  # seconds to wait for another process
@@ -43,6 +45,25 @@ class RemoteFile:
     def find_bytes(self, first: int, last: int) -> tuple[int, int]:
         """Where the pieces [first, last) start and end in the file."""
         return first * PIECE, min(last * PIECE, self.size)
+
+    def find_parts(self, start: int, stop: int) -> list[Part]:
+        """The parts of pieces that the bytes [start, stop) consist of.
+
+        >>> RemoteFile("a", 200_000, lambda start, stop: b"").find_parts(131_000, 131_100)
+        [Part(number=0, first=131000, last=131072), Part(number=1, first=0, last=28)]
+        """
+        return [
+            Part(number, max(0, start - number * PIECE), min(PIECE, stop - number * PIECE))
+            for number in range(start // PIECE, -(-stop // PIECE))
+        ]
+
+
+class Part(NamedTuple):
+    """Some bytes of a piece."""
+
+    number: int  # of the piece
+    first: int
+    last: int
 
 
 Piece = tuple[RemoteFile, int]  # a file, and the number of a piece
@@ -90,7 +111,7 @@ class Pieces:
         self, wanted: Sequence[Piece], places: Sequence[int]
     ) -> Iterator[list[tuple[int, bytes]]]:
         """Fetch pieces; yields those of each request when it is done."""
-        pool = _make_pool(os.getpid())
+        pool = make_pool(os.getpid())
         running: dict[Future[list[bytes]], list[int]] = {}
         try:
             for run in _join_neighbours(wanted, places):
@@ -187,5 +208,6 @@ def _find_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def _make_pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001  (a fork has no threads)
-    return ThreadPoolExecutor(REQUESTS, "tokenmill-pieces")
+def make_pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001  (a fork has no threads)
+    """The threads that send requests."""
+    return ThreadPoolExecutor(REQUESTS + SMALL_REQUESTS, "tokenmill-pieces")

@@ -212,6 +212,19 @@ class Tokens:
         ends early once `is_stopped` returns True."""
         self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
 
+    def stream(self, is_streaming: bool) -> None:
+        """Say whether `fetch` brings rows of whole blocks into the cache, before they are read."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the tokens are in an object store."""
+        return find_object_folder(self._shards) is not None
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether `cached` can read the tokens through a cache."""
+        return are_files(self._shards)
+
     @property
     def cache(self) -> PieceCache | None:
         """The cache through which the tokens are read; see `cached`."""
@@ -295,6 +308,8 @@ class Tokens:
             places = sorted({room * number // (RUNS - 1) for number in range(RUNS)})
             ids = np.empty((len(places), run), np.int64)
             reader = FileRows(self._shards) if self.cache is None else self._gatherer
+            if isinstance(reader, CachedRows):
+                reader.fetch(np.array(places), run, lambda: False, exact=True)
             cast(reader.find_rows(np.array(places), run)(0, len(places)), ids)
             digest.update(np.ascontiguousarray(ids, "<i8").data)
         return digest.hexdigest()
@@ -343,7 +358,7 @@ class Tokens:
         Tokens in memory need no cache, and are returned as they are. `between` is called before
         each piece.
         """
-        if not are_files(self._shards):
+        if not self.is_cacheable:
             if self._shards.kept is None:
                 return self
             packed = FrameRows.of(self._shards) is not None
@@ -409,6 +424,10 @@ class _CachedTokens(Tokens):
     @property
     def cache(self) -> PieceCache:
         return self._cache
+
+    def stream(self, is_streaming: bool) -> None:
+        if isinstance(self._gatherer, CachedRows):
+            self._gatherer.is_streaming = is_streaming
 
     def _make_gatherer(self, shards: Shards) -> CachedRows:
         return CachedRows(shards, self._cache, self._between)

@@ -131,6 +131,8 @@ def open_data(
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
     val_fraction: float | None = None,
+    cache_dir: AnyPath | None = None,
+    cache_bytes: int | None = None,
 ) -> RunData:
     """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
 
@@ -162,6 +164,7 @@ tokenmill prepare TEXTS --out no/such
         found = _read_text(Path(input_file), tokenizer, val_fraction)
     options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
     options |= {"vocab_size": vocab_size, "eot_id": eot_id}
+    options |= {"cache_dir": cache_dir, "cache_bytes": cache_bytes}
     sources = [_open(*parsed, val_fraction, options) for parsed in _parse(data)]
     if sources:
         found = _join(sources, config)

@@ -14,6 +14,7 @@ start or resume does not depend on the amount of data.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -55,6 +56,8 @@ def train(
     eot_id: int | None = None,
     data_dtype: npt.DTypeLike | None = None,
     format: str | None = None,
+    cache_dir: AnyPath | None = None,
+    cache_bytes: int | None = None,
     backend: str = "torch",
     device: str | None = None,
     runs: AnyPath = "runs",
@@ -94,6 +97,8 @@ def train(
         Share of the tokens, at the end, to validate on if the data has no split `val`.
     tokenizer, vocab_size, eot_id, data_dtype, format
         Facts that the data does not include, as in `tokenmill.open`.
+    cache_dir, cache_bytes
+        The disk cache for data in an object store, as in `tokenmill.open`.
     backend
         torch or jax.
     device
@@ -128,13 +133,19 @@ def train(
                 dtype=data_dtype,
                 format=format,
                 val_fraction=val_fraction,
+                cache_dir=cache_dir,
+                cache_bytes=cache_bytes,
             )
         stack.enter_context(follow_launcher(watcher.warn, config.rank_timeout))
         rank, world_size = find_ranks(backend)
         check_ranks(config, world_size)
         shape = make_shape(data.vocab, config)
         check_memory(shape)
-        loader = _make_loader(data, config, rank, world_size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = _make_loader(data, config, rank, world_size)
+        for problem in caught if rank == 0 else ():
+            watcher.warn(str(problem.message))
         stack.callback(loader.close)
         run = RankRun(
             path=path,
