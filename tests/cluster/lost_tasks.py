@@ -59,6 +59,8 @@ def main(address: str, folder: Path) -> None:
             "attempts": len(list(folder.glob("three-*"))),
             "missing": find_error(Die(folder, "four", 0), folder / "missing"),
         }
+        (folder / "x.txt").unlink()
+        found["no input"] = find_error(Die(folder, "five", 0), folder)
     print(json.dumps(found))  # the last line: Ray prints too
 
 

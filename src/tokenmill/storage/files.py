@@ -46,7 +46,7 @@ _machine = ""  # the digits that set this machine apart from others which share 
 def name_machine(name: str) -> None:
     """Use other temporary names than the processes of other machines, which may have equal numbers."""
     global _machine
-    _machine = str(zlib.crc32(name.encode()))
+    _machine = f"{zlib.crc32(name.encode()):010}"  # of fixed length: a process number follows
 
 
 def temporary_path(path: Path) -> Path:
