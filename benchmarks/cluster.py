@@ -47,8 +47,8 @@ class Measured:
 
 
 @contextmanager
-def start_cluster(nodes: int) -> Iterator[list[str]]:
-    """A cluster; gives the flags of `tokenmill prepare` that use it."""
+def start_cluster(nodes: int) -> Iterator[Any]:
+    """A cluster of Ray on this machine: a head without CPUs, and nodes with one CPU each."""
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
         os.environ.update(
             RAY_TMPDIR=folder,  # the names of sockets must be short
@@ -64,8 +64,10 @@ def start_cluster(nodes: int) -> Iterator[list[str]]:
         for _ in range(nodes):
             cluster.add_node(num_cpus=1, wait=False, **options)
         cluster.wait_for_nodes()
-        yield ["--engine", "ray", "--ray-address", cluster.address]
-        cluster.shutdown()
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 def measure(files: list[Path], out: Path, dedup: str, flags: list[str]) -> Measured:
@@ -135,7 +137,8 @@ def compare_speed(files: list[Path], out: Path, rounds: int) -> list[dict[str, A
     size = sum(path.stat().st_size for path in files) / 1e6
     found: dict[tuple[str, str, int], list[Measured]] = {}
     for cores in (1, 2):
-        with start_cluster(cores) as ray:
+        with start_cluster(cores) as cluster:
+            ray = ["--engine", "ray", "--ray-address", cluster.address]
             for _ in range(rounds):
                 for engine, flags in (("local", ["--workers", str(cores)]), ("ray", ray)):
                     for dedup in DEDUPS:
@@ -166,7 +169,8 @@ def compare_speed(files: list[Path], out: Path, rounds: int) -> list[dict[str, A
 def compare_memory(sizes: list[int], root: Path) -> list[dict[str, Any]]:
     """The memory of both engines for inputs of several sizes."""
     rows = []
-    with start_cluster(2) as ray:
+    with start_cluster(2) as cluster:
+        ray = ["--engine", "ray", "--ray-address", cluster.address]
         for size in sizes:
             files = make_corpus(root / f"text{size}", size * 1_000_000)
             for engine, flags in (("local", ["--workers", "2"]), ("ray", ray)):
