@@ -117,6 +117,7 @@ class RayCluster:
         `workers` limits the tasks that run at once. `note` receives what the user should know.
         """
         sources = [source.path for source in plan.sources]
+        paths = [str(out), *sources]
         of_folders = {path.rpartition("/")[0]: path for path in sources}
         common = _Common(
             workspace=Workspace(plan.tokenizer, plan.share),
@@ -124,9 +125,7 @@ class RayCluster:
             out=out,
             inputs=tuple(of_folders.values())[:_PROBES],
             # Relative paths are relative to the folder of this process.
-            folder=None
-            if all(as_path(path).is_absolute() for path in (out, *sources))
-            else Path.cwd(),
+            folder=None if all(as_path(one).is_absolute() for one in paths) else Path.cwd(),
             addresses=list_full_addresses(),
         )
         return RayEngine(self, _Session(uuid4().hex, (ray.put(common),)), workers, note)
