@@ -265,6 +265,7 @@ def test_lost_tasks_are_started_again_a_few_times(cluster: Cluster, tmp_path: Pa
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["results"] == expected
     assert found["progress"] == [2, len("onetwo")]
+    assert found["notes"] == ["Ran 1 task again, lost with a worker process or a node."]
     assert "was lost 2 times with its process or node" in found["lost"]
     assert "it resumes" in found["lost"]
     assert found["attempts"] == 2
@@ -279,16 +280,11 @@ def test_a_run_survives_a_killed_node(
     """The tests after this one have one node."""
     out = tmp_path / "out"
     process = start(texts, out, "documents", *on(cluster))
-    end = time.monotonic() + 200
-    while len(list(out.glob(".work/segments/*.tokens.*.tmp"))) < 2:  # both nodes have a task
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_for(".work/segments/*.tmp", out, process)
     cluster.kill_node()
     assert process.poll() is None
-    said = finish(process)
+    finish(process)
     assert contents(out) == local["documents"]
-    assert "Ran 1 task again, lost with a worker process or a node." in said
 
 
 def fail(process: subprocess.Popen[str]) -> str:
@@ -337,20 +333,31 @@ def test_a_node_without_credentials_is_named(
     assert tokenmill.verify(out) == []
 
 
-@pytest.mark.parametrize("named_by", ["flag", "variable"])
-def test_without_a_cluster_the_error_says_how_to_start_one(
-    texts: Path, tmp_path: Path, named_by: str
-) -> None:
-    flags = ["--ray-address", "[::1]:9"] if named_by == "flag" else []
+def run_without_cluster(texts: Path, out: Path, *flags: str, **variables: str) -> str:
     ended = subprocess.run(
-        command(texts, tmp_path / "out", "documents", "--engine", "ray", *flags),
+        command(texts, out, "documents", "--engine", "ray", *flags),
         cwd=texts.parent,
-        env={**os.environ, "RAY_ADDRESS": "[::1]:9"},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert ended.returncode == 2
-    assert "No Ray cluster is running at [::1]:9" in ended.stderr
-    assert "ray start --head" in ended.stderr
-    assert "--ray-address" in ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("address", ["[::1]:9", "127.0.0.1:9"])
+@pytest.mark.parametrize("named_by", ["flag", "variable"])
+def test_without_a_cluster_the_error_says_how_to_start_one(
+    texts: Path, tmp_path: Path, named_by: str, address: str
+) -> None:
+    flags = ["--ray-address", address] if named_by == "flag" else []
+    said = run_without_cluster(texts, tmp_path / "out", *flags, RAY_ADDRESS=address)
+    assert f"No Ray cluster is running at {address}" in said
+    assert "ray start --head" in said
+    assert "--ray-address" in said
+
+
+def test_an_address_of_a_ray_client_is_refused(texts: Path, tmp_path: Path) -> None:
+    said = run_without_cluster(texts, tmp_path / "out", "--ray-address", "ray://127.0.0.1:10001")
+    assert "it must be HOST:PORT" in said

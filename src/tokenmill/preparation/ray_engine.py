@@ -78,8 +78,9 @@ class RayCluster:
             try:
                 ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
             except Exception as error:  # Ray raises many kinds, also if versions differ
+                why = " ".join(str(error).split()) or type(error).__name__
                 raise UsageError(
-                    f"The Ray cluster {place} cannot be used from here: {' '.join(str(error).split())}\n"
+                    f"The Ray cluster {place} cannot be used from here: {why}\n"
                     f"This process has Ray {ray.__version__} and Python {platform.python_version()}. "
                     "Both must be the same on every node."
                 ) from error

@@ -88,7 +88,9 @@ def remove_temporaries(*folders: Path) -> None:
         if isinstance(folder, ObjectPath):
             continue
         for name in filter(is_temporary, os.listdir(folder)):
-            remove(folder / name)
+            # A worker of a killed run, on another node, may still be writing.
+            with suppress(FileNotFoundError):
+                remove(folder / name)
 
 
 def sync_file(path: Path) -> None:
