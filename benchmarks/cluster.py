@@ -168,10 +168,10 @@ def compare_speed(files: list[Path], small: Path, out: Path, rounds: int) -> lis
             "CPUs": cores,
             "seconds": f"{seconds[name, engine, cores]:.1f}",
             "more than local": f"{seconds[name, engine, cores] - seconds[name, 'local', cores]:+.1f} s",
-            "speed with 1 CPU ×": f"{seconds[name, engine, 1] / seconds[name, engine, cores]:.2f}",
+            "scaling": f"{seconds[name, engine, 1] / seconds[name, engine, cores]:.2f}",
             "processor time": f"{statistics.median(run.cpu for run in runs):.1f} s",
         }
-        for (name, engine, cores), runs in found.items()
+        for (name, engine, cores), runs in sorted(found.items())
     ]
 
 
