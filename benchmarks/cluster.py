@@ -1,10 +1,12 @@
-"""Compare `prepare` on a Ray cluster with worker processes: bytes, speed and memory.
+"""Compare `prepare` on a Ray cluster with worker processes: speed, scaling and memory.
 
 All nodes of the cluster are on this machine, with one CPU each. The engines take turns on the same
 text; the result is the median of the rounds. A run includes starting its workers, or connecting to
 the cluster. Processor time is that of all processes, those of Ray included; it depends less on what
 else the machine does. Memory is the peak of the resident memory of the calling process and of the largest
 worker, sampled; a worker of Ray is larger by what Ray itself takes.
+
+`benchmarks/cluster_bytes.py` compares the bytes of more cases. This takes about nine minutes.
 
     python benchmarks/cluster.py [--size 256] [--rounds 3] [--sizes 128 512]     sizes in MB
 """
@@ -32,6 +34,7 @@ from results import record
 
 STORE = 100 << 20  # bytes of Ray's object store on each node
 DEDUPS = ("documents", "lines")
+CORES = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Measured:
 
 
 @contextmanager
-def start_cluster(nodes: int) -> Iterator[list[str]]:
-    """A cluster; gives the flags of `tokenmill prepare` that use it."""
+def start_cluster(nodes: int) -> Iterator[Any]:
+    """A cluster of Ray on this machine: a head without CPUs, and nodes with one CPU each."""
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
         os.environ.update(
             RAY_TMPDIR=folder,  # the names of sockets must be short
@@ -64,8 +67,10 @@ def start_cluster(nodes: int) -> Iterator[list[str]]:
         for _ in range(nodes):
             cluster.add_node(num_cpus=1, wait=False, **options)
         cluster.wait_for_nodes()
-        yield ["--engine", "ray", "--ray-address", cluster.address]
-        cluster.shutdown()
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 def measure(files: list[Path], out: Path, dedup: str, flags: list[str]) -> Measured:
@@ -130,47 +135,58 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def compare_speed(files: list[Path], out: Path, rounds: int) -> list[dict[str, Any]]:
-    """Both engines with one and two CPUs. Refuses results that differ."""
+def compare_speed(files: list[Path], small: Path, out: Path, rounds: int) -> list[dict[str, Any]]:
+    """Both engines with one and two CPUs, and what a run costs that has almost nothing to do.
+
+    Refuses results that differ.
+    """
     size = sum(path.stat().st_size for path in files) / 1e6
+    work = [("almost none", [small], "documents"), *((dedup, files, dedup) for dedup in DEDUPS)]
     found: dict[tuple[str, str, int], list[Measured]] = {}
-    for cores in (1, 2):
-        with start_cluster(cores) as ray:
-            for _ in range(rounds):
+    for cores in CORES:
+        with start_cluster(cores) as cluster:
+            ray = ["--engine", "ray", "--ray-address", cluster.address]
+            for number in range(rounds):
                 for engine, flags in (("local", ["--workers", str(cores)]), ("ray", ray)):
-                    for dedup in DEDUPS:
-                        run = measure(files, out, dedup, flags)
-                        found.setdefault((dedup, engine, cores), []).append(run)
+                    for name, texts, dedup in work:
+                        run = measure(texts, out, dedup, flags)
+                        found.setdefault((name, engine, cores), []).append(run)
                         print(
-                            f"{dedup} {engine} {cores}: {size / run.seconds:.1f} MB/s", flush=True
+                            f"{cores} CPUs, round {number + 1} of {rounds}, {engine}, {name}: "
+                            f"{run.seconds:.1f} s, processor time {run.cpu:.1f} s",
+                            flush=True,
                         )
-    rows = []
-    for (dedup, engine, cores), runs in sorted(found.items()):
-        seconds = statistics.median(run.seconds for run in runs)
-        alone = statistics.median(run.seconds for run in found[dedup, "local", cores])
-        digests = {run.digest for key, some in found.items() if key[0] == dedup for run in some}
-        rows.append(
-            {
-                "--dedup": dedup,
-                "engine": engine,
-                "CPUs": cores,
-                "MB/s": round(size / seconds, 1),
-                "of local": round(alone / seconds, 2),
-                "processor time": f"{statistics.median(run.cpu for run in runs):.1f} s",
-                "dataset": "identical" if len(digests) == 1 else "DIFFERENT",
-            }
-        )
-    return rows
+    for name, _, _ in work:
+        digests = {run.digest for key, runs in found.items() if key[0] == name for run in runs}
+        if len(digests) != 1:
+            raise SystemExit(f"the engines made different datasets: {name}")
+    seconds = {key: statistics.median(run.seconds for run in runs) for key, runs in found.items()}
+    return [
+        {
+            "work": name if name == "almost none" else f"{size:.0f} MB, `--dedup {name}`",
+            "engine": engine,
+            "CPUs": cores,
+            "seconds": f"{seconds[name, engine, cores]:.1f}",
+            "more than local": f"{seconds[name, engine, cores] - seconds[name, 'local', cores]:+.1f} s",
+            "scaling": f"{seconds[name, engine, 1] / seconds[name, engine, cores]:.2f}",
+            "processor time": f"{statistics.median(run.cpu for run in runs):.1f} s",
+        }
+        for (name, engine, cores), runs in sorted(found.items())
+    ]
 
 
 def compare_memory(sizes: list[int], root: Path) -> list[dict[str, Any]]:
     """The memory of both engines for inputs of several sizes."""
     rows = []
-    with start_cluster(2) as ray:
+    with start_cluster(2) as cluster:
+        ray = ["--engine", "ray", "--ray-address", cluster.address]
         for size in sizes:
             files = make_corpus(root / f"text{size}", size * 1_000_000)
             for engine, flags in (("local", ["--workers", "2"]), ("ray", ray)):
-                runs = [measure(files, root / "out", dedup, flags) for dedup in DEDUPS]
+                runs = []
+                for dedup in DEDUPS:
+                    print(f"memory, {size} MB, {engine}, {dedup}", flush=True)
+                    runs.append(measure(files, root / "out", dedup, flags))
                 row: dict[str, Any] = {"input": f"{size} MB", "engine": engine}
                 for dedup, run in zip(DEDUPS, runs, strict=True):
                     row[f"calling process, {dedup}"] = f"{run.driver:.0f} MB"
@@ -191,7 +207,9 @@ def main() -> None:
         root = Path(folder)
         files = make_corpus(root / "text", args.size * 1_000_000)
         conditions = {"text": f"{args.size} MB", "rounds": args.rounds}
-        record("cluster", conditions, compare_speed(files, root / "out", args.rounds))
+        (root / "small.txt").write_text("A text.")
+        rows = compare_speed(files, root / "small.txt", root / "out", args.rounds)
+        record("cluster", conditions, rows)
         record("cluster-memory", {"workers": 2}, compare_memory(args.sizes, root))
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-# Builders of datasets and of other programs' files, which tests in several folders import.
-sys.path += [str(Path(__file__).parent / name) for name in ("store", "formats")]
+# Builders of datasets and of other programs' files, and servers, which tests in several folders import.
+sys.path += [str(Path(__file__).parent / name) for name in ("store", "formats", "remote")]
 
 # Some virtual machines report AMX and trap its instructions, so PyTorch's products in bfloat16 would end
 # the process. This is an upper limit: processors without AVX-512 are not affected.

@@ -2,11 +2,13 @@
 
     python cluster_process.py NODES
 
-Prints the address. Each line on standard input kills a node; the end of the input ends the cluster.
+Prints the address. A line `kill` on standard input kills the node that came last. A line
+`add NAME=VALUE` starts one whose environment has that variable. The end of the input ends the cluster.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ray.cluster_utils import Cluster
@@ -21,9 +23,18 @@ def main(count: int) -> None:
     nodes = [cluster.add_node(num_cpus=1, wait=False, **options) for _ in range(count)]
     cluster.wait_for_nodes()
     print(cluster.address, flush=True)
-    for _ in sys.stdin:
-        cluster.remove_node(nodes.pop(), allow_graceful=False)
-        print("killed", flush=True)
+    for line in sys.stdin:
+        order, _, setting = line.strip().partition(" ")
+        if order == "kill":
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+        else:
+            name, _, value = setting.partition("=")
+            before = dict(os.environ)
+            os.environ[name] = value
+            nodes.append(cluster.add_node(num_cpus=1, **options))
+            os.environ.clear()
+            os.environ.update(before)
+        print("done", flush=True)
     cluster.shutdown()
 
 

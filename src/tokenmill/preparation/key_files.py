@@ -246,4 +246,7 @@ def read_range(file: BinaryIO, start: int, size: int) -> bytes:
 
 def damaged(path: Path) -> FolderError:
     """The error for a work file whose content does not fit its receipt."""
-    return FolderError(f"{path} is damaged. Add `restart=True` to start over.")
+    return FolderError(
+        f"{path} is damaged. Run the same command again: it checks all files, and makes damaged ones "
+        "again. If that does not help, add `restart=True` to start over."
+    )

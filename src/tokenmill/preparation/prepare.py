@@ -30,7 +30,12 @@ from tokenmill.errors import UsageError
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
-from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
+from tokenmill.preparation.folder import (
+    REJECTED_NAME,
+    REPAIRED_NAME,
+    SEGMENTS_NAME,
+    PreparationFolder,
+)
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
@@ -43,7 +48,7 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
-from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.names import TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import choose_work_folder
 from tokenmill.store.frames import choose_compression
@@ -145,9 +150,12 @@ def prepare(
         from tokenmill.preparation.ray_engine import RayCluster
 
         with RayCluster(ray_address) as cluster:
-            plan = find_plan(workers=workers or cluster.cores, machine=cluster.memory or None)
+            plan = find_plan(
+                workers=workers or max(1, cluster.cores), machine=cluster.memory or None
+            )
             folder = choose_work_folder(target, work, is_shared=True)
-            start = partial(cluster.start, out=folder or target, workers=workers)
+            segments = (folder or target / WORK_NAME) / SEGMENTS_NAME
+            start = partial(cluster.start, out=segments, workers=workers, note=shown.note)
             return run_plan(plan, target, shown, restart=restart, work=folder, start=start)
 
 

@@ -5,31 +5,41 @@ tasks that were running on it. Receipts return through Ray; tokens and keys only
 output folder, which all nodes share. A worker process unpickles the tokenizer once and keeps it.
 
 A task whose process or node is lost is started again, at most `_ATTEMPTS` times. Ray's own retries
-are off, because Ray repeats tasks that ran out of memory without end.
+are off, because Ray repeats tasks that ran out of memory without end. A node on which no task can run
+ends the run: it would take task after task from the good ones.
+
+Costs: Ray takes 0.6 ms per task, 1 to 2 s to connect and to start workers, and 100 MB per process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
+import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from tokenmill.errors import UsageError, WorkError
+from tokenmill.errors import StorageError, UsageError, WorkError
 from tokenmill.preparation.engine import Progress, Task, Worker, out_of_memory, result_of, run_task
 from tokenmill.preparation.memory import Workspace
 from tokenmill.preparation.plan import Plan
-from tokenmill.storage.files import name_machine
+from tokenmill.sources.files import stat_source
+from tokenmill.storage.addresses import list_full_addresses
+from tokenmill.storage.files import check_folder, name_machine
 from tokenmill.storage.object_path import as_path
+from tokenmill.wording import counted
 
 try:
     import ray
-    from ray.exceptions import OutOfMemoryError, RayError
+    from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 except ImportError:
     raise UsageError(
         "`engine='ray'` needs Ray on every node: pip install 'tokenmill[ray]'."
@@ -39,6 +49,10 @@ _ATTEMPTS = 4  # to run a task whose process or node is lost
 _AHEAD = 2  # tasks handed to Ray for each CPU of the cluster
 _PATIENCE = 10.0  # seconds to connect
 _WAIT = 10.0  # seconds, after which the size of the cluster is looked up again
+_OFTEN = 1.0  # seconds between two such questions, at least
+_PROBES = 16  # input files that a worker looks for when it starts
+_NODE = re.compile(r"\bip=([^,)\s]+)")  # in the text of an error of Ray
+_LIBRARIES = ("tokenmill", "gigatoken", "zstandard")  # their versions may change the bytes
 _count_resources: Callable[[], dict[str, float]] = ray.cluster_resources
 _NO_CLUSTER = (
     "Start one: ray start --head on one machine, ray start --address=HEAD:6379 on the others; or pass "
@@ -50,16 +64,25 @@ class RayCluster:
     """A connection to a running cluster: its cores and its memory in bytes."""
 
     def __init__(self, address: str | None = None) -> None:
+        self._cores, self._counted = 0, -_OFTEN
         self._connected = not ray.is_initialized()
         if self._connected:
             where = address or os.environ.get("RAY_ADDRESS") or "auto"
+            place = "on this machine" if where == "auto" else f"at {where}"
             try:
                 _reach(where)
-                ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
-            except Exception as error:  # Ray raises many kinds
-                place = "on this machine" if where == "auto" else f"at {where}"
+            except (OSError, ValueError) as error:
                 raise UsageError(
                     f"No Ray cluster is running {place}: {_first_line(error)}\n{_NO_CLUSTER}"
+                ) from error
+            try:
+                ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
+            except Exception as error:  # Ray raises many kinds, also if versions differ
+                why = " ".join(str(error).split()) or type(error).__name__
+                raise UsageError(
+                    f"The Ray cluster {place} cannot be used from here: {why}\n"
+                    f"This process has Ray {ray.__version__} and Python {platform.python_version()}. "
+                    "Both must be the same on every node."
                 ) from error
 
     def __enter__(self) -> Self:
@@ -72,47 +95,80 @@ class RayCluster:
     @property
     def cores(self) -> int:
         """The CPUs of all nodes."""
-        return max(1, int(_count_resources().get("CPU", 0)))
+        if time.monotonic() - self._counted >= _OFTEN:
+            self._cores = int(_count_resources().get("CPU", 0))
+            self._counted = time.monotonic()
+        return self._cores
 
     @property
     def memory(self) -> int:
         """The bytes that Ray gives to tasks on all nodes."""
         return int(_count_resources().get("memory", 0))
 
-    def start(self, plan: Plan, out: Path, *, workers: int | None) -> RayEngine:
-        """The engine for a plan. `workers` limits the tasks that run at once."""
-        advice = "Give it more `memory`, or start Ray with fewer CPUs per node."
-        paths = [out, *(as_path(source.path) for source in plan.sources)]
-        session = _Session(
-            name=uuid4().hex,
-            workspace=(ray.put(Workspace(plan.tokenizer, plan.share)),),
+    def start(
+        self,
+        plan: Plan,
+        out: Path,
+        *,
+        workers: int | None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> RayEngine:
+        """The engine for a plan.
+
+        `workers` limits the tasks that run at once. `note` receives what the user should know.
+        """
+        sources = [source.path for source in plan.sources]
+        paths = [str(out), *sources]
+        of_folders = {path.rpartition("/")[0]: path for path in sources}
+        common = _Common(
+            workspace=Workspace(plan.tokenizer, plan.share),
+            versions=_find_versions(),
             out=out,
+            inputs=tuple(of_folders.values())[:_PROBES],
             # Relative paths are relative to the folder of this process.
-            folder=None if all(path.is_absolute() for path in paths) else Path.cwd(),
+            folder=None if all(as_path(one).is_absolute() for one in paths) else Path.cwd(),
+            addresses=list_full_addresses(),
         )
-        return RayEngine(self, session, advice, workers)
+        return RayEngine(self, _Session(uuid4().hex, (ray.put(common),)), workers, note)
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Common:
+    """What all tasks of a run have in common. A worker process fetches it once."""
+
+    workspace: Workspace
+    versions: dict[str, str]
+    out: Path
+    inputs: tuple[str, ...]  # some of the input files
+    folder: Path | None
+    addresses: dict[str, str]  # with secrets, so it is not among the arguments of a task
+
+
+@dataclass(frozen=True)
 class _Session:
-    """What a worker process needs besides its tasks."""
+    """A run, as its tasks know it."""
 
     name: str
-    workspace: tuple[Any]  # a reference, in a tuple so that Ray does not resolve it for each task
-    out: Path
-    folder: Path | None
+    common: tuple[Any]  # a reference, in a tuple so that Ray does not resolve it for each task
 
 
 class RayEngine:
-    """Runs tasks on a cluster. Errors about memory include `advice`: how to use less."""
+    """Runs tasks on a cluster. `lost` counts the tasks that were lost with their process or node."""
 
     def __init__(
-        self, cluster: RayCluster, session: _Session, advice: str, workers: int | None
+        self,
+        cluster: RayCluster,
+        session: _Session,
+        workers: int | None,
+        note: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
         self._session = session
-        self._advice = advice
         self._workers = workers
+        self._note = note
+        self._advice = "Give it more `memory`, or start Ray with fewer CPUs per node."
+        self._is_waiting = False  # for a node, as the user knows
+        self.lost = 0
         self._submit = ray.remote(num_cpus=1, max_retries=0)(_run).remote
         self._running: dict[Any, int] = {}
 
@@ -130,16 +186,23 @@ class RayEngine:
         waiting = iter(range(len(tasks)))
         again: list[int] = []
         attempts: dict[int, int] = {}
+        lost_before = self.lost
         while True:
             self._hand_out(tasks, waiting, again)
             if not self._running:
-                return
+                break
             done, _ = ray.wait(list(self._running), timeout=_WAIT)
+            if not done and not self._cluster.cores and not self._is_waiting:
+                self._is_waiting = True
+                self._note("No node of the cluster has a CPU for tasks. Waiting for one.")
             for reference in done:
                 number = self._running.pop(reference)
                 try:
                     answer, amounts = ray.get(reference)
+                except RayTaskError as error:
+                    raise _explain_node(error) from error
                 except RayError as error:
+                    self.lost += 1
                     attempts[number] = attempts.get(number, 1) + 1
                     if attempts[number] > _ATTEMPTS:
                         raise self._explain(error) from error
@@ -149,10 +212,12 @@ class RayEngine:
                 if amounts:
                     progress(*amounts)
                 yield number, result
+        if lost := self.lost - lost_before:
+            self._note(f"Ran {counted(lost, 'task')} again, lost with a worker process or a node.")
 
     def _hand_out(self, tasks: Sequence[Task], waiting: Iterator[int], again: list[int]) -> None:
         """Give tasks to Ray until it has enough of them."""
-        most = self._workers or _AHEAD * self._cluster.cores
+        most = self._workers or _AHEAD * max(1, self._cluster.cores)
         while len(self._running) < most:
             number = again.pop() if again else next(waiting, None)
             if number is None:
@@ -181,35 +246,92 @@ def _run(session: _Session, task: Task) -> tuple[Any, tuple[int, ...]]:
             amounts[i] += amount
 
     try:
-        worker = Worker(_find_workspace(session), add)
-    except WorkError as error:
-        return error, ()
-    return run_task(worker, task), tuple(amounts)
+        answer = run_task(Worker(_find_workspace(session), add), task)
+    except (WorkError, StorageError) as error:
+        answer = error
+    if isinstance(answer, StorageError):
+        answer = StorageError(
+            f"{answer}\nThis happened on the node {socket.gethostname()}. Tasks find credentials and "
+            "settings in the environment in which `ray start` ran on their node."
+        )
+    return answer, tuple(amounts)
 
 
 def _find_workspace(session: _Session) -> Workspace:
     """The workspace of a session, with the tokenizer. It is fetched when the first task arrives."""
     if session.name not in _workspaces:
+        common: _Common = ray.get(session.common[0])
         name_machine(ray.get_runtime_context().get_node_id())
-        try:
-            if session.folder is not None:
-                os.chdir(session.folder)
-            session.out.stat()
-        except OSError as error:
-            raise WorkError(
-                f"The node {socket.gethostname()} cannot open {error.filename}: {error.strerror}. The "
-                "input and the output folder must be on storage that all nodes share."
-            ) from None
+        os.environ.update(common.addresses)
+        _check_node(common)
         _workspaces.clear()
-        _workspaces[session.name] = ray.get(session.workspace[0])
+        _workspaces[session.name] = common.workspace
     return _workspaces[session.name]
 
 
+def _check_node(common: _Common) -> None:
+    """Refuse a node with other libraries, or without the files of this run.
+
+    Without the check, a node that lacks the input would count its files as bad ones, and skip them
+    if `skip_bad_files` is set.
+    """
+    node = socket.gethostname()
+    for name, version in _find_versions().items():
+        if version != (expected := common.versions[name]):
+            raise WorkError(
+                f"The node {node} has {name} {version}, and this process has {expected}. Install "
+                "the same version on every node, restart Ray there, and run the same command again."
+            )
+    try:
+        if common.folder is not None:
+            os.chdir(common.folder)
+        check_folder(common.out)
+        for path in common.inputs:
+            stat_source(path)
+    except OSError as error:
+        raise WorkError(
+            f"The node {node} cannot open {error.filename}: {error.strerror}. The input and the output "
+            "folder must be on storage that all nodes share. Once that is fixed, run the same command "
+            "again."
+        ) from None
+
+
+def _find_versions() -> dict[str, str]:
+    """The installed versions of the libraries that may change the bytes of a dataset."""
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "of unknown version"
+    return found
+
+
+def _explain_node(error: RayTaskError) -> WorkError:
+    """The error for a task that failed before tokenmill took charge of it: its node is not set up."""
+    why, version = str(error).strip().splitlines()[-1], _find_versions()["tokenmill"]
+    node = _NODE.search(str(error))
+    return WorkError(
+        f"The node {node[1] if node else 'of a task'} cannot run tasks of tokenmill {version}: {why}\n"
+        f"Install it on every node with pip install 'tokenmill[ray]=={version}', in the environment in "
+        "which `ray start` runs. Then run the same command again; it resumes."
+    )
+
+
 def _reach(address: str) -> None:
-    """Connect to an address like HOST:PORT. Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if port.isdecimal() and not host.startswith(("ray://", "127.", "localhost")):
-        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    """Try to connect to a cluster. Ray would try for ten minutes, for example if a cluster was killed
+    and the file with its address is still there."""
+    if "://" in address:
+        raise UsageError(
+            f"`ray_address` is {address!r}; it must be HOST:PORT, such as HEAD:6379. Run the command on a "
+            "node of the cluster."
+        )
+    with suppress(ImportError):  # a private function; without it, the error comes later
+        from ray._private.services import canonicalize_bootstrap_address
+
+        host, _, port = (canonicalize_bootstrap_address(address) or "").rpartition(":")
+        if port:
+            socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -90,6 +90,11 @@ def find_full_address(address: Address) -> str:
     return str(address)
 
 
+def list_full_addresses() -> dict[str, str]:
+    """The environment variables in which `find_full_address` finds addresses. Never show them."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLE)}
+
+
 def hide_secrets(text: str) -> str:
     """A text in which addresses have neither credentials nor queries.
 

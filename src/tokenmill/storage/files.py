@@ -47,7 +47,7 @@ _machine = ""  # the digits that set this machine apart from others which share 
 def name_machine(name: str) -> None:
     """Use other temporary names than the processes of other machines, which may have equal numbers."""
     global _machine
-    _machine = str(zlib.crc32(name.encode()))
+    _machine = f"{zlib.crc32(name.encode()):010}"  # of fixed length: a process number follows
 
 
 def temporary_path(path: Path) -> Path:
@@ -107,7 +107,9 @@ def remove_temporaries(*folders: Path) -> None:
         if isinstance(folder, ObjectPath):
             continue
         for name in filter(is_temporary, os.listdir(folder)):
-            remove(folder / name)
+            # A worker of a killed run, on another node, may still be writing.
+            with suppress(FileNotFoundError):
+                remove(folder / name)
 
 
 def sync_file(path: Path) -> None:
@@ -144,6 +146,14 @@ def make_folder(path: Path) -> None:
             code = errno.ENOTDIR
             raise NotADirectoryError(code, os.strerror(code), str(path)) from None
         sync_folder(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Raise an error if a folder is missing, or if its object store cannot be reached."""
+    if isinstance(path, ObjectPath):
+        path.exists()  # an object store has no empty folders, so it may be missing
+    else:
+        path.stat()
 
 
 def make_subfolder(root: Path, path: Path) -> None:

@@ -85,10 +85,10 @@ def _explain(text: str, name: str, scheme: str) -> tuple[str, str]:
     if name in ("PermissionDeniedError", "UnauthenticatedError") or (
         number in ("401", "403") or any(mark in text for mark in _DENIED)
     ):
-        cure = "Check that the credentials allow this, and list the bucket. "
+        cure = "Check that the credentials allow this, and allow listing the bucket. "
         return f"access denied{detail}", cure + CREDENTIALS.get(scheme, _WEB_CREDENTIALS)
     if number in ("429", "503") or "SlowDown" in text:
-        return f"the server answers that it gets too many requests{detail}", f"Wait. {AGAIN}"
+        return f"rate limited by the server: too many requests{detail}", f"Wait. {AGAIN}"
     if name in ("NotSupportedError", "NotImplementedError"):
         if scheme in WEB:
             return "the server cannot send parts of a file", "Download the file, and name that."

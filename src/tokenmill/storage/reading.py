@@ -71,7 +71,7 @@ file again from its source, or run the same tokenmill prepare command with --res
         root = folder.resolve()
         target = (root / path).resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise _refuse(path, folder, error, CURE) from error
+        raise cannot_read(path, folder, error, CURE) from error
     if not target.is_relative_to(root):
         raise DamagedFileError(
             path,
@@ -104,7 +104,7 @@ def _open(target: Path, folder: Path, path: str, cure: str) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedFileError(path, f"is missing from {folder}", cure) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise _refuse(path, folder, error, cure) from error
+        raise cannot_read(path, folder, error, cure) from error
 
 
 def read_inside(folder: Path, path: str, most: int) -> bytes:
@@ -128,7 +128,7 @@ def _read_all(file: BinaryIO, folder: Path, path: str, most: int, cure: str) -> 
     try:
         return file.read(size)
     except OSError as error:
-        raise _refuse(path, folder, error, cure) from error
+        raise cannot_read(path, folder, error, cure) from error
 
 
 def read_json(folder: Path, path: str, kind: type[T], most: int) -> T:
@@ -140,7 +140,8 @@ def read_json(folder: Path, path: str, kind: type[T], most: int) -> T:
         raise DamagedFileError(path, f"is damaged ({error})") from error
 
 
-def _refuse(path: str, folder: Path, error: Exception, cure: str) -> DamagedFileError:
+def cannot_read(path: str, folder: Path, error: Exception, cure: str) -> DamagedFileError:
+    """The error for a file of a dataset that the system or a store does not let us read."""
     reason = getattr(error, "strerror", None) or error
     return DamagedFileError(path, f"in {folder} cannot be read: {reason}", find_cure(error, cure))
 

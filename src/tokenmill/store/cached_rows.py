@@ -26,7 +26,7 @@ from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.object_store import run_together
 from tokenmill.storage.pieces import Pieces, RemoteFile
 from tokenmill.storage.ranges import Budget, RangeFetcher, copy_ranges
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, cannot_read
 from tokenmill.store.documents import sums
 from tokenmill.store.gather import RowReader, join_near
 from tokenmill.store.shards import Shards, find_file, find_object_folder
@@ -282,8 +282,7 @@ class CachedRows:
                         data = file.read(stop - start)
                     changed = _find_version(file) != version
                 except OSError as error:
-                    what = f"cannot be read: {error.strerror or error}"
-                    raise DamagedFileError(name, what, FOREIGN_CURE) from error
+                    raise cannot_read(name, shards.folder, error, FOREIGN_CURE) from error
             if changed or len(data) != stop - start:
                 raise DamagedFileError(name, "was changed while it was read", FOREIGN_CURE)
             return data

@@ -23,8 +23,8 @@ from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.reading import (
     FOREIGN_CURE,
     DamagedFileError,
+    cannot_read,
     check_size,
-    find_cure,
     is_mappable,
     open_foreign,
     open_inside,
@@ -139,8 +139,7 @@ class FileShards:
                         check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
                         raise DamagedFileError(name, "was changed while it was read")
             except OSError as error:  # the disk is failing
-                what = f"cannot be read: {error.strerror or error}"
-                raise DamagedFileError(name, what, find_cure(error, FOREIGN_CURE)) from error
+                raise cannot_read(name, self.folder, error, FOREIGN_CURE) from error
         return found
 
     def read_rows(
@@ -163,8 +162,7 @@ class FileShards:
                     check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
                     raise DamagedFileError(name, "was changed while it was read")
             except OSError as error:  # the disk is failing
-                what = f"cannot be read: {error.strerror}"
-                raise DamagedFileError(name, what, find_cure(error, FOREIGN_CURE)) from error
+                raise cannot_read(name, self.folder, error, FOREIGN_CURE) from error
 
     def _open(self, number: int) -> BinaryIO:
         name = self.names[number]
