@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.pieces import Pieces, RemoteFile
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.documents import sums
-from tokenmill.store.gather import RowReader, join_near
+from tokenmill.store.gather import join_near
+from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import Shards, find_file
 
 _FILES = 4_096  # whose identities are kept
@@ -40,7 +42,7 @@ class _Range(NamedTuple):
     place: int
 
 
-class CachedRows:
+class CachedRows(RowSource):
     """Reads tokens of shards that are joined end to end, through a cache. `between` is called before
     each piece."""
 
@@ -49,23 +51,11 @@ class CachedRows:
     def __init__(
         self, shards: Shards, cache: PieceCache, between: Callable[[], None] | None = None
     ) -> None:
-        self.counts = shards.counts
-        self.starts = sums(self.counts)
+        super().__init__(shards.counts, shards.dtype)
         self.cache = cache
         self._shards, self._width, self._between = shards, shards.dtype.itemsize, between
         self._pieces = Pieces(cache)
         self._find_file = lru_cache(maxsize=_FILES)(self._identify)
-
-    def locate(self, token: int) -> tuple[int, int]:
-        """The number of the shard that holds a token, and the token's place in it."""
-        shard = int(np.searchsorted(self.starts, token, side="right")) - 1
-        return shard, token - int(self.starts[shard])
-
-    def read_token(self, token: int) -> int:
-        """The id of one token."""
-        ids = np.empty(1, self._shards.dtype)
-        self.copy(token, ids)
-        return int(ids[0])
 
     def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
@@ -93,13 +83,26 @@ class CachedRows:
 
         return read
 
-    def read_ahead(self, starts: Integers, length: int) -> None:
-        """Does nothing: `fetch` would keep the caller waiting."""
+    def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
+        """The bytes of the ids [start, stop) of ranges."""
+        places = sums((stops - starts) * self._width).tolist()
+        memory = np.empty(places[-1], np.uint8).data
+        ranges: list[_Range] = []
+        for start, stop, place in zip(starts.tolist(), stops.tolist(), places, strict=False):
+            ranges += self._find_ranges(start, stop, place)
+        self._copy(ranges, memory)
+        return [memory[start:stop] for start, stop in pairwise(places)]
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
         """Bring rows into the cache; ends early once `is_stopped` returns True."""
+        self.fetch_ranges(join_near(np.sort(starts), length, 0), is_stopped)
+
+    def fetch_ranges(
+        self, ranges: Sequence[tuple[int, int]], is_stopped: Callable[[], bool]
+    ) -> None:
+        """Bring the ids [start, stop) of ranges into the cache."""
         pieces: dict[tuple[RemoteFile, int], None] = {}
-        for start, stop in join_near(np.sort(starts), length, 0):
+        for start, stop in ranges:
             for part in self._find_ranges(start, stop, 0):
                 pieces.update(dict.fromkeys(_find_pieces(part)))
         self._pieces.fetch(list(pieces), is_stopped)
