@@ -155,7 +155,8 @@ def test_open_takes_the_folder_and_the_size_of_the_cache(folder, tmp_path, monke
     assert tokenmill.open(folder, **options)["train"].cache is None
     for given, place, limit in (
         ({"cache_dir": tmp_path / "a", "cache_bytes": 10**7}, tmp_path / "a", 10**7),
-        ({"cache_dir": tmp_path / "a"}, tmp_path / "a", 16 << 30),
+        ({"cache_dir": tmp_path / "a"}, tmp_path / "a", SET_BYTES),  # the limit it has
+        ({"cache_dir": tmp_path / "b"}, tmp_path / "b", 16 << 30),
         ({"cache_bytes": 10**7}, tmp_path / "home" / "tokenmill", 10**7),
     ):
         data = pickle.loads(pickle.dumps(tokenmill.open(folder, **options, **given)))

@@ -59,10 +59,22 @@ class ObjectStorage(Storage):
         """The size and the version of an object. FileNotFoundError if it is missing."""
         found = self._call(name, lambda store, key: store.head(key))
         entry = Entry(name, found["size"], _find_version(found))
-        _known[str(self._locate(name))] = entry
+        self._remember(entry)
+        return entry
+
+    def find_all(self, prefix: str) -> None:
+        """Find the objects whose names begin with `prefix`, for `find_known`: 1,000 a request.
+
+        Does nothing on a web server, which has no list.
+        """
+        if self.address.scheme not in WEB:
+            for entry in (entry for page in self.list_pages(prefix) for entry in page):
+                self._remember(entry)
+
+    def _remember(self, entry: Entry) -> None:
+        _known[str(self._locate(entry.name))] = entry
         while len(_known) > _MOST_KNOWN:
             _known.pop(next(iter(_known)), None)
-        return entry
 
     def find_known(self, name: str) -> Entry:
         """Like `find`, but asks only once per process.
@@ -259,7 +271,7 @@ def run_together(call: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
 
 
 def read_files_together(
-    call: Callable[[Any], None], items: Sequence[Any], between: Callable[[], None] | None
+    call: Callable[[Any], object], items: Sequence[Any], between: Callable[[], None] | None
 ) -> None:
     """`for item in items: call(item)`, for calls that each read a file; `between` as they end."""
     if len(items) == 1:

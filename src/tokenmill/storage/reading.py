@@ -183,7 +183,7 @@ def is_mappable(folder: Path) -> bool:
 
 def for_each_file(
     folder: Path,
-    call: Callable[[Any], None],
+    call: Callable[[Any], object],
     items: Sequence[Any],
     between: Callable[[], None] | None = None,
 ) -> None:
@@ -193,6 +193,15 @@ def for_each_file(
     else:
         for item in items:
             call(item)
+
+
+def find_all_files(folder: Path) -> None:
+    """Find the sizes and versions of all objects below a folder, so that opening them asks no more.
+
+    A local folder and a web server, which has no list of its files, are left alone.
+    """
+    if isinstance(folder, ObjectPath):
+        folder.find_all()
 
 
 def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:

@@ -22,11 +22,16 @@ import numpy.typing as npt
 from tokenmill.storage.cache import PIECE, PieceCache
 from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.pieces import Pieces, RemoteFile
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
+from tokenmill.storage.reading import (
+    FOREIGN_CURE,
+    DamagedFileError,
+    find_all_files,
+    for_each_file,
+)
 from tokenmill.store.documents import sums
 from tokenmill.store.gather import join_near
 from tokenmill.store.row_source import RowReader, RowSource
-from tokenmill.store.shards import Shards, find_file
+from tokenmill.store.shards import Shards, find_file, find_object_folder
 
 _FILES = 4_096  # whose identities are kept
 
@@ -95,17 +100,39 @@ class CachedRows(RowSource):
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
         """Bring rows into the cache; ends early once `is_stopped` returns True."""
-        self.fetch_ranges(join_near(np.sort(starts), length, 0), is_stopped)
+        for _ in self.fetch_ranges(join_near(np.sort(starts), length, 0)):
+            if is_stopped():
+                break
 
-    def fetch_ranges(
-        self, ranges: Sequence[tuple[int, int]], is_stopped: Callable[[], bool]
-    ) -> None:
-        """Bring the ids [start, stop) of ranges into the cache."""
+    def fetch_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Bring the ids [start, stop) of ranges into the cache.
+
+        Yields the bytes of each request when it is done.
+        """
         pieces: dict[tuple[RemoteFile, int], None] = {}
         for start, stop in ranges:
             for part in self._find_ranges(start, stop, 0):
                 pieces.update(dict.fromkeys(_find_pieces(part)))
-        self._pieces.fetch(list(pieces), is_stopped)
+        yield from self._pieces.fetch_each(list(pieces))
+
+    def find_files(self) -> None:
+        """Find the versions of all files with few requests, if they are in an object store."""
+        folder = find_object_folder(self._shards)
+        if folder is not None:
+            find_all_files(folder)
+            for_each_file(folder, self._find_file, range(len(self.counts)), self._between)
+
+    def count_cached(self, keys: npt.NDArray[np.uint64], stop: int) -> int:
+        """How many bytes of the ids [0, stop) are in a cache with these keys: see `read_keys`."""
+        total = 0
+        for part in self._find_ranges(0, stop, 0) if len(keys) else ():
+            numbers = np.arange(part.start // PIECE, -(-part.stop // PIECE))
+            wanted = b"".join([part.file.key(number)[:8] for number in numbers.tolist()])
+            own = np.frombuffer(wanted, "<u8")
+            there = numbers[keys[np.minimum(keys.searchsorted(own), len(keys) - 1)] == own]
+            starts = np.maximum(there * PIECE, part.start)
+            total += int((np.minimum((there + 1) * PIECE, part.stop) - starts).sum())
+        return total
 
     def _copy(self, ranges: Sequence[_Range], memory: memoryview) -> None:
         """Copy ranges of files to their places in memory, piece by piece."""
@@ -144,7 +171,7 @@ class CachedRows(RowSource):
             version = _find_version(opened)
         size = int(shards.sizes[number])
         checksum = shards.checksums[number] if shards.checksums else ""
-        identity = "\n".join((str(shards.folder), name, str(size), version, checksum))
+        identity = "\n".join((str(shards.folder.absolute()), name, str(size), version, checksum))
 
         def fetch(start: int, stop: int) -> bytes:
             with shards._open(number) as file:

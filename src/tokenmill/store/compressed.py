@@ -167,7 +167,9 @@ class FrameReader:
             return False
         starts, stops = self._find_bytes(firsts)[0], self._find_bytes(lasts)[1]
         ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        self._source.fetch_ranges(ranges, is_stopped)
+        for _ in self._source.fetch_ranges(ranges):
+            if is_stopped():
+                break
         return True
 
     def _cut_by_files(self, numbers: Integers) -> list[Integers]:
