@@ -65,9 +65,9 @@ class ObjectStorage(Storage):
     def find_all(self, prefix: str) -> None:
         """Find the objects whose names begin with `prefix`, for `find_known`: 1,000 a request.
 
-        Does nothing on a web server, which has no list.
+        Does nothing for other stores than S3: some have no list, or write versions differently there.
         """
-        if self.address.scheme not in WEB:
+        if self.address.scheme == "s3":
             for entry in (entry for page in self.list_pages(prefix) for entry in page):
                 self._remember(entry)
 

@@ -196,9 +196,9 @@ def for_each_file(
 
 
 def find_all_files(folder: Path) -> None:
-    """Find the sizes and versions of all objects below a folder, so that opening them asks no more.
+    """Find the sizes and versions of all objects below a folder with few requests, if that is possible.
 
-    A local folder and a web server, which has no list of its files, are left alone.
+    Opening them then asks no more. Local folders are left alone.
     """
     if isinstance(folder, ObjectPath):
         folder.find_all()
