@@ -113,6 +113,20 @@ def test_a_held_out_part_is_read_alike(tmp_path):
     halves["val"].fetch(np.array([0, 100]), 50)
 
 
+def test_tables_that_do_not_fit_in_memory_are_read_again(made, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenmill.store.compressed._TABLES", 3_000)  # one or two tables
+    plain = tokenmill.open(made / "plain")["train"]
+    starts = np.random.default_rng(3).integers(0, len(plain) - 5_000, 200)
+    for tokens in (
+        open_train(folder, tmp_path / "cache"),
+        tokenmill.open(folder)["train"].unmapped(),
+    ):
+        tokens.fetch(starts, 5_000)
+        assert np.array_equal(tokens.gather(starts, 5_000), plain.gather(starts, 5_000))
+        assert len(tokens._gatherer._frames._tables) <= 2
+        CACHE.reset()
+
+
 @pytest.mark.parametrize("order", ["blocks", "shuffled", "sequential"])
 def test_batches_are_those_of_plain_shards(made, folder, tmp_path, order):
     run = {"batch_size": 8, "seq_len": 256, "seed": 3, "order": order, "limit_rows": 2_000}

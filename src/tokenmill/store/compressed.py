@@ -29,7 +29,7 @@ from tokenmill.store.frames import (
     make_header,
     measure_table,
 )
-from tokenmill.store.gather import MANY, view_memory
+from tokenmill.store.gather import MANY, cut_by_number, view_memory
 from tokenmill.store.shards import Shards, combine_checksums
 
 TOGETHER = 2 << 20  # bytes of ids that are decoded at once
@@ -205,31 +205,30 @@ class FrameReader:
     def _find_tables(self, shards: list[int]) -> dict[int, FrameTable]:
         """The tables of files that are not mapped; those that are not known are read together."""
         assert self._source is not None
-        found = {shard: self._tables.get(shard) for shard in shards}
-        new = [shard for shard, table in found.items() if table is None]
-        for first in range(0, len(new), self._most_tables):
-            some = new[first : first + self._most_tables]
-            places = np.array([self._find_table(shard) for shard in some], np.int64)
-            stops = self._file_starts[np.array(some) + 1]
-            tails = self._source.read_ranges(self._file_starts[some] + places, stops)
-            for shard, tail in zip(some, tails, strict=True):
+        found = {shard: table for shard in shards if (table := self._tables.get(shard)) is not None}
+        if new := [shard for shard in shards if shard not in found]:
+            places = np.array([self._find_table(shard) for shard in new], np.int64)
+            stops = self._file_starts[np.array(new) + 1]
+            tails = self._source.read_ranges(self._file_starts[new] + places, stops)
+            for shard, tail in zip(new, tails, strict=True):
                 table = self._read_table(shard, np.frombuffer(tail, np.uint8))
                 found[shard] = self._tables[shard] = table
-                # Copied first, because other threads may add and drop tables.
-                for old in [*self._tables][: -self._most_tables]:
-                    self._tables.pop(old, None)
-        return {shard: table for shard, table in found.items() if table is not None}
+            # Copied first, because other threads may add and drop tables.
+            for old in [*self._tables][: -self._most_tables]:
+                self._tables.pop(old, None)
+        return found
 
     def _find_bytes(self, numbers: Integers) -> tuple[Integers, Integers]:
         """Where frames start and end in all files joined end to end."""
         shards = self._find_shards(numbers)
         starts, stops = np.empty_like(numbers), np.empty_like(numbers)
-        tables = self._find_tables(np.unique(shards).tolist())
-        order = shards.argsort(kind="stable")
-        for some in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
-            shard = int(shards[some[0]])
-            found = tables[shard].find(numbers[some] - self.shards.bases[shard])
-            starts[some], stops[some] = (one + self._file_starts[shard] for one in found)
+        # A part at a time, because the tables of all shards may be too large for memory.
+        for part in cut_by_number(shards, self._most_tables):
+            tables = self._find_tables(np.unique(shards[part]).tolist())
+            for some in np.split(part, np.flatnonzero(np.diff(shards[part])) + 1):
+                shard = int(shards[some[0]])
+                found = tables[shard].find(numbers[some] - self.shards.bases[shard])
+                starts[some], stops[some] = (one + self._file_starts[shard] for one in found)
         return starts, stops
 
     def _decode(self, numbers: Integers) -> tuple[Decoded, Integers]:
