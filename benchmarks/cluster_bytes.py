@@ -36,7 +36,7 @@ from tokenmill.storage.addresses import is_address
 from tokenmill.storage.object_path import as_path
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "remote"))
-from servers import KEY, SECRET, serve_s3  # type: ignore[import-not-found]
+from servers import KEY, SECRET, serve_s3
 
 BUCKET = "s3://tests"
 INPUT = f"{BUCKET}/text"

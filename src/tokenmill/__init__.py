@@ -22,6 +22,7 @@ _WHERE = {
     "Tokenizer": "tokenmill.tokenizers",
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
+    "cache": "tokenmill.dataset.caching",
     "download": "tokenmill.dataset.download",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
@@ -48,6 +49,7 @@ __all__ = [
     "Tokenizer",
     "TokenmillError",
     "Tokens",
+    "cache",
     "download",
     "export",
     "import_dataset",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from tokenmill.convert.export import export
     from tokenmill.convert.import_dataset import import_dataset
     from tokenmill.convert.reshard import reshard
+    from tokenmill.dataset.caching import cache
     from tokenmill.dataset.download import download
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify

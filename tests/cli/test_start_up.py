@@ -15,6 +15,7 @@ COMMANDS = [
     "info",
     "peek",
     "verify",
+    "cache",
     "train",
     "sample",
     "tokenizer",

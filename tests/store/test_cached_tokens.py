@@ -164,14 +164,3 @@ def test_open_takes_the_folder_and_the_size_of_the_cache(folder, tmp_path, monke
         assert (cache.folder, cache.limit) == (place, limit)
         assert (data["train"][-1_000:] == IDS[-1_000:]).all()
         assert (place / "pieces.bin").stat().st_size > 0
-
-
-def test_compressed_shards_are_refused_with_the_command_that_decompresses(tmp_path):
-    (tmp_path / "a.txt").write_text("a text of some words\n" * 500)
-    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "own", tokenizer="bytes", compress="zstd")
-    for held_out in (None, 0.1):
-        dataset = tokenmill.open(
-            tmp_path / "own", cache_dir=tmp_path / "cache", val_fraction=held_out
-        )
-        with pytest.raises(UsageError, match=r"shard.* cannot be cached.*--compress none"):
-            dataset["train"]

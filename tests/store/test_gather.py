@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.formats.file_documents import DocumentStarts, FileDocuments
+from tokenmill.store.casting import cast_rows
 from tokenmill.store.gather import Gatherer, ShardFinder, find_distinct
 from tokenmill.store.shards import FileShards
-from tokenmill.store.tokens import Tokens, cast_rows
+from tokenmill.store.tokens import Tokens
 
 texts = st.lists(st.binary(max_size=30), min_size=1, max_size=12).filter(lambda some: any(some))
 

@@ -26,6 +26,7 @@ _COMMANDS = {
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
+    "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
     "sample": ("sample:sample", "Generate text from a trained model."),
     "tokenizer": ("tokenizer:app", "Train a tokenizer."),

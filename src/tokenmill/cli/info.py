@@ -16,6 +16,7 @@ from tokenmill.cli.commands import find_flags
 from tokenmill.cli.console import show, show_next, show_table, typed, typed_options
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
+from tokenmill.dataset.caching import CacheReport
 from tokenmill.inspect.info import Info, describe
 from tokenmill.wording import count, counted, size
 
@@ -27,6 +28,7 @@ def info(
     /,
     *,
     opening: Opening = RECOGNISED,
+    cache_dir: Path | None = None,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
     """Show what a dataset contains: its splits, settings, sources and dropped documents.
@@ -35,20 +37,25 @@ def info(
     ----------
     path
         Folder of a dataset, or tokens in another format: a file or a folder.
+    cache_dir
+        Folder of the cache on local disk, to show how much of the data it holds. By default,
+        ~/.cache/tokenmill, for data in object stores.
     json
         Print all information as JSON.
     """
-    found = describe(path, **opening.options)
+    found = describe(path, **opening.options, cache_dir=cache_dir)
     if json:
         # ASCII: every terminal can show it, and it contains no control characters.
         values = {
             **asdict(found),
             "compression": msgspec.to_builtins(found.compression),
             "sources": [asdict(one) for one in found.sources],
+            "cache": None if found.cache is None else _list_cache(found.cache),
         }
         print(json_format.dumps(values, indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
+    _show_cache(found)
     here = typed(path) + typed_options(opening.options)
     # Showing text needs a tokenizer, which only the user can name.
     unknown = " --tokenizer NAME" if found.tokenizer is None else ""
@@ -114,6 +121,25 @@ def _show(found: Info) -> None:
     )
     if found.tokenizer_fingerprint is not None:
         _show_origin(found)
+
+
+def _show_cache(found: Info) -> None:
+    if found.cache is None:
+        return
+    shown = [
+        (one.name, size(one.cached), f"{100 * one.cached / max(1, one.bytes):.0f}%")
+        for one in found.cache.splits
+    ]
+    title = f"In the cache {found.cache.folder}, which holds {size(found.cache.limit)}"
+    show_table(title, ("split", "size", "share"), shown)
+
+
+def _list_cache(cache: CacheReport) -> dict[str, Any]:
+    return {
+        "folder": str(cache.folder),
+        "limit": cache.limit,
+        "splits": [asdict(one) for one in cache.splits],
+    }
 
 
 def _show_origin(found: Info) -> None:

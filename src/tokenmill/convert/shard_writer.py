@@ -32,6 +32,7 @@ from tokenmill.storage.files import (
 from tokenmill.storage.folder import storage_for
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
+from tokenmill.store.casting import cast
 from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split, check_shard_count
 from tokenmill.store.shard_file import ShardFile
@@ -42,7 +43,7 @@ from tokenmill.store.shard_receipts import (
     read_shard_receipt,
 )
 from tokenmill.store.tables import Shard, ShardName, ShardTable
-from tokenmill.store.tokens import Tokens, cast
+from tokenmill.store.tokens import Tokens
 
 RECORD = f"{WORK_NAME}/conversion.json"
 

@@ -24,7 +24,7 @@ from tokenmill.formats.writing import Advance, TokenRange
 from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.mapping import map_file
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_foreign
-from tokenmill.store.tokens import cast
+from tokenmill.store.casting import cast
 
 FIXED, ARRAY, BYTES = "fixed", "array", "bytes"
 _BLOCK = 4 << 20

@@ -15,7 +15,8 @@ import numpy as np
 
 from tokenmill.formats.document_starts import split_between_documents
 from tokenmill.storage.files import AtomicFile
-from tokenmill.store.tokens import Tokens, cast
+from tokenmill.store.casting import cast
+from tokenmill.store.tokens import Tokens
 
 BLOCK = 1 << 20  # tokens that are copied at once
 

@@ -14,9 +14,11 @@ from typing import Any
 import numpy.typing as npt
 
 import tokenmill.dataset.opening
+from tokenmill.dataset.caching import CacheReport, find_cached
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.storage.object_path import as_path
+from tokenmill.storage.reading import is_mappable
 from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.tables import SourceTable
@@ -82,6 +84,7 @@ class Info:
     dropped: tuple[Dropped, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
     compression: Compression | None = None
+    cache: CacheReport | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     sources: SourceTable = field(default_factory=lambda: SourceTable.of(()))
 
@@ -92,8 +95,11 @@ def describe(
     dtype: npt.DTypeLike | None = None,
     format: str | None = None,
     column: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Info:
     """Describe the tokens at `path`; the options are the same as for `tokenmill.open`.
+
+    For remote data, and with `cache_dir`, this includes what the cache on local disk holds.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):
@@ -118,6 +124,8 @@ tokenmill prepare TEXTS --out no/such/folder
         bytes=sum(split.bytes for split in splits),
         splits=splits,
     )
+    if cache_dir is not None or not is_mappable(dataset.path):
+        found = replace(found, cache=find_cached(dataset, cache_dir))
     return found if dataset.manifest is None else _add_origin(found, dataset.manifest)
 
 

@@ -30,7 +30,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.load.rows import ResolvedRows, RunRows
 from tokenmill.load.settings import LoaderSettings
 from tokenmill.order.documents import DocumentBatch
-from tokenmill.store.tokens import cast
+from tokenmill.store.casting import cast
 
 _SECTION_ROWS = 65_536  # rows whose order is computed at once
 _GROUP_BYTES = 1 << 20  # of finished rows

@@ -24,7 +24,8 @@ from tokenmill.order.mixture import MixtureOrder
 from tokenmill.order.rows import RowOrder
 from tokenmill.storage.cache import PieceCache
 from tokenmill.store.documents import sums
-from tokenmill.store.gather import MANY, RowReader
+from tokenmill.store.gather import MANY
+from tokenmill.store.row_source import RowReader
 from tokenmill.store.tokens import Tokens, join
 
 Integers = npt.NDArray[np.int64]

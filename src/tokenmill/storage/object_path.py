@@ -215,6 +215,10 @@ class ObjectPath(PosixPath):
             raise ValueError(f"an object cannot be opened with the mode {mode!r}")
         return ObjectFile(self, self._bucket, self._bucket.find_known(self.address.key))
 
+    def find_all(self) -> None:
+        """Find all objects below this path: see `ObjectStorage.find_all`."""
+        self._bucket.find_all(f"{self.address.key}/" if self.address.key else "")
+
     def read_bytes(self) -> bytes:
         return self._bucket.read(self.address.key)
 

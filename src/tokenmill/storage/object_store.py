@@ -63,6 +63,15 @@ class ObjectStorage(Storage):
         self._remember(entry)
         return entry
 
+    def find_all(self, prefix: str) -> None:
+        """Find the objects whose names begin with `prefix`, for `find_known`: 1,000 a request.
+
+        Does nothing for other stores than S3: some have no list, or write versions differently there.
+        """
+        if self.address.scheme == "s3":
+            for entry in (entry for page in self.list_pages(prefix) for entry in page):
+                self._remember(entry)
+
     def _remember(self, entry: Entry) -> None:
         _known[str(self._locate(entry.name))] = entry
         while len(_known) > _MOST_KNOWN:
@@ -285,7 +294,7 @@ def run_together(call: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
 
 
 def read_files_together(
-    call: Callable[[Any], None], items: Sequence[Any], between: Callable[[], None] | None
+    call: Callable[[Any], object], items: Sequence[Any], between: Callable[[], None] | None
 ) -> None:
     """`for item in items: call(item)`, for calls that each read a file; `between` as they end."""
     if len(items) == 1:

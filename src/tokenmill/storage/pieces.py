@@ -101,11 +101,16 @@ class Pieces:
 
     def fetch(self, wanted: Sequence[Piece], is_stopped: Callable[[], bool]) -> None:
         """Bring pieces into the cache; ends early once `is_stopped` returns True."""
-        keys = (file.key(number) for file, number in wanted)
-        missing = [place for place, key in enumerate(keys) if not self.cache.has(key)]
-        for _ in self._fetch_runs(wanted, missing):
+        for _ in self.fetch_each(wanted):
             if is_stopped():
                 break
+
+    def fetch_each(self, wanted: Sequence[Piece]) -> Iterator[int]:
+        """Bring pieces into the cache; yields the bytes of each request when it is done."""
+        keys = (file.key(number) for file, number in wanted)
+        missing = [place for place, key in enumerate(keys) if not self.cache.has(key)]
+        for run in self._fetch_runs(wanted, missing):
+            yield sum(len(data) for _, data in run)
 
     def _fetch_runs(
         self, wanted: Sequence[Piece], places: Sequence[int]

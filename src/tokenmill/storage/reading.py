@@ -184,7 +184,7 @@ def is_mappable(folder: Path) -> bool:
 
 def for_each_file(
     folder: Path,
-    call: Callable[[Any], None],
+    call: Callable[[Any], object],
     items: Sequence[Any],
     between: Callable[[], None] | None = None,
 ) -> None:
@@ -194,6 +194,15 @@ def for_each_file(
     else:
         for item in items:
             call(item)
+
+
+def find_all_files(folder: Path) -> None:
+    """Find the sizes and versions of all objects below a folder with few requests, if that is possible.
+
+    Opening them then asks no more. Local folders are left alone.
+    """
+    if isinstance(folder, ObjectPath):
+        folder.find_all()
 
 
 def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:

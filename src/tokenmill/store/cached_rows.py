@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,9 +27,16 @@ from tokenmill.storage.object_file import ObjectFile
 from tokenmill.storage.object_store import run_together
 from tokenmill.storage.pieces import Pieces, RemoteFile
 from tokenmill.storage.ranges import Budget, RangeFetcher, copy_ranges
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, cannot_read
+from tokenmill.storage.reading import (
+    FOREIGN_CURE,
+    DamagedFileError,
+    cannot_read,
+    find_all_files,
+    for_each_file,
+)
 from tokenmill.store.documents import sums
-from tokenmill.store.gather import RowReader, join_near
+from tokenmill.store.gather import join_near
+from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import Shards, find_file, find_object_folder
 
 _FILES = 4_096  # whose identities are kept
@@ -58,7 +66,7 @@ class _Parts(NamedTuple):
     places: Integers  # where it starts in its row, in bytes
 
 
-class CachedRows:
+class CachedRows(RowSource):
     """Reads tokens of shards that are joined end to end, through a cache. `between` is called before
     each piece."""
 
@@ -67,8 +75,7 @@ class CachedRows:
     def __init__(
         self, shards: Shards, cache: PieceCache, between: Callable[[], None] | None = None
     ) -> None:
-        self.counts = shards.counts
-        self.starts = sums(self.counts)
+        super().__init__(shards.counts, shards.dtype)
         self.cache = cache
         self._shards, self._width, self._between = shards, shards.dtype.itemsize, between
         self._pieces = Pieces(cache)
@@ -77,17 +84,6 @@ class CachedRows:
         self._found: set[int] = set()  # shards whose files were looked up
         self._budget = Budget()
         self.is_streaming = False  # whether blocks of rows are fetched ahead
-
-    def locate(self, token: int) -> tuple[int, int]:
-        """The number of the shard that holds a token, and the token's place in it."""
-        shard = int(np.searchsorted(self.starts, token, side="right")) - 1
-        return shard, token - int(self.starts[shard])
-
-    def read_token(self, token: int) -> int:
-        """The id of one token."""
-        ids = np.empty(1, self._shards.dtype)
-        self.copy(token, ids)
-        return int(ids[0])
 
     def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
@@ -195,8 +191,15 @@ class CachedRows:
             if self._between is not None:
                 self._between()
 
-    def read_ahead(self, starts: Integers, length: int) -> None:
-        """Does nothing: `fetch` would keep the caller waiting."""
+    def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
+        """The bytes of the ids [start, stop) of ranges."""
+        places = sums((stops - starts) * self._width).tolist()
+        memory = np.empty(places[-1], np.uint8).data
+        ranges: list[_Range] = []
+        for start, stop, place in zip(starts.tolist(), stops.tolist(), places, strict=False):
+            ranges += self._find_ranges(start, stop, place)
+        self._copy(ranges, memory)
+        return [memory[start:stop] for start, stop in pairwise(places)]
 
     def fetch(
         self, starts: Integers, length: int, is_stopped: Callable[[], bool], *, exact: bool = False
@@ -219,11 +222,39 @@ class CachedRows:
             if not self.is_streaming:  # otherwise, the next call follows without a pause
                 fetcher.finish(is_stopped)
             return
+        for _ in self.fetch_ranges(join_near(np.sort(starts), length, 0)):
+            if is_stopped():
+                break
+
+    def fetch_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Bring the ids [start, stop) of ranges into the cache.
+
+        Yields the bytes of each request when it is done.
+        """
         pieces: dict[tuple[RemoteFile, int], None] = {}
-        for start, stop in join_near(np.sort(starts), length, 0):
+        for start, stop in ranges:
             for part in self._find_ranges(start, stop, 0):
                 pieces.update(dict.fromkeys(_find_pieces(part)))
-        self._pieces.fetch(list(pieces), is_stopped)
+        yield from self._pieces.fetch_each(list(pieces))
+
+    def find_files(self) -> None:
+        """Find the versions of all files with few requests, if they are in an object store."""
+        folder = find_object_folder(self._shards)
+        if folder is not None:
+            find_all_files(folder)
+            for_each_file(folder, self._find_file, range(len(self.counts)), self._between)
+
+    def count_cached(self, keys: npt.NDArray[np.uint64], stop: int) -> int:
+        """How many bytes of the ids [0, stop) are in a cache with these keys: see `read_keys`."""
+        total = 0
+        for part in self._find_ranges(0, stop, 0) if len(keys) else ():
+            numbers = np.arange(part.start // PIECE, -(-part.stop // PIECE))
+            wanted = b"".join([part.file.key(number)[:8] for number in numbers.tolist()])
+            own = np.frombuffer(wanted, "<u8")
+            there = numbers[keys[np.minimum(keys.searchsorted(own), len(keys) - 1)] == own]
+            starts = np.maximum(there * PIECE, part.start)
+            total += int((np.minimum((there + 1) * PIECE, part.stop) - starts).sum())
+        return total
 
     def _find_fetcher(self) -> RangeFetcher:
         """The fetcher of this thread: it keeps its requests between calls."""
@@ -270,7 +301,7 @@ class CachedRows:
             version = _find_version(opened)
         size = int(shards.sizes[number])
         checksum = shards.checksums[number] if shards.checksums else ""
-        identity = "\n".join((str(shards.folder), name, str(size), version, checksum))
+        identity = "\n".join((str(shards.folder.absolute()), name, str(size), version, checksum))
 
         def fetch(start: int, stop: int) -> bytes:
             with shards._open(number) as file:

@@ -7,7 +7,7 @@ interpreter's lock, and stay in the cache of the process. See `frames` for the b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from tokenmill.storage import mapping
 from tokenmill.storage.reading import DamagedFileError
+from tokenmill.store.cached_rows import CachedRows
 from tokenmill.store.documents import sums
+from tokenmill.store.file_rows import FileRows
 from tokenmill.store.frame_cache import CACHE, Decoded
 from tokenmill.store.frames import (
     Bytes,
@@ -27,10 +29,11 @@ from tokenmill.store.frames import (
     make_header,
     measure_table,
 )
-from tokenmill.store.gather import MANY, view_memory
-from tokenmill.store.shards import Shards, combine_checksums, read_ranges
+from tokenmill.store.gather import MANY, cut_by_number, view_memory
+from tokenmill.store.shards import Shards, combine_checksums
 
 TOGETHER = 2 << 20  # bytes of ids that are decoded at once
+_FAR_TOGETHER = 16 << 20  # if files are not mapped: their requests run at the same time
 _TABLES = 32 << 20  # bytes of tables that are kept, if files are not mapped
 
 Integers = npt.NDArray[np.int64]
@@ -82,38 +85,38 @@ class CompressedShards:
 
     @cached_property
     def _reader(self) -> FrameReader:
-        return FrameReader(self, mapped=False)
+        return FrameReader(self, FileRows(self.files))
 
 
 class _File(NamedTuple):
-    """An open file: where its frames are, and its bytes if it is mapped."""
+    """A mapped file: where its frames are, and its bytes."""
 
     table: FrameTable
-    data: Bytes | None
+    data: Bytes
 
 
 class FrameReader:
-    """Decodes frames of shards, by their numbers. `between` is called before each read of a file."""
+    """Decodes frames of shards, by their numbers.
+
+    `source` reads the bytes of their files, as if these were shards of bytes. Without one, files are
+    mapped.
+    """
 
     def __init__(
-        self,
-        shards: CompressedShards,
-        *,
-        mapped: bool = True,
-        between: Callable[[], None] | None = None,
+        self, shards: CompressedShards, source: FileRows | CachedRows | None = None
     ) -> None:
-        self.shards, self._mapped, self._between = shards, mapped, between
+        self.shards, self._source = shards, source
+        self._file_starts = sums(shards.files.counts)  # in all files joined end to end
         self._width = shards.dtype.itemsize
         self.frame_bytes = shards.tokens_per_frame * self._width
         self._header = make_header(self.frame_bytes)  # no shorter than that of a smaller frame
         # Frames that are decoded at once.
-        self.together = max(1, TOGETHER // self.frame_bytes)
-        self._find_file: Callable[[int], _File]
-        if mapped:
-            self._find_file = mapping.Maps(self._open).__getitem__
-        else:
-            largest = measure_table(int(np.diff(shards.bases).max(initial=1)))
-            self._find_file = lru_cache(maxsize=max(1, _TABLES // largest))(self._open)
+        together = TOGETHER if source is None else _FAR_TOGETHER
+        self.together = max(1, together // self.frame_bytes)
+        self._maps = mapping.Maps(self._map)
+        self._tables: dict[int, FrameTable] = {}
+        largest = measure_table(int(np.diff(shards.bases).max(initial=1)))
+        self._most_tables = max(1, _TABLES // largest)
 
     def locate(self, shards: Integers, places: Integers) -> tuple[Integers, Integers]:
         """The frames of ids, given by their shards and their places in them; and the ids' bytes."""
@@ -152,11 +155,22 @@ class FrameReader:
 
     def read_ahead(self, shard: int, first: int, last: int) -> None:
         """Ask the system to read the frames of the ids [first, last) of a shard soon."""
-        file = self._find_file(shard)
-        if file.data is not None and last > first:
+        if self._source is None and last > first:
+            file = self._maps[shard]
             ends = np.array([first, last - 1]) // self.shards.tokens_per_frame
             starts, stops = file.table.find(ends)
             mapping.read_ahead(file.data, int(starts[0]), int(stops[1]))
+
+    def fetch(self, firsts: Integers, lasts: Integers, is_stopped: Callable[[], bool]) -> bool:
+        """Bring the frames `firsts` to `lasts` into the cache of files; False if there is none."""
+        if not isinstance(self._source, CachedRows):
+            return False
+        starts, stops = self._find_bytes(firsts)[0], self._find_bytes(lasts)[1]
+        ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        for _ in self._source.fetch_ranges(ranges):
+            if is_stopped():
+                break
+        return True
 
     def _cut_by_files(self, numbers: Integers) -> list[Integers]:
         """Divide the places of sorted frames into parts of at most `MANY` files, which are mapped
@@ -169,32 +183,58 @@ class FrameReader:
     def _find_shards(self, numbers: Integers) -> Integers:
         return self.shards.bases.searchsorted(numbers, "right") - 1
 
-    def _open(self, shard: int) -> _File:
-        files, name = self.shards.files, self.shards.name(shard)
-        size = int(files.counts[shard])
-        table_size = measure_table(int(np.diff(self.shards.bases[shard : shard + 2])[0]))
-        if table_size > size:
-            raise DamagedFileError(name, f"has {size:,} bytes, too few for the table of its frames")
-        if self._mapped:
-            data = files.map(shard)
-            table = data[size - table_size :]
-        else:
-            data = None
-            (tail,) = read_ranges(files, shard, [(size - table_size, size)], self._between)
-            table = np.frombuffer(tail, np.uint8)
+    def _map(self, shard: int) -> _File:
+        start = self._find_table(shard)
+        data = self.shards.files.map(shard)
+        return _File(self._read_table(shard, data[start:]), data)
+
+    def _find_table(self, shard: int) -> int:
+        """Where the table starts in a file."""
+        size = int(self.shards.files.counts[shard])
+        table = measure_table(int(self.shards.bases[shard + 1] - self.shards.bases[shard]))
+        if table > size:
+            what = f"has {size:,} bytes, too few for the table of its frames"
+            raise DamagedFileError(self.shards.name(shard), what)
+        return size - table
+
+    def _read_table(self, shard: int, data: Bytes) -> FrameTable:
         plain = int(self.shards.counts[shard]) * self._width
-        return _File(FrameTable(table, size, plain, self.frame_bytes, name), data)
+        size = int(self.shards.files.counts[shard])
+        return FrameTable(data, size, plain, self.frame_bytes, self.shards.name(shard))
+
+    def _find_tables(self, shards: list[int]) -> dict[int, FrameTable]:
+        """The tables of files that are not mapped; those that are not known are read together."""
+        assert self._source is not None
+        found = {shard: table for shard in shards if (table := self._tables.get(shard)) is not None}
+        if new := [shard for shard in shards if shard not in found]:
+            places = np.array([self._find_table(shard) for shard in new], np.int64)
+            stops = self._file_starts[np.array(new) + 1]
+            tails = self._source.read_ranges(self._file_starts[new] + places, stops)
+            for shard, tail in zip(new, tails, strict=True):
+                table = self._read_table(shard, np.frombuffer(tail, np.uint8))
+                found[shard] = self._tables[shard] = table
+            # Copied first, because other threads may add and drop tables.
+            for old in [*self._tables][: -self._most_tables]:
+                self._tables.pop(old, None)
+        return found
+
+    def _find_bytes(self, numbers: Integers) -> tuple[Integers, Integers]:
+        """Where frames start and end in all files joined end to end."""
+        shards = self._find_shards(numbers)
+        starts, stops = np.empty_like(numbers), np.empty_like(numbers)
+        # A part at a time, because the tables of all shards may be too large for memory.
+        for part in cut_by_number(shards, self._most_tables):
+            tables = self._find_tables(np.unique(shards[part]).tolist())
+            for some in np.split(part, np.flatnonzero(np.diff(shards[part])) + 1):
+                shard = int(shards[some[0]])
+                found = tables[shard].find(numbers[some] - self.shards.bases[shard])
+                starts[some], stops[some] = (one + self._file_starts[shard] for one in found)
+        return starts, stops
 
     def _decode(self, numbers: Integers) -> tuple[Decoded, Integers]:
-        shards, sizes = self._find_shards(numbers), self.measure(numbers)
-        frames: list[memoryview] = []
-        heads: list[Bytes] = []
-        for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(shards)) + 1):
-            shard = int(shards[some[0]])
-            found, head = self._fetch(shard, numbers[some] - self.shards.bases[shard])
-            frames += found
-            heads.append(head)
-        if (wrong := self._find_wrong_head(np.concatenate(heads), sizes)) is not None:
+        frames, heads = self._read_maps(numbers) if self._source is None else self._read(numbers)
+        sizes = self.measure(numbers)
+        if (wrong := self._find_wrong_head(heads, sizes)) is not None:
             raise self._refuse(int(numbers[wrong]), "its header is wrong")
         try:
             memory, addresses = decode(frames, sizes)
@@ -213,29 +253,32 @@ class FrameReader:
             wrong[place] = heads[place, : len(header)].tobytes() != header
         return int(wrong.argmax()) if wrong.any() else None
 
-    def _fetch(self, shard: int, own: Integers) -> tuple[list[memoryview], Bytes]:
-        """The compressed frames of a shard, and the bytes at their starts.
-
-        The frames of the shard are counted from 0 here.
-        """
-        file = self._find_file(shard)
-        starts, stops = file.table.find(own)
-        if file.data is not None:
-            data = file.data.data
+    def _read_maps(self, numbers: Integers) -> tuple[list[memoryview], Bytes]:
+        """The compressed frames in maps of their files, and the bytes at their starts."""
+        shards = self._find_shards(numbers)
+        frames: list[memoryview] = []
+        heads: list[Bytes] = []
+        for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(shards)) + 1):
+            shard = int(shards[some[0]])
+            file = self._maps[shard]
+            starts, stops = file.table.find(numbers[some] - self.shards.bases[shard])
             # Reading a map may wait for the disk. NumPy lets other threads run meanwhile.
-            heads = file.data[starts[:, None] + np.arange(len(self._header))]
-            return [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)], heads
+            heads.append(file.data[starts[:, None] + np.arange(len(self._header))])
+            data = file.data.data
+            frames += [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return frames, np.concatenate(heads)
+
+    def _read(self, numbers: Integers) -> tuple[list[memoryview], Bytes]:
+        """The compressed frames, and the bytes at their starts, without maps."""
+        assert self._source is not None
+        starts, stops = self._find_bytes(numbers)
         breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-        firsts, lasts = starts[[0, *breaks]], stops[[*(breaks - 1), -1]]
-        ranges = list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-        found = read_ranges(self.shards.files, shard, ranges, self._between)
-        runs = np.repeat(np.arange(len(ranges)), np.diff(breaks, prepend=0, append=len(own)))
+        firsts = starts[[0, *breaks]]
+        found = self._source.read_ranges(firsts, stops[[*(breaks - 1), -1]])
+        runs = np.repeat(np.arange(len(firsts)), np.diff(breaks, prepend=0, append=len(numbers)))
         places = zip(runs.tolist(), (starts - firsts[runs]).tolist(), strict=True)
         sizes = (stops - starts).tolist()
-        frames = [
-            memoryview(found[run])[at : at + size]
-            for (run, at), size in zip(places, sizes, strict=True)
-        ]
+        frames = [found[run][at : at + size] for (run, at), size in zip(places, sizes, strict=True)]
         length = len(self._header)
         joined = b"".join([bytes(frame[:length]).ljust(length) for frame in frames])
         return frames, np.frombuffer(joined, np.uint8).reshape(-1, length)

@@ -13,7 +13,7 @@ once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.storage.reading import for_each_file
-from tokenmill.store.documents import sums
-from tokenmill.store.gather import PIECE, RowReader, join_near
-from tokenmill.store.shards import Shards, are_files, find_file, find_object_folder, read_rows
+from tokenmill.store.gather import PIECE, join_near
+from tokenmill.store.row_source import RowReader, RowSource
+from tokenmill.store.shards import (
+    Shards,
+    are_files,
+    find_file,
+    find_object_folder,
+    read_ranges,
+    read_rows,
+)
 
 _AHEAD = 1 << 21  # bytes: Linux reads only the beginning of a longer request
 
 Integers = npt.NDArray[np.int64]
 
 
-class FileRows:
+class FileRows(RowSource):
     """Reads rows of tokens from shards as if the shards were joined end to end.
 
     `between` is called before each row.
@@ -44,20 +51,9 @@ class FileRows:
     piece = 4 << 20  # bytes to read at once: each time, the files are opened again
 
     def __init__(self, shards: Shards, between: Callable[[], None] | None = None) -> None:
-        self.counts = shards.counts
-        self.starts = sums(self.counts)
+        super().__init__(shards.counts, shards.dtype)
         self._shards, self._between = shards, between
         self._folder = find_object_folder(shards) or Path()
-
-    def locate(self, token: int) -> tuple[int, int]:
-        """The index of the shard that holds a token, and the token's position in that shard."""
-        shard = int(np.searchsorted(self.starts, token, side="right")) - 1
-        return shard, token - int(self.starts[shard])
-
-    def read_token(self, token: int) -> int:
-        """The id of one token."""
-        shard, place = self.locate(token)
-        return int(self._shards.read(shard, place, place + 1)[0])
 
     def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
@@ -78,14 +74,12 @@ class FileRows:
             rows = np.empty((len(starts[some]), length), self._shards.dtype)
             within = np.flatnonzero(~crosses[some])
             own = shards[some][within]
-            order = own.argsort(kind="stable")
 
             def read_group(group: Integers) -> None:
                 shard = int(shards[some][group[0]])
                 read_rows(self._shards, shard, firsts[some][group], rows, group, self._between)
 
-            groups = np.split(within[order], np.flatnonzero(np.diff(own[order])) + 1)
-            groups = [group for group in groups if len(group)]
+            groups = [within[group] for group in _group_equal(own)]
             for_each_file(self._folder, read_group, groups, self._between)
             for place in np.flatnonzero(crosses[some]).tolist():
                 self.copy(int(starts[first + place]), rows[place])
@@ -93,8 +87,20 @@ class FileRows:
 
         return read
 
-    def read_ahead(self, starts: Integers, length: int) -> None:
-        """Does nothing: the system reads ahead by itself, unlike with maps."""
+    def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
+        """The bytes of the ids [start, stop) of ranges, each of which is in one shard."""
+        shards = self.starts.searchsorted(starts, "right") - 1
+        firsts, lasts = starts - self.starts[shards], stops - self.starts[shards]
+        found = [memoryview(b"")] * len(starts)
+
+        def read_group(group: Integers) -> None:
+            ranges = list(zip(firsts[group].tolist(), lasts[group].tolist(), strict=True))
+            data = read_ranges(self._shards, int(shards[group[0]]), ranges, self._between)
+            for place, one in zip(group.tolist(), data, strict=True):
+                found[place] = memoryview(one)
+
+        for_each_file(self._folder, read_group, _group_equal(shards), self._between)
+        return found
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
         """Ask the system to read rows soon; ends early once `is_stopped` returns True."""
@@ -108,6 +114,13 @@ class FileRows:
                 if count:
                     _advise(self._shards, shard, first, first + count)
                 start, shard, first = start + count, shard + 1, 0
+
+
+def _group_equal(numbers: Integers) -> list[Integers]:
+    """The places of equal numbers, as one group for each number."""
+    order = numbers.argsort(kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    return [group for group in groups if len(group)]
 
 
 def _advise(shards: Shards, shard: int, first: int, last: int) -> None:

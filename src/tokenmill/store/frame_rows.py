@@ -16,62 +16,70 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.store.compressed import (
-    TOGETHER,
-    CompressedShards,
-    FrameReader,
-    copy_runs,
-)
+from tokenmill.storage.cache import PieceCache
+from tokenmill.store.cached_rows import CachedRows
+from tokenmill.store.compressed import TOGETHER, CompressedShards, FrameReader, copy_runs
 from tokenmill.store.documents import sums
-from tokenmill.store.gather import MappedRows, RowReader, join_near
+from tokenmill.store.file_rows import FileRows
+from tokenmill.store.gather import MappedRows, join_near
+from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import PartOfShards, Shards
 
 Integers = npt.NDArray[np.int64]
 
 
-class FrameRows:
+def find_whole(shards: Shards) -> tuple[Shards, int]:
+    """The shards that a part is a part of, and where the part starts in them."""
+    start = 0
+    while isinstance(shards, PartOfShards):
+        start, shards = start + shards.start, shards.whole
+    return shards, start
+
+
+def find_stored(shards: Shards) -> Shards:
+    """What is on disk: for compressed shards, their files as shards of bytes."""
+    whole, _ = find_whole(shards)
+    return whole.files if isinstance(whole, CompressedShards) else shards
+
+
+class FrameRows(RowSource):
     """Reads tokens of compressed shards that are joined end to end, from token `start` on.
 
-    `counts` has the tokens of each shard that belong to the split. With `mapped=False`, files are
-    read without memory maps, and `between` is called before each read.
+    `counts` has the tokens of each shard that belong to the split.
     """
 
     piece = 4 << 20  # bytes to read at once: more rows are in the same frames
 
     def __init__(
-        self,
-        shards: CompressedShards,
-        counts: Integers,
-        start: int = 0,
-        *,
-        mapped: bool = True,
-        between: Callable[[], None] | None = None,
+        self, shards: CompressedShards, counts: Integers, start: int, frames: FrameReader
     ) -> None:
-        self.counts, self.starts = counts, sums(counts)
-        self._start, self._shards = start, shards
+        super().__init__(counts, shards.dtype)
+        self._start, self._shards, self._frames = start, shards, frames
         self._shard_starts = sums(shards.counts)
-        self._frames = FrameReader(shards, mapped=mapped, between=between)
 
     @classmethod
-    def of(cls, shards: Shards, **options: Any) -> FrameRows | None:
-        """The rows of compressed shards, or of a part of such shards; None for other shards."""
-        counts, start = shards.counts, 0
-        while isinstance(shards, PartOfShards):
-            start, shards = start + shards.start, shards.whole
-        return (
-            cls(shards, counts, start, **options) if isinstance(shards, CompressedShards) else None
-        )
+    def of(
+        cls,
+        shards: Shards,
+        *,
+        mapped: bool = True,
+        cache: PieceCache | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> FrameRows | None:
+        """The rows of compressed shards, or of a part of such shards; None for other shards.
 
-    def locate(self, token: int) -> tuple[int, int]:
-        """The number of the shard that holds a token, and the token's place in it."""
-        shard = int(np.searchsorted(self.starts, token, side="right")) - 1
-        return shard, token - int(self.starts[shard])
-
-    def read_token(self, token: int) -> int:
-        """The id of one token."""
-        ids = np.empty(1, self._shards.dtype)
-        self.copy(token, ids)
-        return int(ids[0])
+        Files are mapped, or read without maps, or read through a cache. `between` is called before
+        each read, unless they are mapped.
+        """
+        counts, (shards, start) = shards.counts, find_whole(shards)
+        if not isinstance(shards, CompressedShards):
+            return None
+        source: FileRows | CachedRows | None = None
+        if cache is not None:
+            source = CachedRows(shards.files, cache, between)
+        elif not mapped:
+            source = FileRows(shards.files, between)
+        return cls(shards, counts, start, FrameReader(shards, source))
 
     def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
@@ -103,9 +111,12 @@ class FrameRows:
                 self._frames.read_ahead(shard, first, last)
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
-        """Ask the system to read rows ahead; ends early once `is_stopped` returns True."""
-        if not is_stopped():
-            self.read_ahead(starts, length)
+        """Bring rows into the cache of files, or ask the system to read them ahead."""
+        ranges = np.array(join_near(np.sort(starts), length, 0)) + self._start
+        firsts, _ = self._find_frames(ranges[:, 0])
+        lasts, _ = self._find_frames(ranges[:, 1] - 1)
+        if not self._frames.fetch(firsts, lasts, is_stopped):
+            super().fetch(starts, length, is_stopped)
 
     def _cut(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """The shards of some tokens: each with the places of its first and last token."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
 from tokenmill.storage import mapping
-from tokenmill.store.documents import sums
+from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import Shards
 
 PIECE = 1 << 18  # bytes that are copied or read ahead at once: well within an L2 cache
@@ -36,7 +36,6 @@ _MOST_STEPS = 8
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-RowReader = Callable[[int, int], npt.NDArray[Any]]  # reads the rows [first, last)
 
 
 class _Mapped(NamedTuple):
@@ -46,7 +45,7 @@ class _Mapped(NamedTuple):
     address: int | None
 
 
-class Gatherer:
+class Gatherer(RowSource):
     """Reads rows of tokens from shards as if the shards were joined end to end.
 
     While rows are copied, the maps of at most `many` shards are held. Between calls, a `RowReader`
@@ -61,10 +60,8 @@ class Gatherer:
     piece = PIECE
 
     def __init__(self, shards: Shards, *, many: int = MANY, few: int = FEW) -> None:
-        self.counts = shards.counts
-        # starts[n] is where shard n starts in the split; the last entry is the number of tokens.
-        self.starts = sums(self.counts)
-        self._shards, self._dtype = shards, shards.dtype
+        super().__init__(shards.counts, shards.dtype)
+        self._shards = shards
         map_shard = partial(_map_shard, shards)
         self._map: Callable[[int], _Mapped] = (
             mapping.Maps(map_shard).__getitem__
@@ -73,16 +70,6 @@ class Gatherer:
         )
         self._many = shards.kept or many
         self._few = min(few, self._many)
-
-    def locate(self, token: int) -> tuple[int, int]:
-        """The index of the shard that holds a token, and the token's position in that shard."""
-        shard = int(np.searchsorted(self.starts, token, side="right")) - 1
-        return shard, token - int(self.starts[shard])
-
-    def read_token(self, token: int) -> int:
-        """The id of one token."""
-        shard, place = self.locate(token)
-        return int(self._map(shard).ids[place])
 
     def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
@@ -105,10 +92,10 @@ class Gatherer:
         All rows must be inside the split.
         """
         if not len(starts):
-            return lambda *_: np.empty((0, length), self._dtype)
+            return lambda *_: np.empty((0, length), self.dtype)
         if len(self.counts) == 1:
             maps, addresses = self._find_addresses([0])
-            return MappedRows(starts * self._dtype.itemsize + addresses, length, self._dtype, maps)
+            return MappedRows(starts * self.dtype.itemsize + addresses, length, self.dtype, maps)
         shards = self._find_shards(starts)
         firsts = starts - self.starts[shards]
         crosses = firsts + length > self.counts[shards]
@@ -131,17 +118,12 @@ class Gatherer:
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the system to read rows ahead. Useful for rows close together on a slow disk."""
-        for start, stop in join_near(np.sort(starts), length, PIECE // self._dtype.itemsize):
+        for start, stop in join_near(np.sort(starts), length, PIECE // self.dtype.itemsize):
             shard, first = self.locate(start)
             while start < stop:
                 count = min(stop - start, int(self.counts[shard]) - first)
                 mapping.read_ahead(self._map(shard).ids, first, first + count)
                 start, shard, first = start + count, shard + 1, 0
-
-    def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
-        """Ask the system to read rows ahead; ends early once `is_stopped` returns True."""
-        if not is_stopped():
-            self.read_ahead(starts, length)
 
     def _read_within(
         self, shards: Integers, firsts: Integers, crosses: Flags, length: int
@@ -152,7 +134,7 @@ class Gatherer:
         """
         if len(self.counts) <= self._many:
             return self._hold_rows(shards, firsts, crosses, length)(0, len(shards))
-        rows = np.empty((len(shards), length), self._dtype)
+        rows = np.empty((len(shards), length), self.dtype)
         for some in cut_by_number(shards, self._many):
             part = self._hold_rows(shards[some], firsts[some], crosses[some], length)
             rows[some] = part(0, len(some))
@@ -163,15 +145,15 @@ class Gatherer:
     ) -> RowReader:
         """Like `_read_within`, but returns a reader that keeps the maps of all shards."""
         if crosses.all():
-            return lambda first, last: np.empty((len(crosses[first:last]), length), self._dtype)
+            return lambda first, last: np.empty((len(crosses[first:last]), length), self.dtype)
         if crosses.any():
             stand_in = crosses.argmin()  # a row that does not cross, read in place of those that do
             shards = np.where(crosses, shards[stand_in], shards)
             firsts = np.where(crosses, firsts[stand_in], firsts)
         needed, which = find_distinct(shards, len(self.counts))
         maps, addresses = self._find_addresses(needed.tolist())
-        places = addresses[which] + firsts * self._dtype.itemsize
-        return MappedRows(places, length, self._dtype, maps)
+        places = addresses[which] + firsts * self.dtype.itemsize
+        return MappedRows(places, length, self.dtype, maps)
 
     def _find_shards(self, starts: Integers) -> Integers:
         """The index of the shard that each row starts in."""

@@ -14,7 +14,7 @@ a pickle contains no maps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, overload
 
 import numpy as np
@@ -24,17 +24,17 @@ import xxhash
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.storage.cache import PieceCache
 from tokenmill.store.cached_rows import CachedRows
+from tokenmill.store.casting import cast, cast_rows
 from tokenmill.store.documents import DocumentTable, inside
 from tokenmill.store.file_rows import FileRows, copy_range
-from tokenmill.store.frame_rows import FrameRows
-from tokenmill.store.gather import PIECE, Gatherer, RowReader
+from tokenmill.store.frame_rows import FrameRows, find_stored
+from tokenmill.store.gather import PIECE, Gatherer
+from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards, are_files, find_object_folder
 
 RUNS, RUN = 64, 256  # the fingerprint covers this many runs of this many tokens
 
 Integers = npt.NDArray[np.int64]
-
-_can_cast = lru_cache(maxsize=64)(np.can_cast)
 
 
 class Tokens:
@@ -89,15 +89,19 @@ class Tokens:
         shard = ArrayShard(np.ascontiguousarray(array))
         return cls(shard, split, documents=documents, eot_id=eot_id, eot=eot)
 
-    def _make_gatherer(self, shards: Shards) -> Gatherer | FileRows | FrameRows | CachedRows:
+    def _make_gatherer(self, shards: Shards) -> RowSource:
         remote = find_object_folder(shards) is not None  # its files cannot be mapped
         if (compressed := FrameRows.of(shards, mapped=not remote)) is not None:
             return compressed
         return FileRows(shards) if remote else Gatherer(shards)
 
+    @property
+    def _known(self) -> dict[str, Any]:
+        """What is known about the documents, as arguments of `Tokens`."""
+        return {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
+
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(Tokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
-        return make, (self._shards, self.split)
+        return partial(Tokens, **self._known), (self._shards, self.split)
 
     def __repr__(self) -> str:
         number = f"{self.shard_count:,} shard{'s' if self.shard_count != 1 else ''}"
@@ -223,7 +227,7 @@ class Tokens:
     @property
     def is_cacheable(self) -> bool:
         """Whether `cached` can read the tokens through a cache."""
-        return are_files(self._shards)
+        return are_files(find_stored(self._shards))
 
     @property
     def cache(self) -> PieceCache | None:
@@ -326,13 +330,7 @@ class Tokens:
 
     def in_memory(self) -> Tokens:
         """The same tokens, copied into one array of the process's memory."""
-        return Tokens(
-            ArrayShard(self[:], self._shards.checksum),
-            self.split,
-            documents=self.documents,
-            eot_id=self.eot_id,
-            eot=self.eot,
-        )
+        return Tokens(ArrayShard(self[:], self._shards.checksum), self.split, **self._known)
 
     def unmapped(self, between: Callable[[], None] | None = None) -> Tokens:
         """The same tokens, read from their files instead of through memory maps.
@@ -343,14 +341,7 @@ class Tokens:
         >>> Tokens.of([5, 6, 7, 8]).unmapped().gather(np.array([2, 0]), 2).tolist()
         [[7, 8], [5, 6]]
         """
-        return _UnmappedTokens(
-            self._shards,
-            self.split,
-            between,
-            documents=self.documents,
-            eot_id=self.eot_id,
-            eot=self.eot,
-        )
+        return _UnmappedTokens(self._shards, self.split, between, **self._known)
 
     def cached(self, cache: PieceCache, between: Callable[[], None] | None = None) -> Tokens:
         """The same tokens, read through a cache on local disk: for files on slow storage.
@@ -361,25 +352,11 @@ class Tokens:
         if not self.is_cacheable:
             if self._shards.kept is None:
                 return self
-            packed = FrameRows.of(self._shards) is not None
-            cure = (
-                "decompress the dataset with: tokenmill reshard DATA --out NEW --compress none"
-                if packed
-                else "import the data with: tokenmill import"
-            )
             raise UsageError(
-                f"{self.shard_name(0)} cannot be cached: only files of plain ids can. Omit `cache_dir` "
-                f"and `cache_bytes`, or {cure}"
+                f"{self.shard_name(0)} cannot be cached: only files of ids can. Omit `cache_dir` and "
+                "`cache_bytes`, or import the data with: tokenmill import"
             )
-        return _CachedTokens(
-            self._shards,
-            self.split,
-            cache,
-            between,
-            documents=self.documents,
-            eot_id=self.eot_id,
-            eot=self.eot,
-        )
+        return _CachedTokens(self._shards, self.split, cache, between, **self._known)
 
     def _with_shards(self, shards: Shards) -> Tokens:
         """Return the tokens of `shards`, read like these: mapped, unmapped or cached."""
@@ -395,7 +372,7 @@ class _UnmappedTokens(Tokens):
         self._between = between
         super().__init__(shards, split, **known)
 
-    def _make_gatherer(self, shards: Shards) -> FileRows | FrameRows:
+    def _make_gatherer(self, shards: Shards) -> RowSource:
         compressed = FrameRows.of(shards, mapped=False, between=self._between)
         return compressed or FileRows(shards, self._between)
 
@@ -403,7 +380,7 @@ class _UnmappedTokens(Tokens):
         return _UnmappedTokens(shards, self.split, self._between)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(_UnmappedTokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
+        make = partial(_UnmappedTokens, **self._known)
         return make, (self._shards, self.split, self._between)
 
 
@@ -429,8 +406,9 @@ class _CachedTokens(Tokens):
         if isinstance(self._gatherer, CachedRows):
             self._gatherer.is_streaming = is_streaming
 
-    def _make_gatherer(self, shards: Shards) -> CachedRows:
-        return CachedRows(shards, self._cache, self._between)
+    def _make_gatherer(self, shards: Shards) -> RowSource:
+        compressed = FrameRows.of(shards, cache=self._cache, between=self._between)
+        return compressed or CachedRows(shards, self._cache, self._between)
 
     def _with_shards(self, shards: Shards) -> Tokens:
         return _CachedTokens(shards, self.split, self._cache, self._between)
@@ -442,7 +420,7 @@ class _CachedTokens(Tokens):
         return self.cached(self._cache, between)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(_CachedTokens, documents=self.documents, eot_id=self.eot_id, eot=self.eot)
+        make = partial(_CachedTokens, **self._known)
         return make, (self._shards, self.split, self._cache, self._between)
 
 
@@ -480,25 +458,3 @@ def join(sources: Sequence[Tokens]) -> Tokens | None:
     if len(ways) > 1 or any(one.kept is not None for one in shards):
         return None
     return sources[0]._with_shards(JoinedShards(tuple(shards)))
-
-
-def cast_rows(read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piece: int) -> None:
-    """Read rows into `out`, `piece` bytes at a time. Each piece is cast while it is in the cache."""
-    rows, length = out.shape
-    step = max(1, piece // (length * dtype.itemsize))
-    for first in range(0, rows, step):
-        cast(read(first, first + step), out[first : first + step])
-
-
-def cast(ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Copy ids to an array of another integer dtype; an id that does not fit is an error."""
-    if not _can_cast(ids.dtype, out.dtype):
-        limits = np.iinfo(out.dtype)
-        for one in (ids.min(initial=0), ids.max(initial=0)):
-            if not limits.min <= int(one) <= limits.max:
-                raise DatasetError(
-                    f"the tokens contain the id {one}, which does not fit in {out.dtype}. Use a wider "
-                    "dtype, such as int64. If your vocabulary has no such id, the file was opened with "
-                    "the wrong dtype or format."
-                )
-    np.copyto(out, ids, casting="unsafe")
