@@ -31,7 +31,6 @@ from tokenmill.store.manifest import Manifest
 
 _LOCK_NAME = "lock"
 _PLAN_NAME = "plan.json"
-SEGMENTS_NAME = "segments"
 REJECTED_NAME = "rejected.jsonl"
 REPAIRED_NAME = "repaired.jsonl"
 REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
@@ -54,7 +53,7 @@ class PreparationFolder(OutputFolder):
 
     def __init__(self, path: Path, *, restart: bool, work: Path | None = None) -> None:
         self.work = work or path / WORK_NAME
-        self.segments = self.work / SEGMENTS_NAME
+        self.segments = self.work / "segments"
         self.marks = self.work / "marks"
         self.fates = self.work / "fates"
         self.shards = self.work / "shards"

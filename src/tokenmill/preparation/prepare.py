@@ -30,12 +30,7 @@ from tokenmill.errors import UsageError
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
-from tokenmill.preparation.folder import (
-    REJECTED_NAME,
-    REPAIRED_NAME,
-    SEGMENTS_NAME,
-    PreparationFolder,
-)
+from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
@@ -154,8 +149,8 @@ def prepare(
                 workers=workers or max(1, cluster.cores), machine=cluster.memory or None
             )
             folder = choose_work_folder(target, work, is_shared=True)
-            segments = (folder or target / WORK_NAME) / SEGMENTS_NAME
-            start = partial(cluster.start, out=segments, workers=workers, note=shown.note)
+            shared = folder or target / WORK_NAME
+            start = partial(cluster.start, out=shared, workers=workers, note=shown.note)
             return run_plan(plan, target, shown, restart=restart, work=folder, start=start)
 
 
