@@ -181,7 +181,7 @@ def test_a_run_ends_where_fetching_ends(folder, tmp_path):
     [
         ({"order": "shuffled"}, None, 0),
         (BLOCKS, None, 4 * 1_024),
-        (BLOCKS, 4 * SET_BYTES, 4 * 1_024),  # all data fits
+        (BLOCKS, 4 * SET_BYTES, 6 * 1_024),  # all data fits
         (BLOCKS | {"group_blocks": 8}, SET_BYTES, SET_BYTES * 3 // 4 // 512 - 8 * 1_024),
         (BLOCKS | {"group_blocks": 30}, SET_BYTES, 0),
         ({"order": "sequential"}, SET_BYTES, SET_BYTES // 4 // 512),

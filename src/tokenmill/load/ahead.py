@@ -42,16 +42,20 @@ def start_ahead(
 def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
     """How many rows of the run to fetch ahead, counting all ranks.
 
-    Of blocks, a whole group, because the first rows of the next group need most of its blocks. A
-    cache must have room for both groups.
+    Of blocks, a whole group, because the first rows of the next group need most of its blocks. With
+    a cache, half a group more: so that fetching continues with the group after that, while reading
+    waits for the last blocks of the next one. The cache must have room for all of them.
     """
     row_bytes = settings.seq_len * rows.dtype.itemsize
     limit = min((cache.limit for cache in rows.caches), default=0)
     if settings.block_rows is not None and settings.group_blocks is not None:
         group = settings.block_rows * settings.group_blocks
-        if not limit or limit >= sum(len(tokens) for tokens in rows.tokens) * rows.dtype.itemsize:
+        if not limit:
             return group
-        return max(0, min(group, limit * 3 // 4 // row_bytes - group))
+        most = group + group // 2
+        if limit >= sum(len(tokens) for tokens in rows.tokens) * rows.dtype.itemsize:
+            return most
+        return max(0, min(most, limit * 3 // 4 // row_bytes - group))
     if not limit:
         return 0
     if settings.order != "sequential":
