@@ -36,6 +36,11 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/huge_training.py
 	$(BIN)/python benchmarks/killed_training.py
 	$(BIN)/python benchmarks/frameworks.py
+	$(BIN)/python benchmarks/mixing.py
+	$(BIN)/python benchmarks/compression.py
+	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/cluster_bytes.py
+	$(BIN)/python benchmarks/cluster.py
 
 lab: $(STAMP)
 	LAB_MINUTES=$(or $(LAB_MINUTES),60) $(BIN)/python -m tests.lab
