@@ -13,7 +13,8 @@ requests. Each run is a process of its own with an empty cache, unless it says o
 - the first batch after resuming in the middle of the epoch.
 
 Times start when the packages are imported. The peers are installed into a temporary environment, or
-into that of --environment, and read their own formats. Takes about 8 minutes.
+into that of --environment, and read their own formats. Takes about
+6 minutes. Other programs disturb it, and count in /dev/shm.
 """
 
 from __future__ import annotations
