@@ -136,6 +136,9 @@ FOUND = (
     ("pretokenize", "again:fsync:1:EIO"),
     ("download", "again:fsync:2:EIO"),
     ("prepare", "power:end:lost"),  # the folder of a finished dataset could vanish
+    # A run that was about to finish lost its work folder to another one: "No such file".
+    ("import", "overtaken:-10"),
+    ("pretokenize", "overtaken:6"),  # before it took the lock
 )
 
 

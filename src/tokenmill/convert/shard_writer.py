@@ -20,13 +20,11 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
-from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import (
     NpyFile,
     hash_file,
     make_subfolder,
     remove,
-    sync_folder,
     write_file,
 )
 from tokenmill.storage.folder import storage_for
@@ -45,6 +43,7 @@ from tokenmill.store.tables import Shard, ShardName, ShardTable
 from tokenmill.store.tokens import Tokens, cast
 
 RECORD = f"{WORK_NAME}/conversion.json"
+MARKS = (RECORD, MANIFEST_NAME)  # of a folder with an unfinished or finished conversion
 
 
 class DocumentRecords(Protocol):
@@ -164,7 +163,10 @@ def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> 
 
 
 def read_finished(folder: Path) -> Manifest | None:
-    """The manifest of a finished dataset, if there is one; removes a leftover work folder."""
+    """The manifest of a finished dataset, if there is one; removes a leftover work folder.
+
+    Call this with the lock of the folder: without it, another run may be about to finish.
+    """
     if not (folder / MANIFEST_NAME).exists():
         return None
     manifest = Manifest.read(folder)
@@ -173,13 +175,10 @@ def read_finished(folder: Path) -> Manifest | None:
             f"{folder} holds a finished dataset, but {wrong} is missing or cut short. "
             "Delete that folder to make the dataset again."
         )
-    with explain_disk_errors():
-        for path in (folder.parent, folder):  # the earlier run may have failed to sync
-            sync_folder(path)
-        # The run was killed after it wrote the manifest. A work folder with a lock belongs to
-        # `prepare`, which removes it itself.
-        if not (folder / WORK_NAME / "lock").exists():
-            remove(folder / WORK_NAME)
+    # The run was killed after it wrote the manifest. A work folder with a lock belongs to `prepare`,
+    # which removes it itself.
+    if not (folder / WORK_NAME / "lock").exists():
+        remove(folder / WORK_NAME)
     return manifest
 
 
