@@ -172,6 +172,7 @@ class Bench:
         self._expected: dict[str, Contents] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._seconds: dict[str, float] = {}
+        self._modules: dict[str, list[str]] = {}
         self._ending: list[Callable[[], object]] = []
         self._runs = 0
 
@@ -268,7 +269,8 @@ class Bench:
             ended = self.run(scenario, modules=modules, real_workers=False)
             assert ended.status == 0, f"{scenario.name}: {ended.stderr}"
             first = self.found(scenario)
-            _import_all(modules.read_text().split("\n"))
+            self._modules[scenario.name] = modules.read_text().split("\n")
+            _import_all(self._modules[scenario.name])
             self.reset(scenario)
             self.control.arm(self.folder(scenario))
             started = time.monotonic()
@@ -285,6 +287,11 @@ class Bench:
         """The number of calls of each operation in an undisturbed run."""
         self.expected(scenario)
         return self._counts[scenario.name]
+
+    def modules(self, scenario: Scenario) -> list[str]:
+        """The modules that the command loaded in an undisturbed run."""
+        self.expected(scenario)
+        return self._modules[scenario.name]
 
     def seconds(self, scenario: Scenario) -> float:
         """How long an undisturbed run took."""

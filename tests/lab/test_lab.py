@@ -143,6 +143,27 @@ def test_results_of_several_runs_add_up(tmp_path, monkeypatch):
     ]
 
 
+def test_a_sweep_counts_only_for_the_code_that_was_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    module = tmp_path / "src" / "tokenmill" / "files.py"
+    module.parent.mkdir(parents=True)
+
+    def find(text: str) -> tuple[int, int]:
+        module.write_text(text)
+        results.forget_changed()
+        return results.find_sweep("prepare", "write each", results.read())
+
+    module.write_text("size = 4")
+    results.record_code("prepare", ["tokenmill.files", "json"])
+    results.record_sweep("prepare", "write each", 20, 20, 20)
+    assert find("size = 4  # bytes") == (1, 0)
+    assert find("size = 5") == (0, 0)
+    results.record_sweep("prepare", "write each", 20, 20, 20)
+    results.record_code("prepare", ["tokenmill.files"])
+    assert find("size = 5") == (0, 0)
+
+
 @pytest.mark.parametrize(
     "table", [results.make_table(results.read()), planted.make_table(planted.read())]
 )
