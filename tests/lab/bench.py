@@ -27,24 +27,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import control
+from . import control, results
 from .control import Control, Fault
 
 Contents = dict[str, bytes]
+Normalize = Callable[
+    [str, bytes], bytes | None
+]  # removes times; None is a file that does not count
 _PREFIX = "tokenmill-lab-"
 PATIENCE = 60.0  # seconds after which a command counts as hanging
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A command with its inputs. It runs in a folder with these inputs and nothing else."""
+    """A command with its inputs. It runs in a folder with these inputs and nothing else.
+
+    With a `program`, the arguments only name what it does.
+    """
 
     name: str
     arguments: tuple[str, ...]
     make_inputs: Callable[[Bench, Path], None]
     set_up: Callable[[], None] = lambda: None  # in the fork, before the command
-    normalize: Callable[[str, bytes], bytes] = lambda _, data: data  # removes times
+    normalize: Normalize = lambda _, data: data
     slow: bool = False  # takes seconds
+    program: Callable[[], None] | None = None  # runs instead of the command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +251,12 @@ class Bench:
             (limits or Limits()).set()
             if fresh:
                 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-                command = [sys.executable, "-m", "tokenmill.cli", *scenario.arguments]
+                command = [sys.executable, *_find_program(scenario)]
                 os.execv(command[0], command)
-            status = main(scenario.arguments)
+            if scenario.program:
+                status = run_program(scenario.program)
+            else:
+                status = main(scenario.arguments)
             if modules is not None:
                 modules.write_text("\n".join(sys.modules))
             return status
@@ -324,6 +334,32 @@ class Bench:
         return different and f"after resuming, {different}"
 
 
+def _find_program(scenario: Scenario) -> tuple[str, ...]:
+    """What a fresh interpreter runs."""
+    if scenario.program is None:
+        return ("-m", "tokenmill.cli", *scenario.arguments)
+    paths = (str(results.ROOT), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    lines = (
+        "from tests.lab.bench import run_program",
+        "from tests.lab.scenarios import SCENARIOS",
+        f"one = SCENARIOS[{scenario.name!r}]",
+        "raise SystemExit(run_program(one.set_up) or run_program(one.program))",
+    )
+    return ("-c", "\n".join(lines))
+
+
+def run_program(program: Callable[[], object]) -> int:
+    """Run a function as a command would; returns the exit status."""
+    from tokenmill.cli.failures import report
+
+    try:
+        program()
+    except BaseException as error:
+        return report(error)
+    return 0
+
+
 def fork_workers() -> None:
     """Have the workers of `prepare` be forks, not fresh interpreters."""
     from tokenmill.preparation import engine
@@ -358,19 +394,20 @@ def fork_workers() -> None:
     engine.subprocess = Forked  # type: ignore[assignment]
 
 
-def read_folder(folder: Path, normalize: Callable[[str, bytes], bytes]) -> Contents:
+def read_folder(folder: Path, normalize: Normalize) -> Contents:
     """Every file below a folder; folders are listed with a slash, links with their target."""
-    found = {}
+    found: dict[str, bytes | None] = {}
     for where, folders, files in os.walk(folder):
         inside = Path(where)
         for name in folders:
-            found[(inside / name).relative_to(folder).as_posix() + "/"] = b""
+            shown = (inside / name).relative_to(folder).as_posix() + "/"
+            found[shown] = normalize(shown, b"")
         for name in files:
             path = inside / name
             data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
             shown = path.relative_to(folder).as_posix()
             found[shown] = normalize(shown, data)
-    return found
+    return {name: data for name, data in found.items() if data is not None}
 
 
 def difference(expected: Contents, found: Contents) -> str | None:
