@@ -262,7 +262,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests for one mutant")
-    parser.add_argument("--only", nargs="*", default=[], help="packages or files: load, store/frames.py")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="packages or files: load, store/frames.py"
+    )
     parser.add_argument("--again", action="store_true", help="also try mutants again that survived")
     parser.add_argument(
         "--map",
