@@ -116,6 +116,16 @@ def test_requests_that_fail_in_passing_are_repeated(bucket: str, proxy: Proxy, f
     assert [method for method, _ in proxy.requests].count("GET") == 3
 
 
+def test_an_answer_that_is_cut_four_times_is_read_at_the_fifth_attempt(
+    bucket: str, proxy: Proxy
+) -> None:
+    data = random.Random(3).randbytes(200_000)
+    as_path(f"{bucket}/x").write_bytes(data)
+    proxy.fail("cut", part="/x", times=4)
+    assert as_path(f"{bucket}/x").read_bytes() == data
+    assert [method for method, _ in proxy.requests].count("GET") == 5
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

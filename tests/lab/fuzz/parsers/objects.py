@@ -1,6 +1,7 @@
 """Object stores: addresses, and the answers of an S3 server on 127.0.0.1.
 
-The objects are a prepared dataset. Changed listings and headers are refused, or give the same ids.
+The objects are a prepared dataset. Changed listings and headers, and objects that are replaced while
+they are read, are refused, or give the same ids.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from tests.store.dataset_builder import build
 
 import tokenmill
+from tokenmill.storage import object_store
 
 from ..case import Case, Parser, read_files, refused, require
 from ..mutate import STRINGS, change_bytes
@@ -115,9 +117,13 @@ class _Handler(BaseHTTPRequestHandler):
                 start, stop = int(first or 0), int(last) + 1 if last else len(body)
                 headers["Content-Range"] = f"bytes {start}-{min(stop, len(body)) - 1}/{len(body)}"
                 status, body = 206, body[start:stop]
+                if key == facts.get("replaced"):  # since its size was asked for
+                    body = bytes(byte ^ 1 for byte in body)
+                    headers["ETag"] = '"2"'
         if facts.get("part", "") in self.path:
             status = facts.get("status") or status
             headers |= facts.get("headers", {})
+            self.close_connection = True  # a wrong length would keep the client waiting
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | headers).items():
             if value is not None:
@@ -175,6 +181,7 @@ class ObjectsParser(Parser):
     def prepare(self, folder: Path) -> None:
         import obstore  # noqa: F401
 
+        object_store._ATTEMPTS = 1  # there is a pause before the next one
         self.ids = build(folder, TEXTS, shard_tokens=20)
         self.sound = {f"data/{name}": data for name, data in read_files(folder).items()}
 
@@ -182,10 +189,12 @@ class ObjectsParser(Parser):
         files, facts = dict(self.sound), dict[str, Any]()
         parts = ["", "list-type", "dataset_metadata", ".bin", ".npy", "tokenizer"]
         facts["part"] = random.choice(parts)
-        match random.randrange(4):
+        match random.randrange(5):
             case 0:
-                files["listing"] = change_bytes(random, make_listing(self.sound, "data/"))
+                facts["replaced"] = random.choice([name for name in files if ".bin" in name])
             case 1:
+                files["listing"] = change_bytes(random, make_listing(self.sound, "data/"))
+            case 2:
                 facts["status"] = random.choice(
                     (200, 204, 206, 301, 304, 400, 403, 404, 412, 416, 500, 503)
                 )
