@@ -130,11 +130,32 @@ class Process:
             self.status = None if hangs else os.waitstatus_to_exitcode(status)
             os.close(self._pidfd)
             self._reaped = True
+            _wait_for_group(self.pid)
         return Ended(
             status=self.status,
             stdout=self.output.with_suffix(".out").read_text(errors="replace"),
             stderr=self.output.with_suffix(".err").read_text(errors="replace"),
         )
+
+
+def _wait_for_group(group: int) -> None:
+    """Wait until the killed processes of a group have ended: until then, they hold their locks."""
+    deadline = time.monotonic() + PATIENCE
+    while _is_group_alive(group) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _is_group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    for folder in Path("/proc").glob("[0-9]*"):  # zombies count for killpg
+        with suppress(OSError):
+            state, _, found = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(found) == group and state != "Z":
+                return True
+    return False
 
 
 def _be_command(run: Callable[[], int], folder: Path, output: Path) -> None:
