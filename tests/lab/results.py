@@ -54,13 +54,20 @@ def record_sweep(scenario: str, fault: str, calls: int, done: int, failed: int) 
 
 
 def record_code(scenario: str, modules: Iterable[str]) -> None:
-    """Note which modules of tokenmill a scenario loads. Sweeps of other code are forgotten."""
-    names = sorted(name for name in modules if name.partition(".")[0] == "tokenmill")
-    code = {"modules": names, "digest": digest_code(names)}
+    """Note which modules of tokenmill a scenario loads. Sweeps of other code are forgotten.
+
+    A process that ran other scenarios before has loaded more modules: those do not count that a
+    scenario did without.
+    """
+    names = {name for name in modules if name.partition(".")[0] == "tokenmill"}
     with _changing() as results:
-        if results.setdefault("code", {}).get(scenario) != code:
+        was = results.setdefault("code", {}).get(scenario)
+        if was is not None and was["digest"] == digest_code(was["modules"]):
+            names &= set(was["modules"])
+        else:
             _forget_sweeps(results, scenario)
-            results["code"][scenario] = code
+        needed = sorted(names)
+        results["code"][scenario] = {"modules": needed, "digest": digest_code(needed)}
 
 
 def forget_changed() -> None:

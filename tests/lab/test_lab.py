@@ -163,6 +163,7 @@ def test_a_sweep_counts_only_for_the_code_that_was_swept(tmp_path, monkeypatch):
     module.write_text("size = 4")
     results.record_code("prepare", ["tokenmill.files", "json"])
     results.record_sweep("prepare", "write each", 20, 20, 20)
+    results.record_code("prepare", ["tokenmill.files", "tokenmill.other"])
     assert find("size = 4  # bytes") == (1, 0)
     assert find("size = 5") == (0, 0)
     results.record_sweep("prepare", "write each", 20, 20, 20)
