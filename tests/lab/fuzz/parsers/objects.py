@@ -7,9 +7,7 @@ they are read, are refused, or give the same ids.
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +21,7 @@ from tokenmill.storage import object_store
 
 from ..case import Case, Parser, read_files, refused, require
 from ..mutate import STRINGS, change_bytes
-from .hub import _Server
+from ..serving import Handler, serve
 from .store import TEXTS
 
 _ADDRESSES = (
@@ -92,15 +90,7 @@ class AddressParser(Parser):
             require(address.place in full, "the full address is of another place")
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    case: Case
-
-    def log_message(self, *_: object) -> None: ...
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
+class _Handler(Handler):
     def do_GET(self) -> None:
         url, facts = urlsplit(self.path), self.case.facts
         key = unquote(url.path).removeprefix("/b/").strip("/")
@@ -143,19 +133,6 @@ def make_listing(files: dict[str, bytes], prefix: str) -> bytes:
     names = [name for name in sorted(files) if name.startswith(prefix)]
     entries = [_ENTRY.format(key=name, etag=1, size=len(files[name])) for name in names]
     return _LISTING.format(prefix=prefix, count=len(names), entries="".join(entries)).encode()
-
-
-_servers: dict[int, _Server] = {}
-
-
-def serve(case: Case) -> str:
-    """Serve a case in this process; returns the address."""
-    if os.getpid() not in _servers:
-        _servers.clear()
-        server = _servers[os.getpid()] = _Server(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    _Handler.case = case
-    return f"http://127.0.0.1:{_servers[os.getpid()].server_port}"
 
 
 _HEADERS: dict[str, tuple[str | None, ...]] = {
@@ -208,7 +185,7 @@ class ObjectsParser(Parser):
         from tokenmill.storage.object_path import as_path
 
         before = os.environ.get("AWS_ENDPOINT_URL")
-        os.environ |= {**_SETTINGS, "AWS_ENDPOINT_URL": serve(case)}
+        os.environ |= {**_SETTINGS, "AWS_ENDPOINT_URL": serve(_Handler, case)}
         if os.environ["AWS_ENDPOINT_URL"] != before:
             disconnect()
         with refused(), suppress(OSError):  # as of other paths
