@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import results
-from .bench import Ended, Process, difference, read_folder, run_program, shorten
+from .bench import difference, read_folder, run_program, shorten
+from .processes import Ended, Process
 from .scenarios import make_texts
 from .watcher import Watcher
 

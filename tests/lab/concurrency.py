@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 from . import control
-from .bench import Bench, Ended, Limits, Process, Scenario, shorten
+from .bench import Bench, Scenario, shorten
 from .control import Fault
+from .processes import Ended, Limits, Process
 from .scenarios import chosen
 from .watcher import Watcher
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from . import buckets, control, planted, results, share
-from .bench import Process
 from .disk_model import Call, DiskModel
+from .processes import Process
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(
