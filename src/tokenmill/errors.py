@@ -94,6 +94,8 @@ def lacks_memory(error: BaseException) -> bool:
 
     >>> lacks_memory(ImportError("libarrow.so: failed to map segment from shared object"))
     True
+    >>> lacks_memory(RuntimeError("can't start new thread"))
+    True
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
@@ -103,4 +105,6 @@ def lacks_memory(error: BaseException) -> bool:
         return any(mark in said for mark in _NOT_MAPPED) or (
             cause is not None and lacks_memory(cause)
         )
+    if isinstance(error, RuntimeError):  # of Python's threads: there is no memory for a stack
+        return str(error) == "can't start new thread"
     return isinstance(error, MemoryError)

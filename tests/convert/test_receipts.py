@@ -15,6 +15,7 @@ from test_export import contents
 import tokenmill
 from tokenmill.errors import FolderError
 from tokenmill.progress import Nobody
+from tokenmill.storage.lock import FileLock
 
 
 class Stopped(Exception):
@@ -170,3 +171,19 @@ def test_a_finished_dataset_with_a_truncated_shard_is_refused(kind, made, tmp_pa
     os.truncate(out / "train" / "shard_00001.bin", 8)
     with pytest.raises(FolderError, match=r"train/shard_00001\.bin is missing or cut short"):
         convert(kind, made, out, Watcher())
+
+
+@pytest.mark.parametrize("kind", ["reshard", "import"])
+def test_the_work_folder_of_a_run_that_is_about_to_finish_is_left_to_it(made, tmp_path, kind):
+    out = tmp_path / "out"
+    shutil.copytree(made / f"{kind}-stopped" / ".work", out / ".work")
+    shutil.copytree(made / f"{kind}-clean", out, dirs_exist_ok=True)
+    before = contents(out)
+    lock = FileLock(out, is_folder=True)
+    assert lock.acquire()  # as the run has it until it has removed the work folder
+    with pytest.raises(FolderError, match="Another run is working in"):
+        convert(kind, made, out, Watcher())
+    assert contents(out) == before
+    lock.release()
+    convert(kind, made, out, Watcher())
+    assert contents(out) == contents(made / f"{kind}-clean")

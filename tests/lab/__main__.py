@@ -46,8 +46,12 @@ def main() -> int:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fault:
-        from . import reproduce
+        from . import buckets, clusters, reproduce
 
+        if arguments.what[0] == clusters.SCENARIO:
+            return clusters.run_one(arguments.fault, arguments.seed or 0)
+        if arguments.what[0] in buckets.COMMANDS:
+            return buckets.run_one(arguments.what[0], arguments.fault)
         return reproduce.run_one(arguments.what[0], arguments.fault, arguments.seed or 0)
     if arguments.one:
         return _run_part(arguments)

@@ -13,8 +13,6 @@ import gc
 import importlib
 import os
 import random
-import resource
-import select
 import shutil
 import signal
 import subprocess
@@ -27,128 +25,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import control
+from . import control, results
 from .control import Control, Fault
+from .processes import Ended, Limits, Process
 
 Contents = dict[str, bytes]
+Normalize = Callable[
+    [str, bytes], bytes | None
+]  # removes times; None is a file that does not count
 _PREFIX = "tokenmill-lab-"
-PATIENCE = 60.0  # seconds after which a command counts as hanging
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A command with its inputs. It runs in a folder with these inputs and nothing else."""
+    """A command with its inputs. It runs in a folder with these inputs and nothing else.
+
+    With a `program`, the arguments only name what it does.
+    """
 
     name: str
     arguments: tuple[str, ...]
     make_inputs: Callable[[Bench, Path], None]
     set_up: Callable[[], None] = lambda: None  # in the fork, before the command
-    normalize: Callable[[str, bytes], bytes] = lambda _, data: data  # removes times
+    normalize: Normalize = lambda _, data: data
     slow: bool = False  # takes seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a command ended. The status is that of `subprocess`; None is a command that hangs."""
-
-    status: int | None
-    stdout: str
-    stderr: str
-
-    @property
-    def is_clean_error(self) -> bool:
-        """Whether it stopped with an error that tokenmill raises on purpose."""
-        return (
-            self.status == 1
-            and "tokenmill: " in self.stderr
-            and "Traceback" not in self.stderr
-            and "bug in tokenmill" not in self.stderr
-        )
-
-
-@dataclass(kw_only=True)
-class Limits:
-    """Limits of a process: bytes of address space, and open files."""
-
-    memory: int | None = None
-    files: int | None = None
-
-    def set(self) -> None:
-        """Set them for this process and all that it starts."""
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if self.files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))
-        if self.memory is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory))
-
-
-class Process:
-    """A command that runs in a fork, with a session of its own."""
-
-    def __init__(self, run: Callable[[], int], folder: Path, output: Path) -> None:
-        self.output = output
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _be_command(run, folder, output)
-        self._pidfd = os.pidfd_open(self.pid)
-        self.status: int | None = None
-        self._reaped = False
-
-    def signal(self, number: int) -> None:
-        """Send a signal to all its processes."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
-
-    def stop(self) -> None:
-        """Stop all its processes with SIGSTOP; returns when the first one has stopped.
-
-        Linux gives a SIGSTOP that arrives during a fork to the child as well, but not a SIGCONT that
-        arrives during the same fork. Without the wait, a new worker could stay stopped forever.
-        """
-        with suppress(ProcessLookupError):  # it has not started its session yet
-            os.killpg(self.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-    def is_running(self, seconds: float = 0.0) -> bool:
-        """Whether it still runs after so many seconds."""
-        return not self._reaped and not select.select([self._pidfd], [], [], max(0.0, seconds))[0]
-
-    def wait(self, patience: float = PATIENCE) -> Ended:
-        """Wait for its end; a command that does not end is killed."""
-        hangs = self.is_running(patience)
-        self.signal(signal.SIGKILL)
-        if not self._reaped:
-            _, status = os.waitpid(self.pid, 0)
-            self.status = None if hangs else os.waitstatus_to_exitcode(status)
-            os.close(self._pidfd)
-            self._reaped = True
-        return Ended(
-            status=self.status,
-            stdout=self.output.with_suffix(".out").read_text(errors="replace"),
-            stderr=self.output.with_suffix(".err").read_text(errors="replace"),
-        )
-
-
-def _be_command(run: Callable[[], int], folder: Path, output: Path) -> None:
-    """The forked process: never returns."""
-    status = 99
-    try:
-        os.setsid()
-        os.chdir(folder)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, suffix in ((1, ".out"), (2, ".err")):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            os.dup2(os.open(output.with_suffix(suffix), flags, 0o600), number)
-        status = run()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        with suppress(BaseException):
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            sys.stderr.flush()
-    finally:
-        os._exit(status)
+    program: Callable[[], None] | None = None  # runs instead of the command
 
 
 @dataclass
@@ -172,6 +73,7 @@ class Bench:
         self._expected: dict[str, Contents] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._seconds: dict[str, float] = {}
+        self._modules: dict[str, list[str]] = {}
         self._ending: list[Callable[[], object]] = []
         self._runs = 0
 
@@ -243,9 +145,10 @@ class Bench:
             (limits or Limits()).set()
             if fresh:
                 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-                command = [sys.executable, "-m", "tokenmill.cli", *scenario.arguments]
+                command = [sys.executable, *_find_program(scenario)]
                 os.execv(command[0], command)
-            status = main(scenario.arguments)
+            program = scenario.program
+            status = run_program(program) if program else main(scenario.arguments)
             if modules is not None:
                 modules.write_text("\n".join(sys.modules))
             return status
@@ -268,7 +171,8 @@ class Bench:
             ended = self.run(scenario, modules=modules, real_workers=False)
             assert ended.status == 0, f"{scenario.name}: {ended.stderr}"
             first = self.found(scenario)
-            _import_all(modules.read_text().split("\n"))
+            self._modules[scenario.name] = modules.read_text().split("\n")
+            _import_all(self._modules[scenario.name])
             self.reset(scenario)
             self.control.arm(self.folder(scenario))
             started = time.monotonic()
@@ -285,6 +189,11 @@ class Bench:
         """The number of calls of each operation in an undisturbed run."""
         self.expected(scenario)
         return self._counts[scenario.name]
+
+    def modules(self, scenario: Scenario) -> list[str]:
+        """The modules that the command loaded in an undisturbed run."""
+        self.expected(scenario)
+        return self._modules[scenario.name]
 
     def seconds(self, scenario: Scenario) -> float:
         """How long an undisturbed run took."""
@@ -315,6 +224,32 @@ class Bench:
             )
         different = self.compare(scenario)
         return different and f"after resuming, {different}"
+
+
+def _find_program(scenario: Scenario) -> tuple[str, ...]:
+    """What a fresh interpreter runs."""
+    if scenario.program is None:
+        return ("-m", "tokenmill.cli", *scenario.arguments)
+    paths = (str(results.ROOT), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    lines = (
+        "from tests.lab.bench import run_program",
+        "from tests.lab.scenarios import SCENARIOS",
+        f"one = SCENARIOS[{scenario.name!r}]",
+        "raise SystemExit(run_program(one.set_up) or run_program(one.program))",
+    )
+    return ("-c", "\n".join(lines))
+
+
+def run_program(program: Callable[[], object]) -> int:
+    """Run a function as a command would; returns the exit status."""
+    from tokenmill.cli.failures import report
+
+    try:
+        program()
+    except BaseException as error:
+        return report(error)
+    return 0
 
 
 def fork_workers() -> None:
@@ -351,19 +286,20 @@ def fork_workers() -> None:
     engine.subprocess = Forked  # type: ignore[assignment]
 
 
-def read_folder(folder: Path, normalize: Callable[[str, bytes], bytes]) -> Contents:
+def read_folder(folder: Path, normalize: Normalize) -> Contents:
     """Every file below a folder; folders are listed with a slash, links with their target."""
-    found = {}
+    found: dict[str, bytes | None] = {}
     for where, folders, files in os.walk(folder):
         inside = Path(where)
         for name in folders:
-            found[(inside / name).relative_to(folder).as_posix() + "/"] = b""
+            shown = (inside / name).relative_to(folder).as_posix() + "/"
+            found[shown] = normalize(shown, b"")
         for name in files:
             path = inside / name
             data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
             shown = path.relative_to(folder).as_posix()
             found[shown] = normalize(shown, data)
-    return found
+    return {name: data for name, data in found.items() if data is not None}
 
 
 def difference(expected: Contents, found: Contents) -> str | None:

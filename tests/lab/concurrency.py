@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 from . import control
-from .bench import Bench, Ended, Limits, Process, Scenario, shorten
+from .bench import Bench, Scenario, shorten
 from .control import Fault
+from .processes import Ended, Limits, Process
 from .scenarios import chosen
 from .watcher import Watcher
 
@@ -79,7 +80,6 @@ def _read_once(bench: Bench, scenario: Scenario) -> list[str]:
 def pauses(bench: Bench, scenario: Scenario, rng: random.Random) -> str | None:
     """SIGSTOP and SIGCONT at random moments; another run starts in between."""
     process = bench.start(scenario, real_workers=False)
-    is_finished = False
     for _ in range(rng.randint(1, 4)):
         process.is_running(rng.uniform(0, bench.seconds(scenario) / 3))
         process.stop()
@@ -89,13 +89,43 @@ def pauses(bench: Bench, scenario: Scenario, rng: random.Random) -> str | None:
                 process.signal(signal.SIGKILL)
                 process.wait()
                 return f"another run was not refused in words: {shorten(other.stderr)}"
-            is_finished |= other.status == 0
         process.signal(signal.SIGCONT)
     ended = process.wait()
-    # It stopped before it had taken the lock, and another run did its work.
-    if ended.is_clean_error and (is_finished or _is_refused(ended)):
+    if ended.is_clean_error and _is_refused(ended):  # it stopped before it had taken the lock
         return bench.compare(scenario)
     return _must_succeed(bench, scenario, ended)
+
+
+def overtaken(bench: Bench, scenario: Scenario, rng: random.Random) -> str | None:
+    """A run stops at a call, often before it takes its lock, and another run does all the work."""
+    if scenario.arguments[0] == "download":  # which waits for the other
+        return None
+    calls = bench.counts(scenario)["call"]
+    return run_overtaken(bench, scenario, rng.randint(1, rng.choice((min(40, calls), calls))))
+
+
+def run_overtaken(bench: Bench, scenario: Scenario, number: int) -> str | None:
+    """Stop a run at one of its calls until another run has ended; returns what is wrong.
+
+    The other run succeeds or is refused, and so does the one that stopped. A negative number counts
+    the calls from the last one.
+    """
+    if number < 0:
+        number += bench.counts(scenario)["call"] + 1
+    bench.reset(scenario)
+    bench.control.arm(bench.folder(scenario), Fault("call", number, "stop"))
+    process = bench.start(scenario, armed=True, real_workers=False)
+    while not bench.control.fired and process.is_running(0.001):
+        pass
+    other = bench.run(scenario, real_workers=False)
+    process.signal(signal.SIGCONT)
+    ended = process.wait()
+    for one in (other, ended):
+        if one.status and not (one.is_clean_error and _is_refused(one)):
+            return f"status {one.status}: {shorten(one.stderr)}"
+    if other.status and ended.status:
+        return "both runs were refused"
+    return bench.compare(scenario)
 
 
 def few_files(bench: Bench, scenario: Scenario, rng: random.Random) -> str | None:
@@ -134,6 +164,7 @@ CONDITIONS: dict[str, Callable[[Bench, Scenario, random.Random], str | None]] = 
     "two-writers": two_writers,
     "readers": readers,
     "pauses": pauses,
+    "overtaken": overtaken,
     "few-files": few_files,
     "slow-storage": slow_storage,
     "clock-jumps": clock_jumps,

@@ -21,7 +21,7 @@ OPERATIONS = (
     *("open", "write", "pwrite", "fsync", "rename", "mkdir", "unlink", "ftruncate", "mmap"),
     *("link", "read", "call", "malloc"),  # "call" is any of those before it
 )
-ACTIONS = ("nothing", "fail", "short", "kill", "die", "tear", "delay")
+ACTIONS = ("nothing", "fail", "short", "kill", "die", "tear", "delay", "stop")
 _ERRNOS = ("ENOSPC", "EIO", "EINTR", "ENOMEM", "EDQUOT", "EMFILE", "EACCES")
 
 
@@ -84,8 +84,9 @@ class Fault:
 
     The third part is an error, which happens once, or from this call on if it ends in `+`; `short`,
     which transfers half of the bytes; `kill`, which kills the whole process group; `die`, which kills
-    the process that made the call; `tear`, which kills the group after half of the bytes; or a delay
-    such as `200ms`. The call 0 is every call.
+    the process that made the call; `tear`, which kills the group after half of the bytes; `stop`,
+    which stops the process that made the call with SIGSTOP; or a delay such as `200ms`. The call 0 is
+    every call.
 
     >>> Fault.parse("write:17:EIO+")
     Fault(operation='write', number=17, what='EIO+')

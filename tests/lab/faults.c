@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 enum { OPEN, WRITE, PWRITE, FSYNC, RENAME, MKDIR, UNLINK, FTRUNCATE, MMAP, LINK, READ, ALL, MALLOC };
-enum { NOTHING, FAIL, SHORT, KILL, DIE, TEAR, DELAY };
+enum { NOTHING, FAIL, SHORT, KILL, DIE, TEAR, DELAY, STOP };
 enum { T_CREATE, T_WRITE, T_SYNC, T_RENAME, T_LINK, T_SYMLINK, T_UNLINK, T_MKDIR, T_RMDIR, T_SIZE };
 
 struct control {
@@ -122,6 +122,10 @@ static int meet(int op, const char *path) {
         snprintf(control->place, sizeof control->place, "%s", path);
     if (control->action == KILL) kill(0, SIGKILL);
     if (control->action == DIE) kill(getpid(), SIGKILL);
+    if (control->action == STOP) {
+        kill(getpid(), SIGSTOP);
+        return NOTHING;
+    }
     if (control->action == DELAY) {
         struct timespec wait = {control->delay / 1000000, control->delay % 1000000 * 1000L};
         nanosleep(&wait, NULL);

@@ -69,6 +69,7 @@ def run_again(bench: Bench, scenario: Scenario, fault: Fault) -> tuple[bool, str
 def sweep(bench: Bench, scenario: Scenario, kind: Fault, end: float, watcher: Watcher) -> None:
     """Let every call fail once, from where the last sweep ran out of time."""
     count = bench.counts(scenario)[kind.operation]
+    results.record_code(scenario.name, bench.modules(scenario))
     number = results.find_sweep(scenario.name, kind.name, results.read())[1]
     cases: Counter[str] = Counter()
     failures: Counter[str] = Counter()
@@ -115,6 +116,7 @@ def run(deadline: float, seed: int, watcher: Watcher) -> None:
     if not control.prepare(watcher.say):
         return
     rng = random.Random(seed)
+    results.forget_changed()
     done = results.read()
     sweeps = [
         (scenario, kind, (results.find_sweep(scenario.name, kind.name, done)[0], kind.what != EACH))

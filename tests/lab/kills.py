@@ -61,13 +61,13 @@ def _kill_and_damage(
     """Kill a command, damage one of its files, and run it again."""
     calls = bench.counts(scenario)["call"]
     bench.reset(scenario)
-    inputs = set(bench.found(scenario))
+    inputs = set(_list_files(bench.folder(scenario)))
     bench.control.arm(bench.folder(scenario), Fault("call", rng.randint(1, calls), "kill"))
     bench.run(scenario, armed=True)
-    left = sorted(set(bench.found(scenario)) - inputs)
+    left = sorted(set(_list_files(bench.folder(scenario))) - inputs)
     if not bench.control.fired or any(name.endswith(_FINISHED) for name in left):
         return 0, None
-    files = [name for name in left if not name.endswith(("/", "/lock"))]
+    files = [name for name in left if not name.endswith("/lock")]
     if files:
         damage(bench.folder(scenario) / rng.choice(files), rng)
     ended = bench.run(scenario)
@@ -77,6 +77,10 @@ def _kill_and_damage(
     if not ended.is_clean_error:
         return 1, f"after damage, status {ended.status}: {shorten(ended.stderr)}"
     return 1, None
+
+
+def _list_files(folder: Path) -> list[str]:
+    return [one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()]
 
 
 def damage(path: Path, rng: random.Random) -> None:

@@ -14,8 +14,9 @@ import signal
 import time
 
 from . import control
-from .bench import Bench, Ended, Limits, Scenario, shorten
+from .bench import Bench, Scenario, shorten
 from .control import Fault
+from .processes import Ended, Limits
 from .scenarios import chosen
 from .watcher import Watcher
 

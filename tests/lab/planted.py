@@ -59,8 +59,8 @@ DEFECTS = {
     "the folder of a file is not synced": Defect(
         part="power",
         file="storage/files.py",
-        before="        self._finished = True\n        sync_folder(self.path.parent)\n",
-        after="        self._finished = True\n",
+        before="        if self._durable:\n            sync_folder(self.path.parent)\n",
+        after="",
     ),
     "a failed sync of a folder is ignored": Defect(
         part="faults",
@@ -115,6 +115,18 @@ DEFECTS = {
         file="storage/files.py",
         before="            self._temporary.replace(self.path)\n",
         after="            shutil.copyfile(self._temporary, self.path)\n            self._temporary.unlink()\n",
+    ),
+    "the bytes of a cached piece are not hashed": Defect(
+        part="fuzz",
+        file="storage/cache.py",
+        before="    digest.update(data)\n    return digest.digest()\n",
+        after="    return digest.digest()\n",
+    ),
+    "the ETag of an object is not compared": Defect(
+        part="fuzz",
+        file="storage/object_store.py",
+        before="        if (version and _find_version(meta) != version) or len(data)",
+        after="        if len(data)",
     ),
     "a lack of memory is not recognized": Defect(
         part="memory",

@@ -15,7 +15,8 @@ import sys
 import time
 
 from . import control
-from .bench import Bench, Contents, Process, Scenario, difference, shorten
+from .bench import Bench, Contents, Scenario, difference, shorten
+from .processes import Process
 from .scenarios import SCENARIOS, chosen
 from .watcher import Watcher
 

@@ -38,6 +38,8 @@ def run_fault(bench: Bench, scenario: Scenario, text: str, seed: int) -> tuple[b
         return memory.run_case(bench, scenario, Fault.parse(rest), alone=True)
     if kind == "condition":
         return True, concurrency.run_case(bench, scenario, rest, seed)
+    if kind == "overtaken":
+        return True, concurrency.run_overtaken(bench, scenario, int(rest))
     if kind == "kills":
         return True, kills.run_case(bench, scenario, rest.replace("-", " "), seed)[1]
     if kind == "ranks":

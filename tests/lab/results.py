@@ -7,11 +7,13 @@ Several processes may add results at the same time: the file is locked while it 
 
 from __future__ import annotations
 
+import ast
 import fcntl
+import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,52 @@ def record_sweep(scenario: str, fault: str, calls: int, done: int, failed: int) 
         entry["done"] = done % max(1, calls)
         entry["failed"] = entry.get("failed", 0) + failed
         entry["sweeps"] += done >= calls
+
+
+def record_code(scenario: str, modules: Iterable[str]) -> None:
+    """Note which modules of tokenmill a scenario loads. Sweeps of other code are forgotten.
+
+    A process that ran other scenarios before has loaded more modules: those do not count that a
+    scenario did without.
+    """
+    names = {name for name in modules if name.partition(".")[0] == "tokenmill"}
+    with _changing() as results:
+        was = results.setdefault("code", {}).get(scenario)
+        if was is not None and was["digest"] == digest_code(was["modules"]):
+            names &= set(was["modules"])
+        else:
+            _forget_sweeps(results, scenario)
+        needed = sorted(names)
+        results["code"][scenario] = {"modules": needed, "digest": digest_code(needed)}
+
+
+def forget_changed() -> None:
+    """Forget the sweeps of scenarios whose code has changed since they were swept."""
+    with _changing() as results:
+        code = results.setdefault("code", {})
+        for scenario in {key.split("|")[0] for key in results["sweeps"]}:
+            was = code.get(scenario)
+            if was is None or was["digest"] != digest_code(was["modules"]):
+                _forget_sweeps(results, scenario)
+
+
+def _forget_sweeps(results: dict[str, dict[str, Any]], scenario: str) -> None:
+    for key in [key for key in results["sweeps"] if key.split("|")[0] == scenario]:
+        del results["sweeps"][key]
+
+
+def digest_code(modules: Iterable[str]) -> str:
+    """A hash of the statements of modules; comments and docstrings may change."""
+    digest = hashlib.sha256()
+    for name in modules:
+        path = ROOT / "src" / name.replace(".", "/")
+        found = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()]
+        tree = ast.parse(found[0].read_text() if found else "")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value = ast.Constant(None)
+        digest.update(f"{name} {ast.dump(tree)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def find_sweep(scenario: str, fault: str, results: dict[str, dict[str, Any]]) -> tuple[int, int]:

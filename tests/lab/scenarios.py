@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 from .bench import Bench, Scenario
@@ -54,7 +55,17 @@ def make_texts(_: Bench, folder: Path) -> None:
 
 def make_dataset(bench: Bench, folder: Path) -> None:
     """A dataset `data` in two splits of several shards, as `prepare` makes it."""
-    source = SCENARIOS["prepare"]
+    _make_output(bench, "prepare", folder)
+
+
+def make_compressed_dataset(bench: Bench, folder: Path) -> None:
+    """The same dataset with compressed shards."""
+    _make_output(bench, "prepare-compressed", folder)
+
+
+def _make_output(bench: Bench, name: str, folder: Path) -> None:
+    """The output of another scenario."""
+    source = SCENARIOS[name]
     bench.reset(source)
     ended = bench.run(source, real_workers=False)
     assert ended.status == 0, ended.stderr
@@ -87,11 +98,7 @@ def make_small_dataset(bench: Bench, folder: Path) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(bench.root / "programs")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    source = SCENARIOS["prepare-book"]
-    bench.reset(source)
-    ended = bench.run(source, real_workers=False)
-    assert ended.status == 0, ended.stderr
-    (bench.folder(source) / "data").rename(folder / "data")
+    _make_output(bench, "prepare-book", folder)
 
 
 def start_hub(bench: Bench, folder: Path) -> None:
@@ -140,6 +147,39 @@ def drop_times(name: str, data: bytes) -> bytes:
     ).encode()
 
 
+def use_small_pieces() -> None:
+    """Let a cache have pieces of 512 bytes, four to a set, and fetch one at a time."""
+    from tokenmill.storage import cache, pieces
+    from tokenmill.store import cached_rows
+
+    for module in (cache, pieces, cached_rows):
+        module.PIECE = 512  # type: ignore[attr-defined]
+    cache.WAYS = 4
+    cache._SET_RECORDS = 4 * cache._RECORD.itemsize
+    cache.SET_BYTES = 4 * 512 + cache._SET_RECORDS
+    pieces.REQUESTS, pieces.LONGEST = 1, 1024
+
+
+def read_cached_rows() -> None:
+    """Write the rows of an epoch to a file, read through a cache that is too small for them."""
+    import tokenmill
+    from tokenmill.storage.files import remove_temporaries, write_file
+
+    warnings.simplefilter("ignore")  # a cache that cannot be written is no error
+    remove_temporaries(Path())
+    tokens = tokenmill.open("data", cache_dir="cache", cache_bytes=_CACHE_BYTES)["train"]
+    run = {"batch_size": 8, "seq_len": 64, "limit_epochs": 1, "order": "blocks"}
+    with tokenmill.Loader(tokens, block_rows=4, group_blocks=2, **run) as loader:
+        rows = b"".join(batch.tokens.tobytes() for batch in loader)
+    write_file(Path("rows.bin"), rows)
+
+
+def drop_pieces(name: str, data: bytes) -> bytes | None:
+    """Leave out the files of a cache, which may vanish, but not those that exceed its limit."""
+    is_cache = name.startswith("cache/") and len(data) <= _CACHE_BYTES
+    return None if is_cache else data
+
+
 def limit_threads() -> None:
     """Run frameworks in one thread."""
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -149,6 +189,7 @@ def limit_threads() -> None:
 
 _PREPARE = ("prepare", "texts", "--out", "data", "--tokenizer", "bytes", "--val-fraction", "0.2")
 _SHARDS = ("--tokens-per-shard", "3000")
+_CACHE_BYTES = 5_000  # two sets of small pieces: half of the data
 _TRAIN = (
     "train --data data --name m --layers 1 --heads 1 --width 8 --seq-len 16 --batch-tokens 32 "
     "--max-steps 4 --warmup-steps 1 --log-every 2 --val-every 2 --val-tokens 32 --sample-every 0 "
@@ -205,6 +246,27 @@ _ALL = [
         name="reshard",
         arguments=("reshard", "data", "--out", "out", "--tokens-per-shard", "1000"),
         make_inputs=make_dataset,
+    ),
+    Scenario(
+        name="reshard-compressed",
+        arguments=(
+            *("reshard", "data", "--out", "out", "--tokens-per-shard", "2000"),
+            *("--compress", "zstd"),
+        ),
+        make_inputs=make_dataset,
+    ),
+    Scenario(
+        name="export-compressed",
+        arguments=("export", "data", "--to", "npy", "--out", "out"),
+        make_inputs=make_compressed_dataset,
+    ),
+    Scenario(
+        name="cached-rows",
+        arguments=("read",),
+        program=read_cached_rows,
+        make_inputs=make_dataset,
+        set_up=use_small_pieces,
+        normalize=drop_pieces,
     ),
     Scenario(
         name="pretokenize",

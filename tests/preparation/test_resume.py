@@ -15,7 +15,9 @@ from preparing import InProcessEngine, assert_same_files, small, write_documents
 
 from tokenmill.dataset.verify import verify
 from tokenmill.errors import FolderError, InputError, WorkError
+from tokenmill.preparation.bundles import Run, _explain_failures
 from tokenmill.preparation.engine import Progress, Task
+from tokenmill.preparation.folder import PreparationFolder
 from tokenmill.preparation.key_files import KeyLayout
 from tokenmill.preparation.pack import CheckShard, PackShard
 from tokenmill.preparation.partitions import MarkRepeats
@@ -24,6 +26,7 @@ from tokenmill.preparation.prepare import Report, run_plan
 from tokenmill.preparation.segment import Bundle, CheckBundle, SegmentReceipt, find_bundle
 from tokenmill.preparation.sift import SiftSegment
 from tokenmill.progress import Nobody
+from tokenmill.sources.files import BadFileError
 
 OPTIONS: dict[str, Any] = {
     "tokenizer": "bytes",
@@ -406,3 +409,21 @@ def test_a_damaged_list_of_failures_is_refused(tmp_path: Path, content: bytes) -
     (tmp_path / "out" / ".work" / "failed.json").write_bytes(content)
     with pytest.raises(FolderError, match=r"failed\.json .*restart=True"):
         run(inputs, tmp_path / "out")
+
+
+def test_only_files_that_could_not_be_read_are_scanned_again(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name * 40)
+    out = tmp_path / "out"
+    paths = [tmp_path / f"{name}.txt" for name in ("a", "b", "c")]
+    plan = make_plan(paths, out, tokenizer="bytes", dedup="lines", workers=1, limits=small(part=40))
+    assert len(plan.parts) == 3
+    with PreparationFolder(out, restart=False) as folder:
+        scans = [folder.segments / f"{part.scan_name}.json" for part in plan.parts]
+        for scan in scans:
+            scan.touch()
+        run = Run(plan, folder, InProcessEngine(plan), Nobody())
+        error = _explain_failures(run, [BadFileError(plan.sources[1].path, "it is damaged")])
+        assert "1 file could not be read" in str(error)
+        assert [scan.exists() for scan in scans] == [True, False, True]
+        assert folder.failed_files() == [plan.sources[1].path]

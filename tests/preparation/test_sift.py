@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
+from tokenmill.errors import FolderError
+from tokenmill.preparation.choose import _refuse_unfit
+from tokenmill.preparation.plan import make_plan
 from tokenmill.preparation.sift import belongs_to_val
 
 
@@ -42,3 +47,21 @@ def test_the_split_of_a_key_never_changes() -> None:
     keys = np.array([[0, n] for n in range(24)], np.uint64)
     chosen = np.flatnonzero(belongs_to_val(keys, 0.25)).tolist()
     assert chosen == [8, 10, 11, 12, 17, 19]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "records", "source", "fits"),
+    [
+        ([6, 4], 3, 0, True),
+        ([7, 4], 3, 0, False),  # the segment has 10 tokens
+        ([6, 4], 4, 0, False),
+        ([6, 4], 3, 1, False),  # there is one source
+    ],
+)
+def test_fates_that_their_segment_cannot_have_are_refused(tmp_path, tokens, records, source, fits):
+    (tmp_path / "x.txt").write_text("a text")
+    plan = make_plan(tmp_path / "x.txt", tmp_path / "out", tokenizer="bytes", workers=1)
+    segment = {"name": "a", "files": {"tokens": [20, ""]}, "facts": {"records": 3}}
+    facts = {"records": records, "tokens": tokens, "sources": [[source, 0]]}
+    with nullcontext() if fits else pytest.raises(FolderError, match="do not fit together"):
+        _refuse_unfit(plan, segment, {"name": "b", "facts": facts})

@@ -14,7 +14,7 @@ import pytest
 from servers import KEY, SECRET, Proxy
 
 from tokenmill.errors import StorageError, UsageError
-from tokenmill.storage import object_connection
+from tokenmill.storage import object_connection, object_store
 from tokenmill.storage.object_errors import ObjectChangedError
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.object_store import LONGEST, ObjectStorage
@@ -114,6 +114,30 @@ def test_requests_that_fail_in_passing_are_repeated(bucket: str, proxy: Proxy, f
     proxy.fail(fault, part="/x", times=2)
     assert as_path(f"{bucket}/x").read_bytes() == data
     assert [method for method, _ in proxy.requests].count("GET") == 3
+
+
+def test_a_bounded_number_of_objects_is_remembered(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(object_store, "_known", {})
+    storage = ObjectStorage(bucket)
+    for number in range(5):
+        storage.write(str(number), b"x")
+        assert storage.find(str(number)).size == 1
+    assert [one.name for one in object_store._known.values()] == ["2", "3", "4"]
+
+
+def test_an_answer_that_is_cut_four_times_is_read_at_the_fifth_attempt(
+    bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_STORAGE_RETRIES", "0")  # of the library
+    object_connection.disconnect()
+    data = random.Random(3).randbytes(200_000)
+    as_path(f"{bucket}/x").write_bytes(data)
+    proxy.fail("cut", part="/x", times=4)
+    assert as_path(f"{bucket}/x").read_bytes() == data
+    assert [method for method, _ in proxy.requests].count("GET") == 5
 
 
 @pytest.mark.parametrize(

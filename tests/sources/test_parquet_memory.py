@@ -30,7 +30,7 @@ from tokenmill.errors import TooLongError
 from tokenmill.sources.files import BadFileError
 from tokenmill.sources.parquet import measure_row_groups
 from tokenmill.sources.read import Reading, read_range
-from tokenmill.sources.records import Cutter
+from tokenmill.sources.records import PARSED, Cutter
 
 LIMIT = 2 << 20  # bytes of one document; 64 MB in all
 
@@ -161,3 +161,16 @@ def test_every_encoding_is_read_within_the_smallest_limit(tmp_path: Path) -> Non
         how = Reading(hold_limit=1 << 20, block=4096, cutter=Cutter())
         texts = texts_of(list(read_range(source, 0, 99, how)))
         assert texts == [value.encode() for value in values if value is not None]
+
+
+def test_texts_of_exactly_the_most_bytes_are_read(tmp_path: Path) -> None:
+    for length in range(1_000_000, 1_000_000 + PARSED):
+        table = pa.table({"text": ["x" * length]})
+        pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False)
+        column = pq.read_metadata(tmp_path / "x.parquet").row_group(0).column(0)
+        if column.total_uncompressed_size % PARSED == 0:
+            break
+    limit = column.total_uncompressed_size // PARSED
+    assert texts_of(read(tmp_path / "x.parquet", hold_limit=limit)) == [b"x" * length]
+    with pytest.raises(TooLongError, match="bytes each"):
+        read(tmp_path / "x.parquet", hold_limit=limit - 1)

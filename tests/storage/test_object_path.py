@@ -66,3 +66,18 @@ def test_ranges_are_joined_if_they_are_near_but_not_into_long_requests() -> None
     assert len(join_ranges(ranges, gap=9)) == 50
     assert join_ranges([(0, 1000), (5, 10)], gap=0, longest=100) == [[0], [1]]
     assert join_ranges([]) == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://h\u2100/x",
+        "https://[x/y",
+        "https://host/x?y=\ud800",
+        "https://\udc80/x",
+        "s3://b/\ud800",
+    ],
+)
+def test_an_address_that_no_server_has_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a web address|cannot be used"):
+        parse_address(address)

@@ -381,3 +381,11 @@ def test_a_manifest_that_claims_too_much_costs_no_memory(tmp_path):
     with pytest.raises(DatasetError, match="too few for the table"):
         _ = tokenmill.open(tmp_path)["train"][5]
     assert CACHE.bytes <= 64 << 20
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 65_791, 65_792, 1 << 17])
+def test_headers_are_those_that_zstd_writes(size):
+    header = frames.make_header(size)
+    packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(bytes(size))
+    assert packed.startswith(header)
+    assert zstandard.frame_header_size(packed) == len(header)

@@ -28,6 +28,7 @@ import tokenizers
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.gpt2 import read_gpt2
+from tokenmill.tokenizers.tokenizer_json import BYTE_LETTERS
 
 Pair = tuple[Tokenizer, tokenizers.Tokenizer]
 
@@ -220,3 +221,11 @@ def test_configurations_that_would_give_other_ids_are_refused_by_name(
     with pytest.raises(TokenizerError, match=reason) as caught:
         load_tokenizer(path)
     assert str(caught.value).startswith("tokenizer.json ")
+
+
+def test_bytes_are_spelled_as_in_the_tokenizers_library() -> None:
+    spell = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert len(BYTE_LETTERS) == 256
+    assert set(BYTE_LETTERS.values()) == set(spell.alphabet())
+    for byte in range(128):
+        assert spell.pre_tokenize_str(chr(byte))[0][0] == BYTE_LETTERS[byte]

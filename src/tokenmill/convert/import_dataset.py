@@ -25,6 +25,7 @@ import orjson
 import xxhash
 
 from tokenmill.convert.shard_writer import (
+    MARKS,
     RECORD,
     DocumentRecords,
     read_finished,
@@ -108,16 +109,15 @@ def import_dataset(
         },
         **describe_compression(compression),
     }
-    target = as_path(out)
-    if there := read_finished(target):
-        if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
-            refuse_other_dataset(target)
-        return there
     with (
         explain_disk_errors(),
-        OutputFolder(target, marks=[RECORD]) as folder,
+        OutputFolder(as_path(out), marks=MARKS) as folder,
         watching(watcher, progress) as shown,
     ):
+        if there := read_finished(folder.path):
+            if there.settings != settings or there.tokenizer_fingerprint != tokenizer.fingerprint:
+                refuse_other_dataset(folder.path)
+            return there
         folder.remember(RECORD, {**settings, "tokenizer": tokenizer.fingerprint})
         return _import(dataset, tokenizer, folder.path, settings, compression, shown)
 

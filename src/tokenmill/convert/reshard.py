@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.convert.shard_writer import (
+    MARKS,
     RECORD,
     check_checksums,
     read_finished,
@@ -78,12 +79,6 @@ def reshard(
         )
     wanted = _change_settings(manifest, tokens_per_shard, compress)
     tokens_per_shard = wanted.settings["tokens_per_shard"]
-    target = as_path(out)
-    if there := read_finished(target):
-        same = _without_shards(there) == _without_shards(wanted)
-        if not same or _count_contents(there) != _count_contents(wanted):
-            refuse_other_dataset(target)
-        return there
     settings = {
         "reshard": [split.shards.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
@@ -91,9 +86,14 @@ def reshard(
     }
     with (
         explain_disk_errors(),
-        OutputFolder(target, marks=[RECORD]) as folder,
+        OutputFolder(as_path(out), marks=MARKS) as folder,
         watching(watcher, progress) as shown,
     ):
+        if there := read_finished(folder.path):
+            same = _without_shards(there) == _without_shards(wanted)
+            if not same or _count_contents(there) != _count_contents(wanted):
+                refuse_other_dataset(folder.path)
+            return there
         folder.remember(RECORD, settings)
         nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
         check_checksums(dataset.path, manifest)

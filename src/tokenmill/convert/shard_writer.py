@@ -20,13 +20,11 @@ import numpy.typing as npt
 from tokenmill.errors import DatasetError, FolderError
 from tokenmill.formats.writing import BLOCK
 from tokenmill.progress import Watcher
-from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import (
     NpyFile,
     hash_file,
     make_subfolder,
     remove,
-    sync_folder,
     write_file,
 )
 from tokenmill.storage.folder import storage_for
@@ -46,6 +44,7 @@ from tokenmill.store.tables import Shard, ShardName, ShardTable
 from tokenmill.store.tokens import Tokens
 
 RECORD = f"{WORK_NAME}/conversion.json"
+MARKS = (RECORD, MANIFEST_NAME)  # of a folder with an unfinished or finished conversion
 
 
 class DocumentRecords(Protocol):
@@ -165,7 +164,10 @@ def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> 
 
 
 def read_finished(folder: Path) -> Manifest | None:
-    """Return the manifest of a finished dataset, or None; remove a leftover work folder."""
+    """Return the manifest of a finished dataset, or None; remove a leftover work folder.
+
+    Call this with the lock of the folder: without it, another run may be about to finish.
+    """
     if not (folder / MANIFEST_NAME).exists():
         return None
     manifest = Manifest.read(folder)
@@ -174,13 +176,10 @@ def read_finished(folder: Path) -> Manifest | None:
             f"{folder} holds a finished dataset, but {wrong} is missing or cut short. "
             "Delete that folder to make the dataset again."
         )
-    with explain_disk_errors():
-        for path in (folder.parent, folder):  # the earlier run may not have flushed them to disk
-            sync_folder(path)
-        # A run that is killed after it wrote the manifest leaves its work folder. A work folder with
-        # a lock belongs to `prepare`, which removes it itself.
-        if not (folder / WORK_NAME / "lock").exists():
-            remove(folder / WORK_NAME)
+    # A run that is killed after it wrote the manifest leaves its work folder. A work folder with a
+    # lock belongs to `prepare`, which removes it itself.
+    if not (folder / WORK_NAME / "lock").exists():
+        remove(folder / WORK_NAME)
     return manifest
 
 

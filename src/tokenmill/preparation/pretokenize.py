@@ -29,6 +29,7 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.sources.files import is_about_process
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import NpyFile, refuse_link, sync_folder
+from tokenmill.storage.output import OutputFolder
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import Manifest
 from tokenmill.tokenizers import Ids, Tokenizer, load_tokenizer
@@ -106,14 +107,18 @@ def pretokenize(
     kind = _kind(dtype, tokenizer)
     folder = target.with_name(f".{target.name}.work")
     refuse_link(folder)  # a link could lead to a folder that the user did not choose
-    if target.exists() and not restart:
-        found = _check_existing(source, target, kind, tokenizer)
-        with explain_disk_errors():
-            sync_folder(target.parent)  # the run that made the file may not have done this
-        # A run that was killed just before it ended leaves its folder.
-        shutil.rmtree(folder, ignore_errors=True)
-        return found
-    with explain_disk_errors(), watching(watcher, progress) as shown:
+    if target.exists() and not folder.exists() and not restart:
+        return _check_existing(source, target, kind, tokenizer)
+    with (
+        explain_disk_errors(),
+        OutputFolder(folder, marks=["."]),  # any content: it may have been partly removed
+        watching(watcher, progress) as shown,
+    ):
+        if target.exists() and not restart:
+            found = _check_existing(source, target, kind, tokenizer)
+            # A run that was killed just before it ended leaves its folder.
+            shutil.rmtree(folder, ignore_errors=True)
+            return found
         prepare_ids = partial(
             prepare,
             source,
@@ -192,6 +197,8 @@ def _check_existing(
         raise FolderError(
             f"{target} does not hold the ids that tokenizer {tokenizer.name} gives for {source}. {again}"
         )
+    with explain_disk_errors():
+        sync_folder(target.parent)  # the run that made the file may not have done this
     return Pretokenized(
         path=target,
         tokens=array.size,

@@ -60,8 +60,15 @@ def parse_address(path: str | os.PathLike[str]) -> Address:
     match = _ADDRESS.match(text)
     assert match is not None
     scheme, rest = match["scheme"], match["rest"]
+    if not rest.isprintable():
+        raise _refuse_name(text)
     if scheme in WEB:
-        rest = _keep_secret(scheme, rest)
+        try:
+            rest = _keep_secret(scheme, rest)
+        except ValueError:  # of urlsplit: a host that cannot be one, such as `[x`
+            raise UsageError(
+                f"{hide_secrets(text)} is not a web address. Check the name of the host."
+            ) from None
     place, _, key = rest.partition("/")
     key = key.rstrip("/")
     if "@" in place:
@@ -72,12 +79,16 @@ def parse_address(path: str | os.PathLike[str]) -> Address:
     if not place:
         raise UsageError(f"{one_line(text)} names no bucket. Write {scheme}://BUCKET/NAME.")
     parts = key.split("/") if key else []
-    if any(part in ("", ".", "..") for part in parts) or not f"{place}{key}".isprintable():
-        raise UsageError(
-            f"{one_line(hide_secrets(text))} cannot be used: names of objects with empty parts, "
-            "'.', '..' or control characters are not supported."
-        )
+    if any(part in ("", ".", "..") for part in parts):
+        raise _refuse_name(text)
     return Address(scheme, place, key)
+
+
+def _refuse_name(text: str) -> UsageError:
+    return UsageError(
+        f"{one_line(hide_secrets(text))} cannot be used: names of objects with empty parts, "
+        "'.', '..' or control characters are not supported."
+    )
 
 
 def find_full_address(address: Address) -> str:

@@ -169,10 +169,11 @@ is 'mds'. Choose another `out`, or delete that folder.
         while self._lock is not None:
             make_folder(self.path)
             sync_folder(self.path.parent)  # an earlier run may have been killed before it did this
-            if self._lock.path != self.path:
-                parent = self._lock.path.parent
-                make_subfolder(self.path if parent.is_relative_to(self.path) else parent, parent)
             with suppress(FileNotFoundError):  # a run that has just finished removed the folder
+                if self._lock.path != self.path:
+                    parent = self._lock.path.parent
+                    is_below = parent.is_relative_to(self.path)
+                    make_subfolder(self.path if is_below else parent, parent)
                 self._lock.acquire_or_refuse(
                     f"Another run is working in {self.path}",
                     f"Wait for it, or choose another `{self.argument}`.",
@@ -184,17 +185,16 @@ is 'mds'. Choose another `out`, or delete that folder.
             raise FolderError(
                 f"{self.path} is a file; `{self.argument}` must name a folder to write to."
             )
-        names = list_names(self.path)
-        if any((self.path / mark).exists() for mark in marks):
-            return
         foreign = [
             name
-            for name in names
+            for name in list_names(self.path)
             if name not in ignored
             and not is_temporary(name)
             and not _is_empty_folder(self.path / name)
         ]
-        if foreign:
+        # Twice, because another run may just be replacing one mark by another.
+        is_marked = any((self.path / mark).exists() for mark in (*marks, *marks))
+        if foreign and not is_marked:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise FolderError(
                 f"{self.path} holds other files ({shown}). "

@@ -24,12 +24,16 @@ def limit_threads() -> None:
 
 
 def run(deadline: float, seed: int, watcher: Any) -> None:
-    """Run cases of all parsers until `deadline`, a value of `time.monotonic()`."""
+    """Run cases of all parsers, or of those that LAB_PARSERS names, separated by commas.
+
+    `deadline` is a value of `time.monotonic()`.
+    """
     limit_threads()
     from .. import results
     from .campaign import Campaign
 
-    campaign = Campaign(seed)
+    names = os.environ.get("LAB_PARSERS")
+    campaign = Campaign(seed, names.split(",") if names else None)
     for batch, fresh in campaign.until(deadline):
         name = batch.parser.name
         results.record("fuzzing", name, "mutated files", batch.done, len(batch.failures), seed)

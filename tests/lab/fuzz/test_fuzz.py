@@ -14,7 +14,8 @@ FORMATS = "npy llmc megatron datatrove olmo mds litdata nanogpt raw array_record
 TOKENIZERS = "tokenizer-json split-json piece-json sentencepiece tiktoken tokenizer-state"
 TEXTS = "jsonl text gzip zstd bz2 xz parquet"
 RUNS = "prepare-receipts import-receipts reshard-receipts export-record hub commands sample"
-CASES = {STORE: 250, FORMATS: 200, TOKENIZERS: 50, TEXTS: 200, RUNS: 60}
+STORAGE = "addresses objects cache key-files"
+CASES = {STORE: 250, FORMATS: 200, TOKENIZERS: 50, TEXTS: 200, RUNS: 60, STORAGE: 40}
 
 
 def fuzz(*arguments: str) -> str:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from ..case import Parser
 
-MODULES = "store states formats tokenizers texts receipts hub commands models".split()
+MODULES = "store states formats tokenizers texts receipts hub commands models objects work".split()
 
 
 def load_parsers(names: list[str] | None = None) -> dict[str, Parser]:

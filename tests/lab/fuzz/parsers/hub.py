@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +13,7 @@ from tests.hub.local_hub import llmc_shard
 
 from ..case import Case, Parser, refused, require, write_files
 from ..mutate import STRINGS, change_bytes, change_tree, dump
+from ..serving import Handler, serve
 
 # Read when huggingface_hub is imported.
 os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -77,15 +76,7 @@ LISTING = [
 ]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    case: Case
-
-    def log_message(self, *_: object) -> None: ...
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
+class _Handler(Handler):
     def do_GET(self) -> None:
         facts, files = self.case.facts, self.case.files
         if "/tree/" in self.path:
@@ -107,25 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-_servers: dict[int, ThreadingHTTPServer] = {}
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: Any) -> None: ...
-
-
-def serve(case: Case) -> str:
-    """Serve a case in this process; returns the address."""
-    if os.getpid() not in _servers:
-        _servers.clear()
-        server = _servers[os.getpid()] = _Server(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    _Handler.case = case
-    return f"http://127.0.0.1:{_servers[os.getpid()].server_port}"
 
 
 STATUSES = (200, 200, 204, 301, 304, 400, 401, 403, 404, 404, 410, 416, 418, 451)
@@ -193,7 +165,7 @@ class HubParser(Parser):
         from tokenmill.hub.paths import parse_hub_path
         from tokenmill.hub.repository import find_commit, list_files
 
-        os.environ["HF_ENDPOINT"] = serve(case)
+        os.environ["HF_ENDPOINT"] = serve(_Handler, case)
         os.environ["HF_HUB_CACHE"] = str(folder / "cache")
         facts = case.facts
         match facts["how"]:
