@@ -149,10 +149,10 @@ def drop_times(name: str, data: bytes) -> bytes:
 
 def use_small_pieces() -> None:
     """Let a cache have pieces of 512 bytes, four to a set, and fetch one at a time."""
-    from tokenmill.storage import cache, pieces
+    from tokenmill.storage import cache, pieces, ranges
     from tokenmill.store import cached_rows
 
-    for module in (cache, pieces, cached_rows):
+    for module in (cache, pieces, ranges, cached_rows):
         module.PIECE = 512  # type: ignore[attr-defined]
     cache.WAYS = 4
     cache._SET_RECORDS = 4 * cache._RECORD.itemsize
