@@ -29,12 +29,12 @@ _ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
 
 
 def keys_in_memory(memory: int) -> int:
-    """How many keys can be sorted in this many bytes of memory."""
+    """Return how many keys can be sorted in this many bytes of memory."""
     return max(_LEAST_KEYS, memory // _SORT_BYTES)
 
 
 def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
-    """Write a mark for each of `total` keys to the file `marks`; returns how many are repeats.
+    """Write a mark for each of `total` keys to the file `marks`. Returns how many keys are repeats.
 
     At most `limit` keys are sorted at once. If there are more, all keys go to files in the folder
     `spill`. Files left there by an earlier run are removed.
@@ -86,7 +86,7 @@ def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
     try:
         for keys in tables:
             bucket = (keys[:, 0] >> np.uint64(64 - bits)).astype(np.uint8)
-            order = np.argsort(bucket, kind="stable")  # a radix sort: they are bytes
+            order = np.argsort(bucket, kind="stable")  # a radix sort, of bytes
             entries = np.empty(len(keys), _ENTRY)
             entries["key"] = keys[order]
             entries["place"] = order + place
@@ -135,7 +135,7 @@ def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
-    """The places of keys that also occur earlier in the list.
+    """Return the places of keys that also occur earlier in the list.
 
     Sorts one number per key: its leading bits, followed by its place. So equal keys stay in order,
     and NumPy sorts plain numbers ten times as fast as `argsort` computes an order.
