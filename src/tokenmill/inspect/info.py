@@ -99,7 +99,7 @@ def describe(
 ) -> Info:
     """Describe the tokens at `path`; the options are the same as for `tokenmill.open`.
 
-    For remote data, and with `cache_dir`, this includes what the cache on local disk holds.
+    For remote data, and with `cache_dir`, this includes how much of the data is in the disk cache.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):
