@@ -150,4 +150,4 @@ def test_what_cannot_be_cached_and_wrong_numbers_are_refused(data: Path, tmp_pat
         tokenmill.cache(data, split="test", **known)
     wrong = run("cache", data, "--bytes", "much", *options(tmp_path))
     assert wrong.returncode == 2
-    assert "'much' is not a size; write it like 2GB" in wrong.stderr
+    assert "'much' is not a size. Write a size such as 2GB" in wrong.stderr
