@@ -77,7 +77,7 @@ def cache(
 def _show(path: Path, report: CacheReport, seconds: float) -> None:
     show(
         f"{path}: {size(report.cached)} of {size(report.bytes)} are in the cache {report.folder}, "
-        f"which holds {size(report.limit)}."
+        f"whose limit is {size(report.limit)}."
     )
     if report.fetched:
         rate = size(report.fetched / max(1e-9, seconds))

@@ -101,7 +101,7 @@ def cache(
         By default, an existing cache keeps its limit, and a new cache gets 17 GB, but at most half of
         the free space. Give `tokenmill.open` the same folder.
     split
-        The split to fetch, or several. By default, all.
+        Name of the split to fetch, or several names. By default, all splits.
     dtype, format, column
         As in `tokenmill.open`.
     watcher, progress

@@ -1,7 +1,7 @@
 """Describe a dataset without reading its tokens.
 
-The facts come from the manifest, so the cost does not grow with the number of shards. For tokens in
-another format, they come from `tokenmill.open`.
+The facts about a prepared dataset come from its manifest, so the cost does not grow with the number of
+shards. The facts about tokens in another format come from `tokenmill.open`.
 """
 
 from __future__ import annotations

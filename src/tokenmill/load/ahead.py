@@ -27,8 +27,8 @@ from tokenmill.storage.cache import PIECE
 from tokenmill.wording import size
 
 _AHEAD = 64 << 20  # bytes to fetch ahead on each rank, for orders other than `blocks`
-_CHUNKS = 8  # fetched one after another, to cover the distance
-_CHUNK_ROWS = 65_536  # of this rank, at most
+_CHUNKS = 8  # the rows of the distance are fetched in this many chunks
+_CHUNK_ROWS = 65_536  # the most rows of this rank in a chunk
 
 
 def start_ahead(
@@ -65,7 +65,7 @@ def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
 
 
 def find_slow_order(rows: RunRows, settings: LoaderSettings) -> str | None:
-    """Return a warning if a run over remote data will be slow, with the cure, or None."""
+    """Return a warning, with the cure, if a run over remote data will be slow. Otherwise None."""
     remote = [tokens for tokens in rows.tokens if tokens.is_remote and tokens.cache is not None]
     if not remote:
         return None
@@ -145,7 +145,7 @@ class RowsAhead:
         self._thread.start()
 
     def reach(self, row: int) -> None:
-        """Tell the thread that the step that starts at this row is read now."""
+        """Record that the step that starts at this row is read now."""
         with self._work.changed:
             self._work.row = max(self._work.row, row)
             self._work.changed.notify_all()

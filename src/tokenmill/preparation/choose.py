@@ -105,7 +105,7 @@ def _mark(
 
 
 def sift(run: Run, segments: Bundles) -> Sifted:
-    """Decide the fate of every document, and complete the ledger."""
+    """Decide the split of every document, or that it is dropped, and complete the ledger."""
     plan, folder, receipts = run.plan, run.folder, segments.receipts
     spanning = _hash_spanning(run, segments)
     marks: list[PartMarks] | list[None] = [None] * len(receipts)

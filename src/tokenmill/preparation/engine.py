@@ -45,7 +45,7 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """Runs tasks. All workers of an engine have a copy of the same workspace."""
+    """Runs tasks. Each worker has a copy of the workspace: the tokenizer and a memory limit."""
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
         """Run all tasks. As each task finishes, yield its index and its result.
@@ -190,7 +190,7 @@ class LocalEngine:
             why = "A worker was killed (signal 9), most likely because memory ran out."
             return out_of_memory(why, self._advice)
         if status == -signal.SIGABRT:
-            why = "A worker aborted (signal 6), as native code does if memory runs out."
+            why = "A worker aborted (signal 6), most likely because memory ran out."
             return out_of_memory(why, self._advice)
         return WorkError(
             f"A worker ended unexpectedly (status {status}).\n"
@@ -217,7 +217,7 @@ def result_of(answer: Any, advice: str) -> Any:
 
 def out_of_memory(what: str, advice: str) -> WorkError:
     """Return the error for a worker that had too little memory."""
-    return WorkError(f"{what}\n{advice} It resumes where it stopped.")
+    return WorkError(f"{what}\n{advice} The run resumes where it stopped.")
 
 
 def run_task(worker: Worker, task: Task) -> Any:

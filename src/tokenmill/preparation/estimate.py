@@ -51,7 +51,7 @@ class Estimate:
     bytes: int
     tokens: int
     documents: int
-    disk: int  # of the finished dataset
+    disk: int  # bytes of the finished dataset
     disk_while_working: int  # bytes of temporary files, until the run has finished
     memory: int
     seconds: float

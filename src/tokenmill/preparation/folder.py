@@ -100,7 +100,7 @@ class PreparationFolder(OutputFolder):
         remove_temporaries(*(path for path in below if not path.is_symlink()))
 
     def finished(self, plan: Plan) -> Manifest | None:
-        """Return the manifest if the dataset is finished. Raises `FolderError` if it is another dataset."""
+        """Return the manifest, or None if unfinished. Raises `FolderError` if it was made differently."""
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)

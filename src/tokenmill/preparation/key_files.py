@@ -92,7 +92,7 @@ class KeyWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the keys that were added since the last run as a run. Call this at the end."""
+        """Write the keys that are held as a run, even if it is not full. Call this at the end."""
         if not self._held:
             return
         keys = np.concatenate(self._held)
@@ -189,7 +189,7 @@ class Marks:
         self._held: Flags = np.empty(0, np.uint8)
 
     def take(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return the next `count` marks. If the input has changed, marks may be missing: False then."""
+        """Return the next `count` marks. Marks that are missing, because the input changed, are False."""
         taken = [self._held[:count]]
         self._held = self._held[count:]
         missing = count - len(taken[0])

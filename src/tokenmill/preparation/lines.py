@@ -1,9 +1,9 @@
 """Compute the keys (hashes) of lines, and remove repeated lines from documents.
 
 A line counts if it has at least `min_line` characters and is not blank. One stage computes the keys
-of these lines, and a later stage visits the same lines in the same order. So the n-th mark says
-whether to remove the n-th line that counts. Lines are found with NumPy in many documents at once,
-joined by NUL bytes: a NUL byte ends a line as a newline does.
+of these lines. A later stage visits the same lines in the same order, with one mark for each line:
+whether to remove it. Lines are found with NumPy in many documents at once, joined by NUL bytes: a NUL
+byte ends a line as a newline does.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class LineRemover:
 
     `repeated` has a mark for each line of the part that counts. Documents may arrive in
     fragments. Each fragment that is returned must end with a visible character. So if the last line
-    of a fragment is removed, the end of the text before that line is held back. The next fragment
-    then begins with it.
+    of a fragment is removed, the end of the text before that line is held back, and the next fragment
+    begins with it.
     """
 
     def __init__(self, repeated: Marks, min_line: int, *, tidy: bool) -> None:

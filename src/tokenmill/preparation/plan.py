@@ -189,7 +189,7 @@ def _choose_dtype(settings: PrepareSettings, tokenizer: Tokenizer) -> str:
     if settings.dtype == "uint16" and not fits:
         raise UsageError(
             f"ids of tokenizer {tokenizer.name} go up to {tokenizer.vocab_size - 1}, beyond uint16. "
-            "Use `dtype='uint32'`, or omit it."
+            "Use `dtype='uint32'`, or omit `dtype`."
         )
     if settings.dtype == "auto":
         return "uint16" if fits else "uint32"

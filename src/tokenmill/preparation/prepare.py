@@ -2,7 +2,7 @@
 
     plan      divide the input into parts
     scan      compute the keys of each part's lines, if repeated lines are to be removed
-    grind     make a segment from each part
+    grind     clean and tokenize each part; the result is a segment
     sift      decide which documents stay, and in which split
     pack      make shards from the segments
     manifest  written last: a folder with a manifest is a complete dataset
@@ -213,7 +213,7 @@ def run_plan(
 
 
 def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
-    """Mark the repeated lines of the whole input. Returns the marks of each part, and the bad files."""
+    """Find the repeated lines of the whole input. Returns where each part's marks are, and bad files."""
     plan, folder = run.plan, run.folder.segments
     names = [part.scan_name for part in plan.parts]
     scans = make_bundles(

@@ -1,4 +1,4 @@
-"""Find repeated keys in a long list, exactly and in bounded memory.
+"""Find repeated keys (hashes) in a long list, exactly and in bounded memory.
 
 The list holds one partition of the keys of all documents, or of all lines, in input order. The result
 is a file with one byte per key: 1 if an equal key is earlier in the list. Keys that do not fit in

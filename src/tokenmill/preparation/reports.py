@@ -30,7 +30,7 @@ from tokenmill.wording import counted
 _SUSPICIOUS = 200  # if one byte in this many was replaced, a file is probably not UTF-8
 _SAMPLE = 1 << 16
 _EXAMPLES = 20
-_COPY = 4 << 20  # bytes
+_COPY = 4 << 20  # bytes to copy at once
 
 
 @dataclass(frozen=True, kw_only=True)

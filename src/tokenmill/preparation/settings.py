@@ -134,7 +134,7 @@ class PrepareSettings:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a text is valid Unicode. An argument with bytes that are not UTF-8 is not."""
+    """Return whether a text is valid Unicode. Arguments that are not UTF-8 are not."""
     try:
         text.encode()
     except UnicodeEncodeError:

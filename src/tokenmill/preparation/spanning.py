@@ -1,8 +1,8 @@
 """Documents that span parts: join their records, and compute their keys from their texts.
 
-A part is the input of one task. If a document is cut by the border between two parts, each of them
-has a fragment of its text and a record of the fragment. The first fragment is the last record of its
-part, the last fragment is the first record of its part, and a fragment in the middle is the only
+A part is the input of one task. If the border between two parts cuts a document, each part has a
+fragment of the document's text, and a record of the fragment. The first fragment is the last record of
+its part, the last fragment is the first record of its part, and a fragment in the middle is the only
 record of its part. Tasks read the texts, because one document may be most of the input.
 """
 
@@ -34,7 +34,7 @@ _AT_ONCE = 64  # documents for one task
 
 @dataclass(frozen=True)
 class Whole:
-    """A document that spans parts: its fragments, each after the number of its part."""
+    """A document that spans parts: its fragments, each with the number of its part."""
 
     fragments: tuple[tuple[int, Fragment], ...]
     key: tuple[int, int] = (0, 0)
@@ -67,7 +67,7 @@ class Whole:
         return next(lines, (self.first_part, 0))
 
     def record(self) -> Records:
-        """Return the record that the document would have if it were in one part, without its place."""
+        """Return one record for the whole document, with its key, length, sizes and flags."""
         record = np.zeros(1, RECORD)
         record["key"] = self.key
         for name in ("length", "raw", "text", "characters"):

@@ -167,7 +167,7 @@ def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> 
 def _repair(
     chunk: Chunk, settings: PrepareSettings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
-    """Replace invalid UTF-8 in the texts of a chunk. Texts with invalid UTF-8 get a `MARK`."""
+    """Replace invalid UTF-8 in the texts of a chunk. Returns all texts, and a `MARK` for each."""
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:
@@ -179,8 +179,8 @@ def _repair(
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,
-                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); fix the file, or set "
-                    "`on_bad_text` to repair or drop",
+                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); fix the file, or pass "
+                    "`on_bad_text='repair'` or `on_bad_text='drop'`",
                 ) from error
             texts[i] = repaired = text.decode("utf-8", "replace").encode()
             line = chunk.line_of(place)
@@ -273,7 +273,7 @@ class Encoder:
         start = 0
         while start < len(text):
             stop = min(start + self._workspace.slice_bytes, len(text))
-            while stop < len(text) and text[stop] & 0xC0 == 0x80:  # within a character
+            while stop < len(text) and text[stop] & 0xC0 == 0x80:  # do not cut a character
                 stop += 1
             found += long.feed(text[start:stop])
             self._workspace.check_memory(within_chunk=True)
