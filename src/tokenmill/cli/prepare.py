@@ -160,7 +160,7 @@ def show_report(report: Report, seconds: float) -> None:
     if ledger["repaired_documents"]:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
-        show(f"Set aside: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
+        show(f"Skipped: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
     if (report.path / REJECTED_NAME).exists():
         show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])

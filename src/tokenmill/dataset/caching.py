@@ -32,7 +32,7 @@ from tokenmill.store.frame_rows import find_stored
 from tokenmill.store.shards import are_files
 from tokenmill.wording import size
 
-_AT_ONCE = 1 << 30  # bytes whose pieces are looked up at once
+_AT_ONCE = 1 << 30  # bytes of tokens to look up and fetch at once
 _FILLED = 0.9  # how far to fill a cache that is too small; more would replace pieces just fetched
 _ROOM = 1.25  # times the size of the data: a limit at which the cache drops almost no pieces
 

@@ -92,7 +92,7 @@ class KeyWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the keys that are held as a run, even if it is not full. Call this at the end."""
+        """Write the remaining keys as a run. Call this at the end."""
         if not self._held:
             return
         keys = np.concatenate(self._held)

@@ -229,7 +229,7 @@ def cut_into_parts(
     text_can_be_cut = not (separator and overlaps_itself(separator))
     parts: list[Part] = []
     group: list[SourceRange] = []
-    text_bytes = disk_bytes = 0  # of the group; the first is an estimate
+    text_bytes = disk_bytes = 0  # the sizes of the group; text_bytes is an estimate
     # The settings that decide the content of a segment, besides its ranges. The splits and shards
     # are made later. Files that were skipped are listed in a segment's receipt.
     context = {

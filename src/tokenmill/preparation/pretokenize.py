@@ -180,7 +180,7 @@ def _check_existing(
         raise FolderError(f"{target} is older than {source}. {again}")
     try:
         array = np.load(target, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy's parser raises anything on damaged bytes
+    except Exception as error:  # NumPy can raise any exception on damaged bytes
         if is_about_process(error):
             raise
         reason = str(error)[:200]

@@ -94,7 +94,7 @@ class RayCluster:
 
     @property
     def cores(self) -> int:
-        """The CPUs of all nodes."""
+        """The number of CPUs on all nodes."""
         if time.monotonic() - self._counted >= _OFTEN:
             self._cores = int(_count_resources().get("CPU", 0))
             self._counted = time.monotonic()
@@ -102,7 +102,7 @@ class RayCluster:
 
     @property
     def memory(self) -> int:
-        """The bytes that Ray gives to tasks on all nodes."""
+        """The bytes of memory that Ray gives to tasks on all nodes."""
         return int(_count_resources().get("memory", 0))
 
     def start(

@@ -24,7 +24,7 @@ from tokenmill.preparation.key_files import Keys
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
 _TABLE = 1 << 18  # keys handled at once
-_PAGES = 1 << 15  # marks to write before the pages of the map are released
+_PAGES = 1 << 15  # marks to write before the pages of the memory map are released
 _ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
 
 
@@ -114,7 +114,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
                 entries = np.frombuffer(data, _ENTRY)
                 share = (entries["key"][:, 0] << np.uint64(bits)) % np.uint64(rounds)
                 entries = entries[share == number]
-                # One key may be most of the file: keep only its first occurrence in a table.
+                # Mark the repeats among these entries now, in case one key is most of the file.
                 again = _find(entries["key"])
                 repeats += _write(entries["place"][again], marks)
                 chosen.append(np.delete(entries, again))

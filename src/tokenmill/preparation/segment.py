@@ -134,7 +134,7 @@ class MarkReceipt(TypedDict):
 
 
 class FateReceipt(TypedDict):
-    """The receipt of the fates of a segment's documents: their splits, or that they are dropped."""
+    """The receipt of a segment's fates: for each document its split, or that it is dropped."""
 
     name: str
     files: dict[Literal["fates", "rejected", "repaired"], tuple[Count, str]]

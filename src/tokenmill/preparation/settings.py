@@ -99,7 +99,7 @@ class PrepareSettings:
         for name in ("documents", "text_field"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
-                    f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode."
+                    f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode. Give it as UTF-8."
                 )
         if not self.documents:
             raise UsageError(

@@ -60,7 +60,7 @@ def belongs_to_val(keys: npt.NDArray[np.uint64], fraction: float) -> Mask:
 
 @dataclass(frozen=True, kw_only=True)
 class SiftSegment:
-    """A task: decide the fates of a segment's documents, and write its reports."""
+    """A task: decide which documents of a segment to keep, and in which split, and write its reports."""
 
     name: str  # of the bundle to make
     folder: Path
@@ -129,7 +129,7 @@ class Totals:
 
 
 def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: Totals) -> Fates:
-    """Return the fates of some documents, and add the documents to the totals."""
+    """Return the fate of each document: its split, or dropped. Adds the documents to the totals."""
     bad = (records["flags"] & BAD_TEXT) != 0
     empty = ~bad & (records["text"] == 0)
     # Some tokenizers remove characters, possibly all of a text.

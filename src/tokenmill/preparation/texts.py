@@ -69,7 +69,7 @@ class Texts:
         marks: Marks | None,
         joined: bytes | None = None,
     ) -> Texts:
-        """Make `Texts` from a list. Unless a text contains a NUL byte, also join them to a block."""
+        """Make `Texts` from a list. Unless a text contains a NUL byte, the texts are also joined."""
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
         return cls(texts, block if whole else None, offsets, sizes, marks)

@@ -160,7 +160,7 @@ def _learn_merges(
             "train on less text"
         )
     last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
-    # When memory runs out, even Python's own modules fail to load, with any kind of error.
+    # When memory runs out, loading Python's own modules can fail with any kind of error.
     raise TokenizerError(
         f"training failed: {last.strip()}\nMost likely memory ran out: free some, or train on less text."
     )
