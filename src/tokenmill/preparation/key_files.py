@@ -108,7 +108,7 @@ class KeyWriter:
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """The keys of one partition in one key file: where each run has them, and how many."""
+    """Where the keys of one partition are in one key file, and how many there are in each run."""
 
     path: Path
     offsets: npt.NDArray[np.int64]

@@ -29,7 +29,7 @@ _LEAST_HELD = 1 << 20
 _LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
 _RESERVE = 8 << 20  # bytes of the share to leave free within a chunk
 _LEAST_SLICE = 2 << 20  # smaller slices clear the cache twice as often if words never repeat
-_MOST_SLICE = 8 << 20  # with the default share or more
+_MOST_SLICE = 8 << 20  # the size of a slice with the default share or more
 
 
 def holdable_bytes(share: int) -> int:
