@@ -109,8 +109,7 @@ def pretokenize(
     if target.exists() and not restart:
         found = _check_existing(source, target, kind, tokenizer)
         with explain_disk_errors():
-            # The run that made the file may have been killed before it did this.
-            sync_folder(target.parent)
+            sync_folder(target.parent)  # the run that made the file may not have done this
         # A run that was killed just before it ended leaves its folder.
         shutil.rmtree(folder, ignore_errors=True)
         return found
