@@ -110,7 +110,7 @@ class _Sample:
     documents: int
     packed: int | None  # bytes of the compressed tokens, if they are to be compressed
     seconds: float  # for one worker
-    sampled: int  # bytes
+    sampled: int  # bytes of text in the sample
     faults: dict[str, str]
 
 
