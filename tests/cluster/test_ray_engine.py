@@ -264,8 +264,8 @@ def test_lost_tasks_are_started_again_a_few_times(cluster: Cluster, tmp_path: Pa
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["results"] == expected
     assert found["progress"] == [2, len("onetwo")]
-    assert found["notes"] == ["Ran 1 task again, lost with a worker process or a node."]
-    assert "was lost 2 times with its process or node" in found["lost"]
+    assert found["notes"] == ["Ran 1 task again, after a worker process or a node was lost."]
+    assert "failed 2 times because its process or node was lost" in found["lost"]
     assert "it resumes" in found["lost"]
     assert found["attempts"] == 2
     assert f"cannot open {tmp_path / 'missing'}" in found["missing"]

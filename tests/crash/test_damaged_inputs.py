@@ -247,7 +247,7 @@ def test_broken_link_is_refused_immediately_or_skipped(tmp_path: Path, given: st
     assert not (tmp_path / "out").exists()
     said = run(*command, "--skip-bad-files")
     assert said.returncode == 0, said.stderr
-    assert f"Set aside: {texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d." in said.stdout
+    assert f"Skipped: {texts / 'b.parquet'}: a broken link to ../blobs/b5bb9d." in said.stdout
     assert f"1 pipe, socket or device ({texts / 'pipe.txt'})" in said.stderr
 
 
@@ -350,7 +350,7 @@ def test_file_without_permission_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in said.stderr
     aside = run(*command, "--skip-bad-files", preexec_fn=_obey_permissions)
     assert aside.returncode == 0
-    assert f"Set aside: {texts / 'b.txt'}: Permission denied." in aside.stdout
+    assert f"Skipped: {texts / 'b.txt'}: Permission denied." in aside.stdout
     texts.chmod(0)
     folder = run("prepare", texts, "--out", tmp_path / "other", preexec_fn=_obey_permissions)
     texts.chmod(0o755)

@@ -126,7 +126,7 @@ def test_a_killed_worker_is_reported_and_the_same_command_resumes(
     _, said = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "A worker was killed" in said
-    assert "with --workers 1 and --memory 301989888. It resumes where it stopped" in said
+    assert "with --workers 1 and --memory 301989888. The run resumes where it stopped" in said
     assert "Traceback" not in said
     assert not members(process.pid)
     ended = run(*command(corpus, out, "documents"))

@@ -84,7 +84,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path, text: Path) -> None:
         make(text, tmp_path / "out", tokenizer=WordTokenizer(), dtype="uint16")
     liar = WordTokenizer()
     liar.vocab_size = 300
-    with pytest.raises(TokenizerError, match="beyond its vocabulary of 300"):
+    with pytest.raises(TokenizerError, match="its ids must be below 300"):
         make(text, tmp_path / "out", tokenizer=liar)
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
     report = make(text, tmp_path / "wide", dtype="uint32")

@@ -1,4 +1,4 @@
-"""`tokenmill cache`: bring a dataset into the disk cache ahead of a job."""
+"""`tokenmill cache`: copy a dataset into the disk cache before a job starts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def cache(
     split: Annotated[list[str] | None, Parameter(negative="")] = None,
     opening: Opening = RECOGNISED,
 ) -> int:
-    """Bring a dataset into the cache on local disk, ahead of a job that reads it.
+    """Copy a dataset into the cache on local disk, before a job that reads it starts.
 
-    For datasets in object stores and on slow disks. To resume after an interruption, run the same
-    command again: what is in the cache is not fetched again.
+    This is for datasets in object stores and on slow disks. To resume after an interruption, run the
+    same command again. It fetches only what is not in the cache yet.
 
     Parameters
     ----------
     path
-        Address or folder of a dataset, or tokens in another format.
+        Address or folder of a dataset, or of tokens in another format.
     cache_bytes
-        Limit of the cache, such as 200GB. By default, the limit that the cache has; a new one has 17
-        GB.
+        Limit of the cache, such as 200GB. By default, an existing cache keeps its limit, and a new
+        cache gets 17GB, but at most half of the free space.
     cache_dir
         Folder of the cache. By default, ~/.cache/tokenmill.
     split
@@ -77,7 +77,7 @@ def cache(
 def _show(path: Path, report: CacheReport, seconds: float) -> None:
     show(
         f"{path}: {size(report.cached)} of {size(report.bytes)} are in the cache {report.folder}, "
-        f"which holds {size(report.limit)}."
+        f"whose limit is {size(report.limit)}."
     )
     if report.fetched:
         rate = size(report.fetched / max(1e-9, seconds))
@@ -86,7 +86,7 @@ def _show(path: Path, report: CacheReport, seconds: float) -> None:
         show("Nothing was left to fetch.")
     if report.cached < report.bytes <= report.limit:
         lost = size(report.bytes - report.cached)
-        show(f"{lost} had to make room for other pieces: the cache is full. Give more --bytes.")
+        show(f"The cache is full: {lost} of the data were dropped from it. Use a larger --bytes.")
     show_table(
         None,
         ("split", "size", "cached"),

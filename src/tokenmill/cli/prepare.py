@@ -34,7 +34,7 @@ from tokenmill.wording import count, counted, duration, one_line, size
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
-_FAULTS = 20  # most faults that are listed
+_FAULTS = 20  # at most so many faults are listed
 
 
 def prepare(
@@ -75,8 +75,8 @@ def prepare(
     memory
         Memory limit for all workers together, such as 2GB. By default, 288MiB per worker.
     work
-        Folder for unfinished work, if --out is in an object store. By default a folder in ~/.cache,
-        or with --engine ray the object store.
+        Folder for unfinished work, if --out is in an object store. By default,
+        ~/.cache/tokenmill/work; with --engine ray, .work in the object store.
     engine
         Where the workers run: on this machine (local) or on a Ray cluster (ray).
     ray_address
@@ -160,7 +160,7 @@ def show_report(report: Report, seconds: float) -> None:
     if ledger["repaired_documents"]:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
-        show(f"Set aside: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
+        show(f"Skipped: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
     if (report.path / REJECTED_NAME).exists():
         show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])

@@ -1,8 +1,9 @@
-"""`tokenmill.cache`: bring a dataset into the disk cache ahead of a job, and measure what is there.
+"""`tokenmill.cache`: copy a dataset into the disk cache before a job, and measure how much is cached.
 
-Guarantees: the cache stays within its limit, and what it holds is checked when it is read. The same call
-resumes after any interruption: what is in the cache is not fetched again. Costs: 16 requests of up to
-1 MB at once. Measuring reads the index of the cache, and asks an object store for the list of its files.
+The cache stores files in pieces. Guarantees: the cache stays within its limit, and each piece is
+checked when it is read. After an interruption, the same call resumes: pieces that are in the cache are
+not fetched again. Costs: 16 requests of up to 1 MB run at once. Measuring reads the index of the cache,
+and lists the objects of a dataset in an object store.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from tokenmill.store.frame_rows import find_stored
 from tokenmill.store.shards import are_files
 from tokenmill.wording import size
 
-_AT_ONCE = 1 << 30  # bytes whose pieces are looked up at once
-_FILLED = 0.9  # of a cache that is too small: more would replace what was just fetched
-_ROOM = 1.25  # times the size of the data: the limit of a cache that drops almost none of them
+_AT_ONCE = 1 << 30  # bytes of tokens to look up and fetch at once
+_FILLED = 0.9  # how far to fill a cache that is too small; more would replace pieces just fetched
+_ROOM = 1.25  # times the size of the data: a limit at which the cache drops almost no pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class SplitCache:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """What a cache holds of a dataset. `fetched` counts the bytes that this call has fetched."""
+    """How much of a dataset is in a cache. `fetched` counts the bytes that this call has fetched."""
 
     path: Path
     folder: Path
@@ -57,12 +58,12 @@ class CacheReport:
 
     @property
     def bytes(self) -> int:
-        """The size of the tokens of all splits."""
+        """The size of the tokens of all splits, in bytes."""
         return sum(split.bytes for split in self.splits)
 
     @property
     def cached(self) -> int:
-        """How many of these bytes are in the cache."""
+        """How many bytes of the tokens are in the cache."""
         return sum(split.cached for split in self.splits)
 
 
@@ -78,10 +79,11 @@ def cache(
     watcher: Watcher | None = None,
     progress: bool | None = None,
 ) -> CacheReport:
-    """Bring the tokens of a dataset into the disk cache, so that a job need not wait for them.
+    """Copy the tokens of a dataset into the disk cache, so that a job need not wait for them.
 
-    The same call resumes after an interruption. If the cache is too small, it is filled to nine tenths
-    with the beginning of the data, and a notice says so; a job fetches the rest when it needs it.
+    After an interruption, the same call resumes. If the cache is too small for the data, nine tenths
+    of the cache are filled with the beginning of the data, and a notice says so. A job then fetches
+    the rest when it needs it.
 
     >>> import tempfile, numpy
     >>> folder = Path(tempfile.mkdtemp())
@@ -95,10 +97,11 @@ def cache(
     path
         As in `tokenmill.open`: the address of a dataset in an object store, or a path.
     cache_dir, cache_bytes
-        The folder of the cache and its limit in bytes. By default, the folder is ~/.cache/tokenmill.
-        The limit stays as it is; that of a new cache is 17 GB. Give `tokenmill.open` the same folder.
+        The folder of the cache, by default ~/.cache/tokenmill, and the limit of the cache in bytes.
+        By default, an existing cache keeps its limit, and a new cache gets 17 GB, but at most half of
+        the free space. Give `tokenmill.open` the same folder.
     split
-        The split to fetch, or several. By default, all.
+        Name of the split to fetch, or several names. By default, all splits.
     dtype, format, column
         As in `tokenmill.open`.
     watcher, progress
@@ -110,7 +113,7 @@ def cache(
     assert kept is not None
     names = [split] if isinstance(split, str) else list(split or opened.splits)
     for name in names:
-        opened[name].cached(kept)  # refuses what cannot be cached
+        opened[name].cached(kept)  # raises an error if the format cannot be cached
     sources = {name: _make_source(opened, name, kept) for name in names}
     with watching(watcher, progress) as watcher:
         stops = _plan(sources, kept, watcher)
@@ -138,7 +141,7 @@ def cache(
 
 
 def find_cached(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> CacheReport | None:
-    """What the cache in a folder holds of a dataset; None if there is no cache."""
+    """Return how much of a dataset is in the cache in a folder, or None if there is no cache."""
     folder = find_cache_folder(cache_dir)
     limit = find_limit(folder)
     if limit is None:
@@ -151,7 +154,7 @@ def find_cached(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> C
 def measure_cache(
     dataset: Dataset, cache: PieceCache, names: Sequence[str]
 ) -> tuple[SplitCache, ...]:
-    """How much of some splits is in a cache. Reads its index, but no piece."""
+    """Return how much of some splits is in a cache. Reads the index of the cache, but no piece."""
     keys = read_keys(cache.folder)
     found = []
     for name in names:
@@ -169,7 +172,7 @@ def _make_source(dataset: Dataset, name: str, cache: PieceCache) -> CachedRows:
 
 
 def _plan(sources: dict[str, CachedRows], cache: PieceCache, watcher: Watcher) -> dict[str, int]:
-    """How many ids of each split to fetch."""
+    """Return how many ids of each split to fetch."""
     sizes = {
         name: int(source.starts[-1]) * source.dtype.itemsize for name, source in sources.items()
     }
@@ -178,7 +181,7 @@ def _plan(sources: dict[str, CachedRows], cache: PieceCache, watcher: Watcher) -
         enough = -int(-_ROOM * total // SET_BYTES) * SET_BYTES
         holds, room = room, int(_FILLED * room)
         watcher.note(
-            f"The data take {size(total)}, and the cache holds {size(holds)}. Caching the first "
+            f"The data take {size(total)}, but the cache holds only {size(holds)}. Caching the first "
             f"{size(room)}; a job fetches the rest when it needs it. To cache everything, pass "
             f"`cache_bytes={enough}`."
         )

@@ -1,7 +1,7 @@
 """Describe a dataset without reading its tokens.
 
-The facts come from the manifest, so the cost does not grow with the number of shards. For tokens in
-another format, they come from `tokenmill.open`.
+The facts about a prepared dataset come from its manifest, so the cost does not grow with the number of
+shards. The facts about tokens in another format come from `tokenmill.open`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def describe(
 ) -> Info:
     """Describe the tokens at `path`; the options are the same as for `tokenmill.open`.
 
-    For remote data, and with `cache_dir`, this includes what the cache on local disk holds.
+    For remote data, and with `cache_dir`, this includes how much of the data is in the disk cache.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):

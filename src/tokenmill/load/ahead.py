@@ -1,10 +1,11 @@
 """Fetch the rows of later steps in a thread, before they are read.
 
-The order is computed, so the rows of every later step are known. The thread asks for those of the
-next steps, at most `distance` rows before the step that is read now: of remote tokens, it brings
-their pieces into the cache; of mapped files, it asks the system to read them.
+The order is computed, so the rows of every later step are known. The thread fetches rows up to
+`distance` rows after the step that is read now. If tokens have a disk cache, the thread brings the
+pieces of their files (128 KiB each) into the cache. If files are mapped, it asks the system to read
+them.
 
-Guarantees: the thread changes no batch. It ends when the object is closed or dropped, or when the
+Guarantees: the thread changes no batch. It ends when the `RowsAhead` is closed or dropped, or when the
 program ends. If fetching fails, reading the row raises the error. Costs: the order of the rows is
 computed a second time, 0.1 µs a row.
 """
@@ -25,26 +26,26 @@ from tokenmill.load.state import MOST_ROWS
 from tokenmill.storage.cache import PIECE
 from tokenmill.wording import size
 
-_AHEAD = 64 << 20  # bytes to fetch ahead on each rank, without blocks
-_CHUNKS = 8  # that the rows of the distance are divided into
-_CHUNK_ROWS = 65_536  # at most
+_AHEAD = 64 << 20  # bytes to fetch ahead on each rank, for orders other than `blocks`
+_CHUNKS = 8  # the rows of the distance are fetched in this many chunks
+_CHUNK_ROWS = 65_536  # the most rows of this rank in a chunk
 
 
 def start_ahead(
     rows: RunRows, settings: LoaderSettings, row: int, limit: int | None
 ) -> RowsAhead | None:
-    """Fetch the rows [row, limit) ahead, if that is of use: for blocks, and with a cache."""
+    """Start to fetch the rows [row, limit) ahead if the order is `blocks` or there is a cache."""
     distance = count_ahead(rows, settings)
     stop = MOST_ROWS if limit is None else limit
     return RowsAhead(rows, settings, range(row, stop), distance) if distance else None
 
 
 def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
-    """How many rows of the run to fetch ahead, counting all ranks.
+    """Return how many rows of the run to fetch ahead, counting all ranks.
 
-    Of blocks, a whole group, because the first rows of the next group need most of its blocks. With
-    a cache, half a group more: so that fetching continues with the group after that, while reading
-    waits for the last blocks of the next one. The cache must have room for all of them.
+    For the order `blocks` it is a whole group, because the first rows of a group need most of its
+    blocks. With a cache it is half a group more, so that fetching does not pause while the last blocks
+    of a group arrive. If the cache is too small for that, it is less, or 0.
     """
     row_bytes = settings.seq_len * rows.dtype.itemsize
     limit = min((cache.limit for cache in rows.caches), default=0)
@@ -59,12 +60,12 @@ def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
     if not limit:
         return 0
     if settings.order != "sequential":
-        row_bytes += PIECE  # a row alone takes its whole pieces
+        row_bytes += PIECE  # a row needs whole pieces
     return min(_AHEAD * settings.world_size, limit // 4) // row_bytes
 
 
 def find_slow_order(rows: RunRows, settings: LoaderSettings) -> str | None:
-    """Say why a run over remote data will be slow, and the cure; None if it will not."""
+    """Return a warning, with the cure, if a run over remote data will be slow. Otherwise None."""
     remote = [tokens for tokens in rows.tokens if tokens.is_remote and tokens.cache is not None]
     if not remote:
         return None
@@ -72,7 +73,9 @@ def find_slow_order(rows: RunRows, settings: LoaderSettings) -> str | None:
     limit = min(cache.limit for cache in rows.caches)
     if limit >= data or settings.order == "sequential":
         return None
-    sizes = f"The data has {size(data)}, and the cache in {rows.caches[0].folder} {size(limit)}. "
+    sizes = (
+        f"The data has {size(data)}, but the cache in {rows.caches[0].folder} only {size(limit)}. "
+    )
     if settings.block_rows is None:
         return (
             f"{sizes}With the order {settings.order!r}, nearly every row is a request of "
@@ -81,13 +84,13 @@ def find_slow_order(rows: RunRows, settings: LoaderSettings) -> str | None:
     if count_ahead(rows, settings):
         return None
     return (
-        f"{sizes}That is too small for the blocks of two groups, so they are fetched several times. "
+        f"{sizes}It cannot hold the blocks of two groups, so blocks are fetched several times. "
         "Use a larger `cache_bytes`, or smaller `group_blocks`."
     )
 
 
 class _Work:
-    """What the thread knows: the steps to fetch, and the step that is read now."""
+    """The state of the thread: the steps to fetch, and the step that is read now."""
 
     def __init__(self, rows: RunRows, settings: LoaderSettings, run: range, distance: int) -> None:
         self.changed = threading.Condition()
@@ -96,7 +99,7 @@ class _Work:
         self.rows, self.settings, self.distance = rows, settings, distance
 
     def run(self) -> None:
-        """Fetch until the work is stopped; the thread's function."""
+        """Fetch until `stop` is called or the run ends. This is the thread's main function."""
         step = self.settings.global_batch
         most = max(1, _CHUNK_ROWS // self.settings.batch_size)
         chunk = min(max(1, self.distance // step // _CHUNKS), most) * step
@@ -106,7 +109,7 @@ class _Work:
                 if row - self.row > self.distance:
                     self.changed.wait()
                     continue
-            if row + chunk > self.row:  # otherwise, reading was faster
+            if row + chunk > self.row:  # otherwise the rows were already read
                 self._fetch(np.arange(row, min(row + chunk, stop), step))
             row += chunk
 
@@ -117,7 +120,7 @@ class _Work:
             starts = self.rows.locate(np.add.outer(step_rows, own).ravel())
             self.rows.fetch(starts, lambda: self.is_stopped)
         except (TokenmillError, OSError):
-            return  # reading the row raises it again
+            return  # reading the row raises the error again
 
     def stop(self) -> None:
         if self.process != os.getpid():  # in a fork, the thread that holds the lock does not exist
@@ -128,7 +131,7 @@ class _Work:
 
 
 class RowsAhead:
-    """Fetches the rows of a rank's steps; `run` has the numbers of all rows."""
+    """Fetches a rank's rows ahead in a thread. `run` is the range of the row numbers of all ranks."""
 
     def __init__(self, rows: RunRows, settings: LoaderSettings, run: range, distance: int) -> None:
         self._work = _Work(rows, settings, run, distance)
@@ -142,7 +145,7 @@ class RowsAhead:
         self._thread.start()
 
     def reach(self, row: int) -> None:
-        """Say that the step that starts at this row is read now."""
+        """Record that the step that starts at this row is read now."""
         with self._work.changed:
             self._work.row = max(self._work.row, row)
             self._work.changed.notify_all()

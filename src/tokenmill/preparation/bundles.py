@@ -1,6 +1,7 @@
-"""Make the bundles of a stage: find finished ones, make the others, and handle bad files.
+"""Make the bundles of a stage: find those that are finished, make the others, and handle bad files.
 
-A bundle is the set of files that a stage writes for one part or partition; see `segment.py`.
+A bundle is the set of files that a stage of `prepare` writes for one part of the input, or for one
+partition of the keys. Its receipt, a JSON file, is written last; see `segment.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Bundles:
     bytes_read: int
 
     def paths(self, folder: Path) -> list[Path]:
-        """The paths of the bundles, without the suffixes of their files."""
+        """Return the paths of the bundles, without the suffixes of their files."""
         return [folder / receipt["name"] for receipt in self.receipts]
 
 
@@ -67,7 +68,7 @@ def make_bundles(
     make_task: Callable[..., Task],
     skipped: Skipped,
 ) -> Bundles:
-    """Make the bundles that are missing. Their receipts are of type `kind`.
+    """Make the missing bundles, and return the bundles of all parts. Their receipts have type `kind`.
 
     A bad file ends the run, but only after the bundles of all other files are made. If a file is
     skipped in one of its parts, it is skipped in all of them.
@@ -114,7 +115,7 @@ def make_bundles(
 def complete_bundles(
     run: Run, stage: str, kind: type[Any], tasks: Sequence[BundleTask], total: int
 ) -> list[Receipt]:
-    """Run the tasks whose bundles are missing; returns the receipts of all, in the order of tasks.
+    """Run the tasks whose bundles are missing. Returns the receipts of all tasks, in their order.
 
     `total` is the number of bytes that all tasks report.
     """
@@ -130,7 +131,7 @@ def complete_bundles(
 def _find_bundles(
     run: Run, folder: Path, names: Iterable[str], kind: type[Any]
 ) -> dict[str, Receipt]:
-    """The receipts of intact bundles of earlier runs."""
+    """Return the receipts of intact bundles of earlier runs, by name."""
     present = set(list_names(folder))
     candidates = [name for name in names if f"{name}.json" in present]
     read: dict[str, Receipt | None] = {}
@@ -158,14 +159,14 @@ def _skipped_of(plan: Plan, part: int, skipped: Skipped) -> Skipped:
 
 
 def _explain_failures(run: Run, failures: list[BadFileError]) -> InputError:
-    """Make the error that lists the bad files, and record their paths.
+    """Return the error that lists the bad files, and record their paths.
 
-    When the run resumes, a recorded file may have changed: the user may have fixed it.
+    The recorded files may change before the run resumes, because the user may fix them.
     """
     reasons = {failure.source: failure.reason for failure in failures}
     run.folder.note_failures(list(reasons))
     for part in run.plan.parts:
-        # The file may have been good when its lines were scanned. If it is replaced, scan it again.
+        # The user may replace a bad file, so scan the lines of its parts again.
         if any(run.plan.sources[one.source].path in reasons for one in part.ranges):
             (run.folder.segments / f"{part.scan_name}.json").unlink(missing_ok=True)
     hidden = len(reasons) - _LISTED_FAILURES

@@ -1,8 +1,9 @@
-"""Choose the documents and lines to keep: the stages between scanning, grinding and packing.
+"""Choose the documents and lines to keep.
 
-Equal keys are found by tasks on the engine, one for each partition of the keys, and segments are
-sifted by tasks, one for each part. The calling process handles receipts only: a few numbers for each
-part, and for each border between two parts.
+The keys (hashes) of documents or lines are divided into partitions, and one task for each partition
+marks the repeats among its keys. Then one task for each part of the input decides the fates of the
+part's documents: their splits, or that they are dropped. The calling process handles receipts only: a
+few numbers for each part, and for each document that spans parts.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _KEY = 16  # bytes
 
 
 def mark_lines(run: Run, scans: Bundles) -> list[PartMarks]:
-    """Mark the repeated lines of the whole input; returns where the marks of each part are."""
+    """Mark the repeated lines of the whole input. Returns where the marks of each part are."""
     counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
     marks, _ = _mark(run, "finding repeated lines", "lines", scans.receipts, counts, [])
     return marks
@@ -60,7 +61,7 @@ def _mark(
 ) -> tuple[list[PartMarks], list[Whole]]:
     """Mark repeats among the keys of all parts, and among documents that span parts.
 
-    Returns where the marks of each part are, and the documents with their marks.
+    Returns where the marks of each part are, and the spanning documents with their marks.
     """
     folder, layout = run.folder, run.plan.keys
     files = [
@@ -104,7 +105,7 @@ def _mark(
 
 
 def sift(run: Run, segments: Bundles) -> Sifted:
-    """Decide the fate of every document, and complete the ledger."""
+    """Decide the split of every document, or that it is dropped, and complete the ledger."""
     plan, folder, receipts = run.plan, run.folder, segments.receipts
     spanning = _hash_spanning(run, segments)
     marks: list[PartMarks] | list[None] = [None] * len(receipts)
@@ -147,7 +148,7 @@ def sift(run: Run, segments: Bundles) -> Sifted:
 
 
 def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:
-    """Refuse fates whose receipt has numbers that its segment cannot have."""
+    """Raise `FolderError` if the receipt of a segment's fates contradicts that of the segment."""
     facts, tokens = fates["facts"], segment["files"]["tokens"][0] // np.dtype(plan.dtype).itemsize
     if (
         facts["records"] != segment["facts"]["records"]
@@ -155,13 +156,13 @@ def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:
         or any(entry[0] >= len(plan.sources) for entry in facts["sources"])
     ):
         raise FolderError(
-            f"The unfinished run is damaged: the receipts {fates['name']} and {segment['name']} do not "
-            "fit together. Add `restart=True` to start over."
+            f"The unfinished run is damaged: the receipts {fates['name']} and {segment['name']} "
+            "contradict each other. Add `restart=True` to start over."
         )
 
 
 def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
-    """The documents that span parts, with their keys, in input order."""
+    """Return the documents that span parts, with their keys, in input order."""
     found = find_spanning(segments.receipts)
     tasks = list(plan_hashing(found, segments.paths(run.folder.segments)))
     if tasks:
@@ -174,7 +175,7 @@ def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
 def _plan_sifting(
     run: Run, segments: Bundles, marks: Sequence[PartMarks | None], spanning: Sequence[Whole]
 ) -> list[SiftSegment]:
-    """The tasks that sift the segments."""
+    """Return the tasks that sift the segments."""
     plan, receipts = run.plan, segments.receipts
     begins = {one.first_part: one for one in spanning}
     continued = {
@@ -209,7 +210,7 @@ def _plan_sifting(
 
 
 def _first_repair(begins: Whole | None, lines_before: Sequence[int]) -> int | None:
-    """The line of a spanning document's first replaced byte."""
+    """Return the line, in its file, of the first replaced byte of a document that spans parts."""
     if begins is None:
         return None
     part, line = begins.line
@@ -217,18 +218,18 @@ def _first_repair(begins: Whole | None, lines_before: Sequence[int]) -> int | No
 
 
 def explain_nothing_kept(run: Run, sifted: Sifted) -> InputError:
-    """The error for an input without any document to keep."""
+    """Return the error for an input of which no document was kept."""
     plan, dropped = run.plan, sifted.ledger["dropped"]
     lines = [f"No document was kept out of {sifted.ledger['documents_in']:,}:"]
     lines += [f"  {reason}: {entry['documents']:,}" for reason, entry in dropped.items()]
     if sifted.rejected:
         first = _read_first(sifted.rejected[0])
         place = f"line {first['line']}" if first.get("line") else f"row {first.get('row')}"
-        lines.append(f"The first: {first['source']}, {place}: {first['reason']}")
+        lines.append(f"The first rejected record: {first['source']}, {place}: {first['reason']}")
     if any(source.kind in ("jsonl", "parquet") for source in plan.sources):
         lines.append(
-            f"If the text is in another field than {plan.settings.text_field!r}, name it with "
-            "`text_field=NAME` and add `restart=True`."
+            f"If the text is not in the field {plan.settings.text_field!r}, name its field with "
+            "`text_field=NAME`, and add `restart=True`."
         )
     return InputError("\n".join(lines))
 

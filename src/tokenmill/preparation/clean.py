@@ -41,7 +41,7 @@ _GONE = b"\xff"
 
 
 def clean(text: str) -> str:
-    r"""One document, cleaned.
+    r"""Return a document, cleaned.
 
     >>> clean("\ufeffOne  two. \r\n\r\n\r\n    three\t\n")
     'One two.\n\n    three'
@@ -74,7 +74,7 @@ def clean_block(
 
 
 def _cut(block: bytes, start: int, window: int) -> int:
-    """A place to cut, about one window after `start`. Tries only a few places, for speed."""
+    """Return a place to cut, about one window after `start`. Looks in a few places only, for speed."""
     for target in range(start + window, len(block), window):
         if found := _CUT.search(block, target, target + _REACH):
             return found.start()
@@ -157,7 +157,7 @@ def _bits(mask: Mask) -> Bits:
 
 
 def _later(bits: Bits, count: int) -> Bits:
-    """Each bit moved `count` places towards the end."""
+    """Return the bits, moved `count` places towards the end of the text."""
     words, rest = divmod(count, 64)
     moved = np.zeros(len(bits), bits.dtype)
     np.left_shift(bits[: len(bits) - words], rest, out=moved[words:])
@@ -167,7 +167,7 @@ def _later(bits: Bits, count: int) -> Bits:
 
 
 def _earlier(bits: Bits, count: int) -> Bits:
-    """Each bit moved `count` places towards the start."""
+    """Return the bits, moved `count` places towards the start of the text."""
     words, rest = divmod(count, 64)
     moved = np.zeros(len(bits), bits.dtype)
     np.right_shift(bits[words:], rest, out=moved[: len(bits) - words])
@@ -177,9 +177,9 @@ def _earlier(bits: Bits, count: int) -> Bits:
 
 
 def _spread(seeds: Bits, allowed: Bits, move: Callable[[Bits, int], Bits]) -> Bits:
-    """The bits of `seeds`, and the run of allowed bits that follows each in the direction of `move`.
+    """Extend each bit of `seeds` over the allowed bits that follow it in the direction of `move`.
 
-    Each round doubles the distance: a run of a million takes 20 rounds.
+    Each round doubles the distance, so a million allowed bits in a row take 20 rounds.
     """
     reached, runs, step = seeds, allowed, 1
     while step < 64 * len(seeds) and (grown := move(reached, step) & runs).any():

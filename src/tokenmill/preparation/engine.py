@@ -1,11 +1,11 @@
-"""Run tasks, yield their results, report progress: the engine interface, and worker processes.
+"""Run tasks in worker processes, yield their results, and report their progress.
 
 A task is a small picklable value with a method `run`. Tasks are idempotent and exchange data
 through files, so an engine may run them in any order, anywhere. `LocalEngine` runs them in worker
 processes on this machine; `RayEngine` in `ray_engine.py` runs them on a cluster. Worker processes
 are started as fresh interpreters rather than by `multiprocessing`, so that `prepare` can be called
-from a notebook, from a script without a main guard, and from a process with threads. Starting one
-takes about 0.3 s.
+from a notebook, from a script without a main guard, and from a process with threads. Starting a
+worker takes about 0.3 s.
 
 A worker exits when its pipe closes, so nothing outlives a killed run.
 """
@@ -38,14 +38,14 @@ Progress = Callable[..., None]  # receives the amounts that tasks report, like `
 
 
 class Task(Protocol):
-    """Work that can be sent to a worker."""
+    """A unit of work that can be sent to a worker."""
 
     def run(self, worker: Worker) -> Any:
-        """Do the work; returns a small picklable result."""
+        """Do the work, and return a small picklable result."""
 
 
 class Engine(Protocol):
-    """Runs tasks. All workers of an engine have a copy of the same workspace."""
+    """Runs tasks. Each worker has a copy of the workspace: the tokenizer and a memory limit."""
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
         """Run all tasks. As each task finishes, yield its index and its result.
@@ -115,7 +115,7 @@ class LocalEngine:
     """Worker processes on this machine. Errors about memory include `advice` on how to use less."""
 
     def __init__(self, workers: int, workspace: Any, advice: str = "") -> None:
-        self._advice = advice or "Run it again with fewer `workers`."
+        self._advice = advice or "Run the command again with fewer `workers`."
         self._workers: dict[WorkerPipe, subprocess.Popen[bytes]] = {}
         path = os.pathsep.join(entry for entry in sys.path if entry)
         # Workers inherit this mask. So Ctrl-C, or a signal of a batch system to the whole process
@@ -190,7 +190,7 @@ class LocalEngine:
             why = "A worker was killed (signal 9), most likely because memory ran out."
             return out_of_memory(why, self._advice)
         if status == -signal.SIGABRT:
-            why = "A worker aborted (signal 6), as native code does if memory runs out."
+            why = "A worker aborted (signal 6), most likely because memory ran out."
             return out_of_memory(why, self._advice)
         return WorkError(
             f"A worker ended unexpectedly (status {status}).\n"
@@ -199,7 +199,7 @@ class LocalEngine:
 
 
 def result_of(answer: Any, advice: str) -> Any:
-    """The result of a task. If the task failed, its exception is raised."""
+    """Return the result of a task. If the task failed, raise its exception."""
     if isinstance(answer, _Finished):
         return answer.result
     if isinstance(answer, _OutOfMemory):
@@ -216,12 +216,12 @@ def result_of(answer: Any, advice: str) -> Any:
 
 
 def out_of_memory(what: str, advice: str) -> WorkError:
-    """The error for a worker that had too little memory."""
-    return WorkError(f"{what}\n{advice} It resumes where it stopped.")
+    """Return the error for a worker that had too little memory."""
+    return WorkError(f"{what}\n{advice} The run resumes where it stopped.")
 
 
 def run_task(worker: Worker, task: Task) -> Any:
-    """Run a task; returns an answer that can be sent to another process, also if it failed."""
+    """Run a task, and return its result or its error in a form that another process can receive."""
     try:
         return _Finished(worker.run(task))
     except BrokenPipeError:
@@ -237,7 +237,7 @@ def run_task(worker: Worker, task: Task) -> Any:
 
 
 def serve(descriptor: int) -> None:
-    """Run the tasks that arrive over a pipe, until it closes: the main function of a worker."""
+    """Run the tasks that arrive over a pipe until the pipe closes. This is a worker's main function."""
     _end_with_parent()
     pipe: WorkerPipe = Connection(descriptor)
     try:
@@ -264,7 +264,7 @@ def _end_with_parent() -> None:
 
 
 def available_cores() -> int:
-    """How many cores this process may use, given its CPU affinity and the quota of its container.
+    """Return how many cores this process may use, given its CPU affinity and its container's quota.
 
     >>> available_cores() >= 1
     True

@@ -5,7 +5,7 @@ is estimated separately, so that a few large books do not stand for a thousand s
 to read are spread evenly over the bytes of a stratum. The next place is always in the stratum with
 the largest size / (places + 1)². Sampling ends after `_SECONDS` if each stratum has two places by
 then, and after `_MOST_SECONDS` in any case. A separate check, with its own time limit, reads the head
-of each file to find those that a run would refuse.
+of each file to find files that a run would refuse.
 
 A file of text or JSON lines counts as one document, plus an estimate of its further documents. For
 a Parquet file, the row count in its footer is the number of documents.
@@ -31,7 +31,7 @@ from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import Chunk
 from tokenmill.store.frames import Packer, choose_compression
 
-_HEAD_SECONDS = 4.0  # for the heads of files
+_HEAD_SECONDS = 4.0  # to read the heads of files
 _MAIN_PROCESS = 150 << 20  # bytes of memory
 _SECONDS, _MOST_SECONDS = 4.0, 15.0
 _LEAST_PLACES = 2  # per stratum
@@ -51,8 +51,8 @@ class Estimate:
     bytes: int
     tokens: int
     documents: int
-    disk: int  # of the finished dataset
-    disk_while_working: int  # temporary files, until the run has finished
+    disk: int  # bytes of the finished dataset
+    disk_while_working: int  # bytes of temporary files, until the run has finished
     memory: int
     seconds: float
     workers: int
@@ -89,10 +89,10 @@ def estimate(plan: Plan) -> Estimate:
 
 
 def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
-    """The files that a run would refuse, and how many were checked before time ran out."""
+    """Return the files that a run would refuse, and how many files were checked in time."""
     sources, started = plan.sources, time.perf_counter()
     faults, checked = {}, 0
-    # Every 97th file first, so that the files checked before time runs out are from everywhere.
+    # Every 97th file first, so that the checked files are from everywhere if time runs out.
     for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
         if fault := find_fault(sources[number], plan.settings.text_field, plan.hold_limit):
             faults[number] = fault
@@ -110,7 +110,7 @@ class _Sample:
     documents: int
     packed: int | None  # bytes of the compressed tokens, if they are to be compressed
     seconds: float  # for one worker
-    sampled: int  # bytes
+    sampled: int  # bytes of text in the sample
     faults: dict[str, str]
 
 
@@ -164,7 +164,7 @@ class _Stratum:
         return index, place - start
 
     def rate(self, what: str) -> float:
-        """Tokens, documents or seconds per byte: the mean over all sampled places.
+        """Return tokens, documents or seconds per byte: the mean over all sampled places.
 
         No weights are needed, because larger files have more places.
         """
@@ -322,7 +322,7 @@ class _Found:
 
 
 def _some_of(chunk: Chunk) -> Chunk:
-    """The first documents of a chunk, up to about `_TEXT` bytes."""
+    """Return the first documents of a chunk, up to about `_TEXT` bytes."""
     held, count = 0, 0
     for text in chunk.texts:
         held, count = held + len(text), count + 1

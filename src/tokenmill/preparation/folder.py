@@ -4,9 +4,9 @@ A folder with `.work` and no manifest holds an interrupted run. The same command
 command with other settings or input is refused. A folder with a manifest holds a finished dataset,
 which is not changed. With `restart`, either is discarded first.
 
-In an object store, `.work` has the plan, and the segments and receipts of a run on a cluster. Those of
-a run on one machine are in a folder of that machine. Without that folder, the run starts over; it
-never trusts a shard without a receipt.
+In an object store, `.work` has the plan. A run on a cluster also keeps its unfinished work there. A run
+on one machine keeps its unfinished work in a folder of that machine. Without that folder, the run
+starts over; it never trusts a shard without a receipt.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
 # In the order of removal. The manifest is first, because a folder with a manifest counts as complete.
 _WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (
-    "Change it back, choose another `out`, or add `restart=True` to discard what is done and start "
-    "over."
+    "Use the earlier settings and input, choose another `out`, or add `restart=True` to discard the "
+    "unfinished run and start over."
 )
-_MOST_BYTES = 64 << 20  # of a saved plan or list of files, unless the plan of this run needs more
+# The largest saved plan or list of files to read, unless the plan of this run is larger.
+_MOST_BYTES = 64 << 20
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class PreparationFolder(OutputFolder):
             if name in SPLITS and not (self.path / name).is_symlink():
                 for shard in (self.path / name).glob("shard_*"):
                     remove(shard)
-                with suppress(OSError):  # missing, or holds files of the user
+                with suppress(OSError):  # the folder is missing, or holds files of the user
                     (self.path / name).rmdir()
             else:
                 remove(self.path / name)
@@ -99,7 +100,7 @@ class PreparationFolder(OutputFolder):
         remove_temporaries(*(path for path in below if not path.is_symlink()))
 
     def finished(self, plan: Plan) -> Manifest | None:
-        """The manifest if this dataset is finished, otherwise None. Refuses a different dataset."""
+        """Return the manifest, or None if unfinished. Raises `FolderError` if it was made differently."""
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)
@@ -127,10 +128,10 @@ class PreparationFolder(OutputFolder):
         return manifest
 
     def remember_plan(self, plan: Plan) -> None:
-        """Record this run's settings and input; refuse if an unfinished run had different ones.
+        """Record this run's settings and input. Raises `FolderError` if an unfinished run had others.
 
-        Only files that the unfinished run could not read may have changed: the user may have fixed
-        them.
+        Only files that the unfinished run could not read may have changed, because the user may
+        have fixed them.
         """
         name = f"{WORK_NAME}/{_PLAN_NAME}"
         record = orjson.dumps(plan.record())
@@ -163,12 +164,12 @@ class PreparationFolder(OutputFolder):
         ]
 
     def failed_files(self) -> list[str]:
-        """The files that the previous run could not read."""
+        """Return the paths of files that the previous run could not read."""
         path = self.path / WORK_NAME / "failed.json"
         return _load(path, list[str], _MOST_BYTES) if path.exists() else []
 
     def note_failures(self, paths: list[str]) -> None:
-        """Remember which files could not be read."""
+        """Record the paths of files that could not be read."""
         self.write(f"{WORK_NAME}/failed.json", orjson.dumps(sorted(set(paths))))
 
     def clean_up(self) -> None:

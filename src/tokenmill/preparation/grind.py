@@ -1,9 +1,9 @@
 """Make a segment from a part: read, clean and tokenize its documents, and compute their keys.
 
-A document's key is a hash of its cleaned text. Parts are independent, so they can be processed in any
-order, anywhere. A segment is a bundle of files: the tokens, one record per document, their keys, and
-the rejected records. Work proceeds in chunks of a few MB. The loops over documents are in native
-code, except for one hash call per document.
+A part is the input of one task. Parts are independent, so they can be processed in any order,
+anywhere. A segment is a bundle of files: the tokens, one record per document, the documents' keys,
+and the rejected records. A document's key is a hash of its cleaned text. Work proceeds in chunks of a
+few MB. The loops over documents are in native code, except for one hash call per document.
 
 If a document begins before the part or ends after it, the part has only a fragment of its text. The
 bundle then also contains the fragment, because a key is computed from the whole document.
@@ -47,7 +47,7 @@ class GrindPart(PartTask):
     """A task: make the segment of a part."""
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
-        """The segment's receipt, or an error if the part has a bad file that it cannot omit."""
+        """Make the segment. Returns its receipt, or the error of a bad file that may not be skipped."""
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
@@ -66,7 +66,7 @@ class ScanLines(PartTask):
     """A task: make the bundle of a part's line keys."""
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
-        """The bundle's receipt, or an error if the part has a bad file that it cannot omit."""
+        """Make the bundle. Returns its receipt, or the error of a bad file that may not be skipped."""
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
@@ -87,7 +87,7 @@ def _without_bad_files(
 ) -> Receipt | BadFileError:
     """Make a bundle. Whenever a file turns out to be bad, start again without it.
 
-    The receipt lists these files. The caller decides whether the run may continue without them.
+    The receipt lists the bad files. The caller decides whether the run may continue without them.
     """
     skipped = dict(task.skipped)
     while True:
@@ -101,7 +101,7 @@ def _without_bad_files(
 
 
 def _line_keys(texts: Texts, chunk: Chunk, min_line: int) -> bytes:
-    """The keys of a chunk's lines. Fragments, and texts with NUL bytes, are scanned one by one."""
+    """Return the keys of a chunk's lines. Fragments and texts with NUL bytes are scanned one by one."""
     if texts.block is not None and not (chunk.continues or chunk.unfinished):
         return line_keys(texts.block, min_line, block=True)
     last = len(texts.texts) - 1
@@ -200,7 +200,7 @@ class _Segment:
         filled[-1] |= chunk.unfinished
         if not filled.all():
             for i in np.flatnonzero(~filled).tolist():
-                # The text was empty before lines were removed, or it is empty because of that.
+                # The text was empty from the start, or removing lines has made it empty.
                 reason = "empty" if was_empty[i] else "only repeated lines"
                 self.counts.drop(reason, int(texts.sizes[i]))
             texts, part_chunk.sources = texts.only(filled), part_chunk.sources[filled]
@@ -243,8 +243,8 @@ class _Segment:
             raise self.task.too_large(part_chunk.source.path, error) from None
         if len(ids) and int(ids.max()) >= self.tokenizer.vocab_size:
             raise TokenizerError(
-                f"tokenizer {self.tokenizer.name} returned the id {int(ids.max())}, beyond its "
-                f"vocabulary of {self.tokenizer.vocab_size}."
+                f"tokenizer {self.tokenizer.name} returned the id {int(ids.max())}, but its ids must be "
+                f"below {self.tokenizer.vocab_size}, the size of its vocabulary. Use another tokenizer."
             )
         tokens, lengths = place_eot(
             ids,
@@ -312,7 +312,7 @@ class _Segment:
         assert self.open is not None
         record = self.open.record(0)
         if not self.open.flags & CONTINUES:
-            # All of it is in this part, so its key is known and its text is not needed.
+            # The whole document is in this part, so its key is known and its text is not needed.
             self.bundle.cut_back("text", int(record["text"]))
         self.open = None
         return record
@@ -328,7 +328,7 @@ class _Segment:
                 self.keys.add(array["key"][has_key(array)])
 
     def facts(self) -> dict[str, Any]:
-        """Facts about the segment that the later stages need besides its files."""
+        """Return the facts about the segment that later stages need besides its files."""
         return {
             "tokens": self.tokens,
             "records": self.records,
@@ -361,7 +361,7 @@ class _OpenDocument:
         self._record["length"] += tokens
 
     def record(self, flags: int) -> Any:
-        """The record so far. Its key is 0 unless the whole document is known."""
+        """Return the record so far. Its key is 0 unless the whole document is in this part."""
         self._record["flags"] |= self.flags | flags
         whole = not (self.flags | flags) & (CONTINUES | UNFINISHED)
         digest = self.hash.digest() if whole else bytes(16)
@@ -378,7 +378,7 @@ def place_eot(
     continues: bool,
     unfinished: bool,
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Put the end-of-text id where the settings want it: after each text, before it, or nowhere.
+    """Put the end-of-text id after each text, before each text, or nowhere, as `place` says.
 
     In `ids`, a terminator follows each text. Returns the tokens to store, and the number of tokens of
     each document.

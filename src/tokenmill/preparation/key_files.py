@@ -1,16 +1,17 @@
-"""Key files and mark files: how parts and partitions exchange keys and marks.
+"""Key files and mark files, which tasks use to find equal keys in the whole input.
 
-To find equal keys in all parts without a process that sees all of them, keys are divided into
-partitions by the leading bits of their low half, and each partition is a task. A part writes all of
-its keys to one file, in runs of a bounded number of keys:
+A key is the hash of a document or of a line. A mark says whether an equal key is earlier in the input.
+Keys are divided into partitions by the leading bits of their low half, so equal keys are in the same
+partition, and one task can mark the keys of one partition. The task of a part writes the part's keys
+to one file, in runs of a bounded number of keys:
 
     starts      partitions + 1 numbers: where the keys of each partition start in the run
     keys        16 bytes each, ordered by partition, in input order within a partition
     partitions  2 bytes for each key, in input order
 
-A partition reads one range of each run. It writes one file: where the marks of each run start, then
-one byte for each of its keys. To put the marks of a run back into input order, a part reads one
-range of each partition's file. Memory holds one run at a time.
+The task of a partition reads one range of each run. It writes one mark file: where the marks of each
+run start, then one byte for each key of the partition. To put the marks of a run back into input
+order, a later task of the part reads one range of each mark file. Memory holds one run at a time.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class KeyLayout:
 
     @property
     def header(self) -> int:
-        """The bytes before the keys of a run."""
+        """The number of bytes before the keys of a run."""
         return _START_BYTES * (self.partitions + 1)
 
     def count_runs(self, keys: int) -> int:
-        """The runs of a file with this many keys."""
+        """Return the number of runs in a file with this many keys."""
         return -(-keys // self.run_keys)
 
     def size(self, keys: int) -> int:
-        """The bytes of a file with this many keys.
+        """Return the size in bytes of a file with this many keys.
 
         >>> KeyLayout(partitions=2, run_keys=10).size(11)
         246
@@ -58,11 +59,11 @@ class KeyLayout:
         return self.header * self.count_runs(keys) + (_KEY_BYTES + _PARTITION_BYTES) * keys
 
     def offset(self, run: int) -> int:
-        """Where a run starts in its file."""
+        """Return where a run starts in its file."""
         return self.size(run * self.run_keys)
 
     def partition_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
-        """The partition of each key."""
+        """Return the partition of each key."""
         bits = self.partitions.bit_length() - 1
         if not bits:
             return np.zeros(len(keys), np.uint16)
@@ -70,7 +71,7 @@ class KeyLayout:
 
 
 class KeyWriter:
-    """Writes keys in input order as runs. `write` receives the bytes of the file."""
+    """Writes a key file. Keys are added in input order, and `write` receives the bytes of the file."""
 
     def __init__(self, layout: KeyLayout, write: Callable[[Any], None]) -> None:
         self._layout = layout
@@ -81,7 +82,7 @@ class KeyWriter:
         write(b"")
 
     def add(self, keys: Keys) -> None:
-        """Add some keys."""
+        """Add keys, and write a run whenever it is full."""
         self.count += len(keys)
         while len(keys):
             taken, keys = keys[: self._room], keys[self._room :]
@@ -91,7 +92,7 @@ class KeyWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the keys that are held as a run. Call it at the end."""
+        """Write the remaining keys as a run. Call this at the end."""
         if not self._held:
             return
         keys = np.concatenate(self._held)
@@ -100,14 +101,14 @@ class KeyWriter:
         partitions = self._layout.partition_of(keys)
         counts = np.bincount(partitions, minlength=self._layout.partitions)
         starts = np.concatenate(([0], np.cumsum(counts))).astype("<u8")
-        order = np.argsort(partitions, kind="stable")  # a radix sort: they have 16 bits
+        order = np.argsort(partitions, kind="stable")  # a radix sort, of 16-bit numbers
         for array in (starts, keys[order], partitions):
             self._write(array.data)
 
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """The keys of one partition in one key file: where each run has them, and how many."""
+    """Where the keys of one partition are in one key file, and how many there are in each run."""
 
     path: Path
     offsets: npt.NDArray[np.int64]
@@ -130,7 +131,7 @@ class KeyRanges:
         return cls(path, places + _KEY_BYTES * ends[:, 0], ends[:, 1] - ends[:, 0])
 
     def read(self) -> Iterator[Keys]:
-        """The keys in input order, run by run."""
+        """Yield the keys in input order, run by run."""
         if self.counts.any():
             with self.path.open("rb") as file:
                 for offset, count in zip(self.offsets.tolist(), self.counts.tolist(), strict=True):
@@ -145,13 +146,13 @@ class PartMarks:
 
     keys: Path  # the part's key file
     count: int
-    first_run: int  # in the numbering of all runs of all parts
+    first_run: int  # the number of the part's first run, counted over all parts
     marks: Path  # the folder of mark files
-    context: str  # begins their names
+    context: str  # the names of mark files begin with it
     layout: KeyLayout
 
     def read(self) -> Iterator[Flags]:
-        """The marks in input order, run by run."""
+        """Yield the marks in input order, run by run."""
         layout, left = self.layout, self.count
         with self.keys.open("rb") as file:
             for run in range(layout.count_runs(self.count)):
@@ -170,7 +171,7 @@ class PartMarks:
                 yield flags
 
     def _read_run(self, run: int, counts: npt.NDArray[np.int64]) -> Flags:
-        """The marks of a run, ordered by partition."""
+        """Return the marks of a run, ordered by partition."""
         found = []
         for partition in np.flatnonzero(counts).tolist():
             path = mark_path(self.marks, self.context, partition)
@@ -188,7 +189,7 @@ class Marks:
         self._held: Flags = np.empty(0, np.uint8)
 
     def take(self, count: int) -> npt.NDArray[np.bool_]:
-        """The next marks. After the last one, all are False: then the input has changed."""
+        """Return the next `count` marks. Marks that are missing, because the input changed, are False."""
         taken = [self._held[:count]]
         self._held = self._held[count:]
         missing = count - len(taken[0])
@@ -204,27 +205,27 @@ class Marks:
 
 
 def name_marks(context: str, partition: int) -> str:
-    """The name of the bundle of a partition's marks."""
+    """Return the name of the bundle of a partition's marks."""
     return f"{context}-{partition:04}"
 
 
 def mark_path(folder: Path, context: str, partition: int) -> Path:
-    """The mark file of a partition."""
+    """Return the path of a partition's mark file."""
     return folder / f"{name_marks(context, partition)}.marks"
 
 
 def encode_starts(starts: npt.NDArray[np.int64]) -> Any:
-    """The first bytes of a mark file: where the marks of each run start in it."""
+    """Return the first bytes of a mark file: where the marks of each run start in it."""
     return (starts + _START_BYTES * len(starts)).astype("<u8").data
 
 
 def mark_file_size(runs: int, keys: int) -> int:
-    """The bytes of a mark file."""
+    """Return the size of a mark file in bytes."""
     return _START_BYTES * runs + keys
 
 
 def choose_partitions(size: int, partition_bytes: int) -> int:
-    """The number of partitions for an input of `size` bytes: a power of two.
+    """Return the number of partitions for an input of `size` bytes: a power of two.
 
     >>> [choose_partitions(size, 100) for size in (0, 100, 101, 300, 10**9)]
     [1, 1, 2, 4, 1024]
@@ -234,7 +235,7 @@ def choose_partitions(size: int, partition_bytes: int) -> int:
 
 
 def read_range(file: BinaryIO, start: int, size: int) -> bytes:
-    """A range of a work file; refuses a file that is too short."""
+    """Read a range of a work file. Raises `FolderError` if the file is too short."""
     if start + size > measure_file(file):
         raise damaged(Path(file.name))
     file.seek(start)
@@ -245,7 +246,7 @@ def read_range(file: BinaryIO, start: int, size: int) -> bytes:
 
 
 def damaged(path: Path) -> FolderError:
-    """The error for a work file whose content does not fit its receipt."""
+    """Return the error for a work file that does not match its receipt."""
     return FolderError(
         f"{path} is damaged. Run the same command again: it checks all files, and makes damaged ones "
         "again. If that does not help, add `restart=True` to start over."

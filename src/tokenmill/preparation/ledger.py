@@ -1,4 +1,4 @@
-"""The ledger of a dataset: documents and bytes in, kept and dropped, summed up from receipts."""
+"""The ledger of a dataset: how many documents and bytes were read, kept, and dropped for each reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenmill.preparation.sift import Totals
 
 
 def sum_up(segments: Sequence[Receipt], fates: Sequence[Receipt]) -> dict[str, Any]:
-    """The ledger. Checks that documents and bytes in = kept + dropped."""
+    """Add up the receipts of all segments to the ledger. Raises `FolderError` if the sums disagree."""
     facts = [receipt["facts"] for receipt in segments]
     decided = [receipt["facts"] for receipt in fates]
     totals = Totals()
@@ -29,8 +29,8 @@ def sum_up(segments: Sequence[Receipt], fates: Sequence[Receipt]) -> dict[str, A
     if (documents_in, bytes_in) != (kept + documents, kept_bytes + size):
         raise FolderError(
             f"The unfinished run is damaged: read {documents_in:,} documents ({bytes_in:,} bytes), kept "
-            f"{kept:,} ({kept_bytes:,}), dropped {documents:,} ({size:,}), which does not add up. Add "
-            "`restart=True` to start over."
+            f"{kept:,} ({kept_bytes:,}), dropped {documents:,} ({size:,}). These numbers do not add up. "
+            "Add `restart=True` to start over."
         )
     return {
         "documents_in": documents_in,

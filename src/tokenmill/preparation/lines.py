@@ -1,9 +1,9 @@
-"""Repeated lines: compute the keys of lines, and remove repeated lines from documents.
+"""Compute the keys (hashes) of lines, and remove repeated lines from documents.
 
-A line counts if it has at least `min_line` characters and is not blank. Scanning and removing visit
-the same lines in the same order. The n-th key of a scan belongs to the n-th line that removal
-visits, so one mark per line is enough. Lines are found with NumPy, in many documents at once: a
-block of documents joined by NUL bytes is one text with two kinds of line ends.
+A line counts if it has at least `min_line` characters and is not blank. One stage computes the keys
+of these lines. A later stage visits the same lines in the same order, with one mark for each line:
+whether to remove it. Lines are found with NumPy in many documents at once, joined by NUL bytes: a NUL
+byte ends a line as a newline does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Lines:
     counting: Places
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where the lines that count start and end."""
+        """Return where the lines that count start and end."""
         starts, ends = self.starts[self.counting], self.bare[self.counting]
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
@@ -47,8 +47,8 @@ def _find_lines(
 ) -> _Lines:
     """Find the lines of a text. With `block`, lines also end at the NUL bytes between texts.
 
-    `continues` means that the first line is only part of a line, `mid_line` that the last one is. Such
-    a line never counts.
+    `continues` means that the text begins in the middle of a line, `mid_line` that it ends in the
+    middle of one. Such an incomplete line never counts.
     """
     array = np.frombuffer(text, np.uint8)
     is_end = array == _NEWLINE
@@ -84,7 +84,7 @@ def line_keys(
     continues: bool = False,
     mid_line: bool = False,
 ) -> bytes:
-    """The 128-bit keys of the lines that count, in a text or in a block of texts."""
+    """Return the 128-bit keys of the lines that count, in a text or in a block of texts."""
     lines = _find_lines(text, min_line, block=block, continues=continues, mid_line=mid_line)
     if b"\r" in text:
         return b"".join([xxhash.xxh3_128_digest(text[start:end]) for start, end in lines.spans()])
@@ -101,8 +101,8 @@ class LineRemover:
 
     `repeated` has a mark for each line of the part that counts. Documents may arrive in
     fragments. Each fragment that is returned must end with a visible character. So if the last line
-    of a fragment is removed, the end of the text before that line is held back and returned with
-    the next fragment.
+    of a fragment is removed, the end of the text before that line is held back, and the next fragment
+    begins with it.
     """
 
     def __init__(self, repeated: Marks, min_line: int, *, tidy: bool) -> None:
@@ -118,7 +118,7 @@ class LineRemover:
         self.removed = 0
 
     def remove_from_block(self, block: bytes) -> bytes:
-        """A block of whole documents without their repeated lines."""
+        """Return a block of whole documents without their repeated lines."""
         lines = _find_lines(block, self._min_line, block=True)
         gone = lines.counting[self._take(len(lines.counting))]
         if not len(gone):
@@ -133,7 +133,7 @@ class LineRemover:
         return _copy_lines(block, lines, kept, last, documents)
 
     def _take(self, count: int) -> npt.NDArray[np.bool_]:
-        """The flags of the next lines that count."""
+        """Return, for each of the next lines that count, whether to remove it."""
         flags = self._repeated.take(count)
         self.removed += int(np.count_nonzero(flags))
         return flags
@@ -141,7 +141,7 @@ class LineRemover:
     def remove(
         self, texts: list[bytes], *, continues: bool, unfinished: bool, mid_line: bool
     ) -> list[bytes]:
-        """The texts without their repeated lines. The first and the last text may be fragments."""
+        """Return the texts without their repeated lines. The first and last text may be fragments."""
         last = len(texts) - 1
         return [
             self._one(
@@ -164,7 +164,7 @@ class LineRemover:
         if continues and self._end_gone and text.startswith(b"\r\n"):
             lines.starts[0] = 1  # the line end belongs to the line that was removed
         if continues and not started and lines.starts[0] == lines.ends[0]:
-            kept[0] = False  # and the newline is removed too
+            kept[0] = False  # no line is kept before this newline, so it is removed too
         elif not flags.any() and not self._held:
             self._end_gone = False
             self._started = started or bool(text) or not self._tidy
@@ -185,7 +185,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
-    """The blank lines among the kept lines that cleaning would remove.
+    """Return which of the kept lines are blank lines that cleaning would remove.
 
     These are all blank lines at both ends of a document, and all but one of several in a row.
     """
@@ -201,14 +201,14 @@ def _surplus_blanks(blank: Mask, kept: Mask, documents: Places) -> Mask:
 
 
 def _same_document_follows(documents: Places) -> Mask:
-    """For each entry, whether the next entry belongs to the same document."""
+    """Return, for each entry, whether the next entry belongs to the same document."""
     same = np.zeros(len(documents), np.bool_)
     same[:-1] = documents[1:] == documents[:-1]
     return same
 
 
 def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
-    """The kept lines of a block. Consecutive lines are copied together.
+    """Return the kept lines of a block. Consecutive lines are copied together.
 
     A newline stays between two kept lines of a document. All NUL bytes stay.
     """
@@ -228,7 +228,7 @@ def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: 
 
 
 def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes:
-    """The kept lines of a text. Consecutive lines are copied together."""
+    """Return the kept lines of a text. Consecutive lines are copied together."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False]))))
     starts, ends = lines.starts[edges[::2]], lines.ends[edges[1::2] - 1]
     return b"\n".join(

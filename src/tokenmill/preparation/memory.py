@@ -1,4 +1,4 @@
-"""A worker's share of the memory: how much text fits in it, and how the worker stays within it.
+"""The memory of a worker: how much text fits in it, and how the worker stays within its share.
 
 A worker takes `_BASE` for Python, NumPy, the tokenizer and work on one block. Text that must be
 held whole takes another `COPIES` times its size, for copies of the text as read, parsed and
@@ -28,12 +28,12 @@ _BASE = 120 << 20
 _LEAST_HELD = 1 << 20
 _LEAST_GROWTH = 24 << 20  # clearing the cache must free at least this much to be worth it
 _RESERVE = 8 << 20  # bytes of the share to leave free within a chunk
-_LEAST_SLICE = 2 << 20  # smaller ones clear the cache twice as often for words that never repeat
-_MOST_SLICE = 8 << 20  # for the default share; copying ids per slice takes time
+_LEAST_SLICE = 2 << 20  # smaller slices clear the cache twice as often if words never repeat
+_MOST_SLICE = 8 << 20  # the size of a slice with the default share or more
 
 
 def holdable_bytes(share: int) -> int:
-    """How many bytes of one document a worker with this share of the memory may hold.
+    """Return how many bytes of one document a worker with this share of the memory may hold.
 
     >>> holdable_bytes(300_000_000) >> 20
     5
@@ -42,7 +42,7 @@ def holdable_bytes(share: int) -> int:
 
 
 def share_to_hold(size: int) -> int:
-    """The share of the memory that a worker needs to hold this many bytes of one document.
+    """Return the share of the memory that a worker needs to hold this many bytes of one document.
 
     >>> holdable_bytes(share_to_hold(1 << 30)) == 1 << 30
     True
@@ -51,10 +51,10 @@ def share_to_hold(size: int) -> int:
 
 
 def suggest_less_memory(workers: int, memory: int) -> str:
-    """Advise running again with half as many workers and half as much memory, if possible.
+    """Return the advice to use half as many workers and half as much memory, if possible.
 
     >>> suggest_less_memory(8, 2_400_000_000)
-    'Run it again with `workers=4` and `memory=1200000000`.'
+    'Run the command again with `workers=4` and `memory=1200000000`.'
     >>> suggest_less_memory(1, 134_217_728)
     'A worker needs at least 134.2 MB. Free some memory, or raise the memory limit of the job.'
     """
@@ -66,11 +66,11 @@ def suggest_less_memory(workers: int, memory: int) -> str:
             "the job."
         )
     change = f"`workers={fewer}` and " if fewer < workers else ""
-    return f"Run it again with {change}`memory={less}`."
+    return f"Run the command again with {change}`memory={less}`."
 
 
 def machine_memory() -> int:
-    """The bytes of memory in this machine; 0 if unknown."""
+    """Return the bytes of memory in this machine, or 0 if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -78,7 +78,7 @@ def machine_memory() -> int:
 
 
 def memory_in_use() -> int:
-    """The resident bytes of this process; 0 if unknown."""
+    """Return the resident bytes of this process, or 0 if unknown."""
     try:
         with Path("/proc/self/statm").open("rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -112,7 +112,7 @@ class Workspace:
             self.release_memory()
 
     def spare_memory(self) -> int:
-        """Release memory; returns the bytes of the share that a task may then use."""
+        """Release memory, and return how many bytes of the share a task may then use."""
         self.release_memory()
         return max(0, self._share - (memory_in_use() or _BASE) - _RESERVE)
 
@@ -120,11 +120,11 @@ class Workspace:
         """Clear the tokenizer's cache and return free memory to the system."""
         self.tokenizer.forget()
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # glibc would keep it
+            ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps the freed memory
         self._limit = self._next_limit()
 
     def _next_limit(self) -> int:
-        """The size of the process at which to release memory.
+        """Return the size of the process, in bytes, at which to release memory next.
 
         A tokenizer's table of words doubles when it is full. For a moment, the old and the new
         table both exist, so only half of the remaining memory may be used.

@@ -45,7 +45,7 @@ class SegmentSlice:
     fates: Path
     before: int
     key: tuple[int, int]  # of the document that begins here and ends in a later part
-    length: int  # its tokens
+    length: int  # the number of that document's tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class PackShard(ShardName):
     limits: Limits
 
     def run(self, worker: Worker) -> Shard:
-        """Write the shard and its document table; returns their entry in the manifest."""
+        """Write the shard and its document table. Returns their entry for the manifest."""
         dtype = np.dtype(self.dtype).newbyteorder("<")
         documents = 0
         with (
@@ -105,18 +105,18 @@ class CheckShard:
     dtype: np.dtype[Any]
 
     def run(self, worker: Worker) -> bool:  # noqa: ARG002  the interface of tasks
-        """Whether the shard is intact."""
+        """Return whether the shard is intact."""
         return is_intact(self.folder, self.shard, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sifted:
-    """The segments, the fates of their documents, and the documents that begin in each and span it."""
+    """The segments, the fates of their documents, and the documents that span segments."""
 
     segments: list[Path]
     fates: list[Path]
-    tokens: dict[str, list[int]]  # a split: tokens from each segment
-    spanning: dict[int, Whole]  # by the number of their first part
+    tokens: dict[str, list[int]]  # for each split, the number of tokens from each segment
+    spanning: dict[int, Whole]  # by the number of the segment in which they begin
     ledger: dict[str, Any]
     rejected: list[Path]  # reports of segments
     repaired: list[Path]
@@ -130,7 +130,7 @@ def plan_shards(
     limits: Limits,
     compression: Compression | None,
 ) -> Iterator[PackShard]:
-    """The tasks for the shards of all splits."""
+    """Yield the tasks that write the shards of all splits."""
     nothing = Whole(())
     for split in SPLITS:
         before = [0, *accumulate(sifted.tokens[split])]
@@ -201,7 +201,7 @@ def _choose(
 
 
 def _read_records(part: SegmentSlice, count: int) -> Iterator[tuple[Records, Fates]]:
-    """The records of a segment and their fates, `count` at a time."""
+    """Yield the records of a segment and their fates, `count` at a time."""
     with part.fates.open("rb") as file:
         for records in read_document_records(part.segment, count):
             fates = np.frombuffer(file.read(len(records)), np.uint8)

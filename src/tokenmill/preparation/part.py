@@ -1,7 +1,6 @@
-"""Read the documents of a part in chunks that are neither too small nor too large.
+"""Read the documents of a part in chunks of a few MB. A part is the input of one task.
 
-Many small files are read into one chunk, because the cost of each step hardly depends on the number
-of documents in a chunk.
+Many small files are read into one chunk, because each chunk costs time, however few documents it has.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from tokenmill.sources.read import LEAST_MEMORY, Reading, read_range
 from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places, is_utf8
 from tokenmill.wording import counted
 
-_SMALL = 256 << 10  # smaller chunks are joined with their neighbours
-_ENOUGH = 1 << 20  # until they are this large
+_SMALL = 256 << 10  # bytes; smaller chunks are joined with the next ones
+_ENOUGH = 1 << 20  # bytes; a joined chunk of this size is complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class PartTask:
 
     @classmethod
     def of(cls, plan: Plan, part: Part, folder: Path, **more: Any) -> Self:
-        """The task for a part of a plan."""
+        """Make the task for a part of a plan."""
         return cls(
             **{"name": part.name, **more},
             ranges=part.ranges,
@@ -61,7 +60,7 @@ class PartTask:
         )
 
     def read(self, which: SourceRange) -> Iterator[Chunk]:
-        """The documents of one of the ranges."""
+        """Yield the documents of one of the part's ranges, in chunks."""
         source = self.sources[which.source]
         if source.fault:
             raise BadFileError(source.path, source.fault)
@@ -73,7 +72,7 @@ class PartTask:
         _refuse_changed(source)
 
     def too_large(self, path: str, error: TooLongError) -> TooLargeError:
-        """The error for a document that does not fit, with the `memory` that it needs."""
+        """Return the error for a document that does not fit, with the `memory` that it needs."""
         need = -(-share_to_hold(error.size) * self.workers // 10**8) * 10**8
         return TooLargeError(
             path,
@@ -102,37 +101,37 @@ def _how_to_read(plan: Plan, limits: Limits) -> Reading:
 class TooLargeError(BadFileError):
     """A document that cannot be cut and does not fit into memory.
 
-    It is never skipped, because the dataset must not depend on `memory`.
+    Such a document is never skipped, because the dataset must not depend on `memory`.
     """
 
 
 def _refuse_changed(source: SourceFile) -> None:
-    """Refuse a file that changed since the plan was made: its parts would not fit together."""
+    """Raise `BadFileError` if a file changed since the plan was made."""
     try:
         stat = stat_source(source.path)
     except OSError:
-        return  # opening it raises a better error
+        return  # opening the file raises a better error
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
         raise BadFileError(source.path, "the file changed since the run began")
 
 
 @dataclass(slots=True)
 class PartChunk:
-    """A chunk of a part, or several small chunks from several sources, joined."""
+    """A chunk of a part, or several small chunks of several sources joined to one."""
 
     chunk: Chunk
-    number: int  # of the source; of the first one if there are several
+    number: int  # of the source, or of the first of several sources
     source: SourceFile
     sources: Places  # the number of each document's source
-    lines_before: int  # lines of the range before this chunk
+    lines_before: int  # lines in the range before this chunk
 
 
 class PartReader:
     """Reads the documents of a part. `lines` counts the line ends of each range that was read.
 
-    If a file fails before any of its documents was returned, it is added to `skipped`, and reading
-    continues with the next file. If it fails later, BadFileError is raised: the part must be read
-    again without it.
+    If a file turns out to be bad before any of its documents was returned, it is added to `skipped`,
+    and reading continues with the next file. Otherwise `BadFileError` is raised, and the caller must
+    read the part again without that file.
     """
 
     def __init__(self, task: PartTask, skipped: dict[int, str]) -> None:
@@ -180,7 +179,7 @@ class PartReader:
         return PartChunk(chunk, number, self._task.sources[number], sources, lines_before)
 
     def _join_small(self) -> PartChunk:
-        """The small chunks held so far, as one."""
+        """Return the small chunks held so far, joined to one, and start a new collection."""
         numbers = [number for number, _ in self._small]
         chunks = [chunk for _, chunk in self._small]
         self._small, self._held, self._records = [], 0, 0
@@ -194,16 +193,16 @@ class PartReader:
 
 
 def may_skip(task: PartTask, error: BadFileError) -> bool:
-    """Whether a part may omit a bad file.
+    """Return whether the task may omit a bad file from its part.
 
-    If repeated lines are being removed, it may not: the n-th mark is for the n-th line of the part,
-    so without the file, later marks would apply to the wrong lines.
+    A task that removes repeated lines may not: the n-th mark is for the n-th line of the part, so
+    without the file, later marks would apply to the wrong lines.
     """
     return task.repeated_lines is None and not isinstance(error, TooLargeError)
 
 
 def _is_small(chunk: Chunk) -> bool:
-    """Whether a chunk is small and can be joined with chunks of other files."""
+    """Return whether a chunk is small and can be joined with chunks of other files."""
     return (
         sum(map(len, chunk.texts)) < _SMALL
         and not (chunk.continues or chunk.unfinished or chunk.rejections)

@@ -1,7 +1,8 @@
 """Mark repeated keys, one task for each partition of the keys.
 
-A partition has all keys that begin with the same bits, from all parts. So it finds all repeats among
-them without the other partitions, in the memory of one worker.
+A key is the hash of a document or of a line. A partition has all keys of the input with the same
+leading bits, so equal keys are always in the same partition. A mark is a byte for a key: 1 if an
+equal key is earlier in the input, else 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tokenmill.storage.receipts import read_receipt
 from tokenmill.store.tables import Count
 
 _TABLE = 1 << 18  # keys given to `mark_repeats` at once, at least
-_COPY = 4 << 20  # bytes
+_COPY = 4 << 20  # bytes to copy at once
 
 
 class KeyFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,15 +47,15 @@ class KeyFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MarkRepeats:
     """A task: mark the repeats among the keys of one partition.
 
-    A document that spans parts comes after all others that begin in its first part. The receipt
-    has the marks of such documents.
+    A document that spans parts is ordered after all others that begin in its first part. Its mark
+    is also in the receipt.
     """
 
     folder: Path  # for the bundle
-    context: str  # names the bundles of all partitions
+    context: str  # the bundles of all partitions have names that begin with it
     partition: int
     keys: Path  # the folder of key files
-    key_files: Path  # a receipt of `KeyFiles`
+    key_files: Path  # the file that stores a `KeyFiles`
     layout: KeyLayout
     limit: int | None  # keys to sort at once; None: as many as the memory allows
 
@@ -64,7 +65,7 @@ class MarkRepeats:
         return name_marks(self.context, self.partition)
 
     def run(self, worker: Worker) -> Receipt:
-        """Make the bundle; returns its receipt."""
+        """Make the bundle, and return its receipt."""
         listed = read_receipt(self.key_files, KeyFiles)
         if listed is None:
             raise damaged(self.key_files)
@@ -98,7 +99,7 @@ class MarkRepeats:
                 return bundle.finish(facts)
 
     def _choose(self, spanning: list[tuple[int, int, int]]) -> dict[int, Keys]:
-        """The documents that span parts and belong to this partition, by their first part."""
+        """Return the keys of spanning documents in this partition, by the number of their first part."""
         keys = np.array([key for _, *key in spanning], np.uint64).reshape(-1, 2)
         chosen = np.flatnonzero(self.layout.partition_of(keys) == self.partition).tolist()
         return {spanning[i][0]: keys[i : i + 1] for i in chosen}
@@ -115,7 +116,7 @@ class MarkRepeats:
 def _read_marks(
     marks: BinaryIO, places: npt.NDArray[np.int64], spanning: dict[int, Keys]
 ) -> list[tuple[int, bool]]:
-    """The marks of documents that span parts. `places` has one entry for each part."""
+    """Read the marks of documents that span parts. `places` has a position in the file for each part."""
     found = []
     for number in spanning:
         marks.seek(int(places[number]))
@@ -124,7 +125,7 @@ def _read_marks(
 
 
 def _join(tables: Iterable[Keys]) -> Iterator[Keys]:
-    """The same keys in larger tables, because distributing a table costs a write for each file."""
+    """Yield the same keys in larger tables: `mark_repeats` may write to many files for each table."""
     held: list[Keys] = []
     count = 0
     for table in tables:

@@ -42,8 +42,8 @@ class Limits:
     """How much is processed at once. The dataset does not depend on these; tests use small ones."""
 
     part_bytes: int = 16 << 20
-    parts: int = 16_384  # above this number, parts grow instead
-    files_per_part: int = 4096  # opening them takes as long as tokenizing some megabytes
+    parts: int = 16_384  # at most; larger inputs have larger parts
+    files_per_part: int = 4096  # opening so many takes as long as tokenizing some megabytes
     block_bytes: int = BLOCK  # read at once
     rows: int = 256  # of a Parquet file, decoded at once
     records: int = (4 << 20) // 64  # of a segment, read at once
@@ -115,7 +115,7 @@ class Plan:
         return self.memory // self.workers
 
     def record(self) -> dict[str, Any]:
-        """The settings and input that must be the same when a run resumes."""
+        """Return the settings and input that must be the same when a run resumes."""
         return {
             "settings": self.settings.to_json(),
             "tokenizer": self.tokenizer.fingerprint,
@@ -124,7 +124,7 @@ class Plan:
 
 
 def hash_names(*names: str) -> str:
-    """A name made from a hash of other names."""
+    """Return a hash of some names, to be used as a name."""
     return xxhash.xxh3_128_hexdigest("\n".join(names).encode())
 
 
@@ -141,7 +141,7 @@ def make_plan(
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
 
-    `machine` is the memory of all machines in bytes; None means this one.
+    `machine` is the memory in bytes of all machines that do the work; None means this machine.
     """
     limits = limits or Limits()
     checked = PrepareSettings(**settings)
@@ -153,7 +153,7 @@ def make_plan(
         need = "1 worker needs" if workers == 1 else f"{workers} workers need"
         raise UsageError(
             f"`memory` is {total:,} bytes; {need} at least {workers * LEAST_SHARE:,}. "
-            "Give more, or use fewer `workers`."
+            "Give more `memory`, or use fewer `workers`."
         )
     if isinstance(inputs, (str, os.PathLike)):
         inputs = [inputs]
@@ -189,7 +189,7 @@ def _choose_dtype(settings: PrepareSettings, tokenizer: Tokenizer) -> str:
     if settings.dtype == "uint16" and not fits:
         raise UsageError(
             f"ids of tokenizer {tokenizer.name} go up to {tokenizer.vocab_size - 1}, beyond uint16. "
-            "Use `dtype='uint32'`, or omit it."
+            "Use `dtype='uint32'`, or omit `dtype`."
         )
     if settings.dtype == "auto":
         return "uint16" if fits else "uint32"
@@ -197,7 +197,7 @@ def _choose_dtype(settings: PrepareSettings, tokenizer: Tokenizer) -> str:
 
 
 def _refuse_faults(sources: Sequence[SourceFile]) -> None:
-    """Refuse files that are known to be bad, before any work is done."""
+    """Raise `InputError` if files are already known to be bad, before any work is done."""
     faults = [f"  {source.path}: {source.fault}" for source in sources if source.fault]
     if faults:
         hidden = len(faults) - _LISTED_FAULTS
@@ -229,7 +229,7 @@ def cut_into_parts(
     text_can_be_cut = not (separator and overlaps_itself(separator))
     parts: list[Part] = []
     group: list[SourceRange] = []
-    text_bytes = disk_bytes = 0  # of the group; the first is an estimate
+    text_bytes = disk_bytes = 0  # the sizes of the group; text_bytes is an estimate
     # The settings that decide the content of a segment, besides its ranges. The splits and shards
     # are made later. Files that were skipped are listed in a segment's receipt.
     context = {

@@ -2,7 +2,7 @@
 
     plan      divide the input into parts
     scan      compute the keys of each part's lines, if repeated lines are to be removed
-    grind     make a segment from each part
+    grind     clean and tokenize each part; the result is a segment
     sift      decide which documents stay, and in which split
     pack      make shards from the segments
     manifest  written last: a folder with a manifest is a complete dataset
@@ -100,12 +100,12 @@ def prepare(
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
     run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
     `tokenmill.preparation.settings.PrepareSettings`. `memory` is the limit in bytes for all workers
-    together. Inputs and `out` may be in an object store. Unfinished work then stays on this machine,
-    in the folder `work`; by default that is a folder in the user's cache.
+    together. Inputs and `out` may be in an object store. If `out` is, unfinished work is in the folder
+    `work`, by default ~/.cache/tokenmill/work on this machine.
 
-    With `engine="ray"`, the workers are on a Ray cluster: the one at `ray_address`, or the one that
-    is running on this machine. If `out` is in an object store, unfinished work is there too, or in
-    `work`, which may be an address or a folder that all nodes share.
+    With `engine="ray"`, the workers run on the Ray cluster at `ray_address`, by default the cluster
+    that is running on this machine. If `out` is in an object store, unfinished work is there too by
+    default. `work` may then be another address, or a folder that all nodes share.
 
     Progress is shown in terminals and notebooks. `progress=False` turns it off, and `progress=True`
     prints it elsewhere too. If you pass a `watcher`, it receives the progress instead.
@@ -162,7 +162,7 @@ def _check_engine(engine: str, ray_address: str | None) -> None:
 
 
 def start_engine(plan: Plan) -> Engine:
-    """Worker processes, each with its share of the memory."""
+    """Start worker processes, each with its share of the memory."""
     workspace = Workspace(plan.tokenizer, plan.share)
     started = min(plan.workers, len(plan.parts))
     return LocalEngine(started, workspace, suggest_less_memory(started, plan.memory))
@@ -213,7 +213,7 @@ def run_plan(
 
 
 def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
-    """Find the repeated lines of the whole input. Also returns the bad files."""
+    """Find the repeated lines of the whole input. Returns where each part's marks are, and bad files."""
     plan, folder = run.plan, run.folder.segments
     names = [part.scan_name for part in plan.parts]
     scans = make_bundles(
@@ -228,7 +228,7 @@ def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
 
 
 def grind(run: Run, marks: Sequence[PartMarks] | None, skipped: Skipped) -> Bundles:
-    """The segments of all parts."""
+    """Make the segments of all parts."""
     plan = run.plan
     names = [part.name for part in plan.parts]
     if marks is not None:
@@ -243,7 +243,7 @@ def grind(run: Run, marks: Sequence[PartMarks] | None, skipped: Skipped) -> Bund
 
 
 def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
-    """The shards of each split, made by this run or by an earlier one."""
+    """Write the missing shards, and return all shards of each split."""
     plan, root = run.plan, run.folder.path
     for split in SPLITS:
         make_subfolder(root, root / split)
@@ -274,7 +274,7 @@ def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
 def _find_shards(
     run: Run, tasks: Iterable[PackShard], receipts: Mapping[str, Path]
 ) -> dict[str, Shard]:
-    """The finished shards of an earlier run, by path.
+    """Return the intact shards of an earlier run, by path.
 
     Reads their files and compares them with the checksums in their receipts.
     """
@@ -299,9 +299,9 @@ def _find_shards(
 
 
 def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
-    """Remove shards of an interrupted run that will not be written again.
+    """Remove shards of an interrupted run that do not belong to the dataset.
 
-    In an object store another process may be writing the same shards, so those stay.
+    Shards that will be overwritten stay: in an object store, another process may be writing them.
     """
     wanted = {path for shard in shards for path in (shard.path, shard.documents_path)}
     for split in SPLITS:

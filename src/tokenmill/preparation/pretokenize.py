@@ -1,4 +1,4 @@
-"""`pretokenize`: the ids of one text file as one `.npy` file beside it.
+"""`pretokenize`: write the ids of one text file to one `.npy` file beside it.
 
 It first runs `prepare` without cleaning, deduplication or a validation split, in a temporary folder
 beside the text. So it has the speed and the memory limit of `prepare`, and can be resumed. Then it
@@ -39,7 +39,7 @@ _UNCHANGED: dict[str, Any] = {
     "normalize": False,
     "dedup": "none",
     "val_fraction": 0.0,
-    "tokens_per_shard": 1 << 60,  # all of them
+    "tokens_per_shard": 1 << 60,  # all tokens in one shard
 }
 _COPY = 1 << 20
 _ENDINGS = (".gz", ".zst", ".bz2", ".xz")
@@ -65,7 +65,7 @@ class Pretokenized:
 
 
 def npy_path(text: str | os.PathLike[str]) -> Path:
-    """Where the ids of a text file go.
+    """Return the path of the file to which `pretokenize` writes the ids of a text file.
 
     >>> npy_path("data/wiki.txt").as_posix(), npy_path("a/b.jsonl.gz").as_posix()
     ('data/wiki.npy', 'a/b.npy')
@@ -156,7 +156,7 @@ def pretokenize(
 
 
 def _move_report(report: Path, target: Path) -> Path | None:
-    """Move a report next to the ids, if there is one; returns its new path."""
+    """Move a report next to the ids. Returns its new path, or None if there is no report."""
     if not report.exists():
         return None
     return report.replace(target.with_suffix(f".{report.name}"))
@@ -169,20 +169,22 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
         dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     kind = np.dtype(dtype)
     if tokenizer.vocab_size - 1 > np.iinfo(kind).max:
-        raise UsageError(f"ids go up to {tokenizer.vocab_size - 1}, which {dtype} cannot hold.")
+        raise UsageError(
+            f"ids go up to {tokenizer.vocab_size - 1}, which {dtype} cannot hold. Use `dtype='uint32'`."
+        )
     return kind
 
 
 def _check_existing(
     source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
 ) -> Pretokenized:
-    """Describe the existing file. Refuse it if it is outdated, damaged or made with other settings."""
+    """Describe the existing file. Raises an error if it is outdated, damaged or from other settings."""
     again = "Add `restart=True` to make it again."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
         raise FolderError(f"{target} is older than {source}. {again}")
     try:
         array = np.load(target, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy's parser raises anything on damaged bytes
+    except Exception as error:  # NumPy can raise any exception on damaged bytes
         if is_about_process(error):
             raise
         reason = str(error)[:200]
@@ -210,7 +212,7 @@ def _check_existing(
 
 
 def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
-    """The ids of the first few MB of a text."""
+    """Return the ids of the first few MB of a text."""
     out = target.with_suffix(".work")
     plan = make_plan(source, out, tokenizer=tokenizer, workers=1, **_UNCHANGED)
     part = plan.parts[0]

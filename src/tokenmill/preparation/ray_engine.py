@@ -1,12 +1,12 @@
 """Run the tasks of `prepare` on a Ray cluster.
 
 Each task is a plain Ray task on one CPU, so it can run on any node, and a lost node costs only the
-tasks that were running on it. Receipts return through Ray; tokens and keys only ever go through the
-output folder, which all nodes share. A worker process unpickles the tokenizer once and keeps it.
+tasks that were running on it. A task returns a few numbers through Ray. Tokens and keys go through
+storage that all nodes share. A worker process unpickles the tokenizer once and keeps it.
 
-A task whose process or node is lost is started again, at most `_ATTEMPTS` times. Ray's own retries
-are off, because Ray repeats tasks that ran out of memory without end. A node on which no task can run
-ends the run: it would take task after task from the good ones.
+If a task's process or node is lost, the task runs again, at most `_ATTEMPTS` times in all. Ray's own
+retries are off, because Ray would retry a task that runs out of memory forever. If a node is not set
+up to run tasks, the run ends: otherwise that node would fail one task after another.
 
 Costs: Ray takes 0.6 ms per task, 1 to 2 s to connect and to start workers, and 100 MB per process.
 """
@@ -45,18 +45,18 @@ except ImportError:
         "`engine='ray'` needs Ray on every node: pip install 'tokenmill[ray]'."
     ) from None
 
-_ATTEMPTS = 4  # to run a task whose process or node is lost
+_ATTEMPTS = 4  # how often to run a task, if its process or node is lost each time
 _AHEAD = 2  # tasks handed to Ray for each CPU of the cluster
 _PATIENCE = 10.0  # seconds to connect
-_WAIT = 10.0  # seconds, after which the size of the cluster is looked up again
-_OFTEN = 1.0  # seconds between two such questions, at least
+_WAIT = 10.0  # seconds to wait for a result before looking up the size of the cluster again
+_OFTEN = 1.0  # the size of the cluster is looked up at most once in this many seconds
 _PROBES = 16  # input files that a worker looks for when it starts
-_NODE = re.compile(r"\bip=([^,)\s]+)")  # in the text of an error of Ray
-_LIBRARIES = ("tokenmill", "gigatoken", "zstandard")  # their versions may change the bytes
+_NODE = re.compile(r"\bip=([^,)\s]+)")  # the address of a node, in an error message of Ray
+_LIBRARIES = ("tokenmill", "gigatoken", "zstandard")  # another version may change the bytes
 _count_resources: Callable[[], dict[str, float]] = ray.cluster_resources
 _NO_CLUSTER = (
-    "Start one: ray start --head on one machine, ray start --address=HEAD:6379 on the others; or pass "
-    "the `ray_address` of a running one."
+    "Start a cluster: ray start --head on one machine, ray start --address=HEAD:6379 on the others. Or "
+    "pass the `ray_address` of a running cluster."
 )
 
 
@@ -82,7 +82,7 @@ class RayCluster:
                 raise UsageError(
                     f"The Ray cluster {place} cannot be used from here: {why}\n"
                     f"This process has Ray {ray.__version__} and Python {platform.python_version()}. "
-                    "Both must be the same on every node."
+                    "Install the same versions on every node, and restart Ray there."
                 ) from error
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class RayCluster:
 
     @property
     def cores(self) -> int:
-        """The CPUs of all nodes."""
+        """The number of CPUs on all nodes."""
         if time.monotonic() - self._counted >= _OFTEN:
             self._cores = int(_count_resources().get("CPU", 0))
             self._counted = time.monotonic()
@@ -102,7 +102,7 @@ class RayCluster:
 
     @property
     def memory(self) -> int:
-        """The bytes that Ray gives to tasks on all nodes."""
+        """The bytes of memory that Ray gives to tasks on all nodes."""
         return int(_count_resources().get("memory", 0))
 
     def start(
@@ -113,9 +113,9 @@ class RayCluster:
         workers: int | None,
         note: Callable[[str], None] = lambda _: None,
     ) -> RayEngine:
-        """The engine for a plan.
+        """Return the engine that runs a plan.
 
-        `workers` limits the tasks that run at once. `note` receives what the user should know.
+        `workers` limits the tasks that run at once. `note` receives messages for the user.
         """
         sources = [source.path for source in plan.sources]
         paths = [str(out), *sources]
@@ -134,19 +134,19 @@ class RayCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class _Common:
-    """What all tasks of a run have in common. A worker process fetches it once."""
+    """The data that all tasks of a run need. Each worker process fetches it once."""
 
     workspace: Workspace
     versions: dict[str, str]
     out: Path
     inputs: tuple[str, ...]  # some of the input files
     folder: Path | None
-    addresses: dict[str, str]  # with secrets, so it is not among the arguments of a task
+    addresses: dict[str, str]  # may contain secrets, so they are not arguments of a task
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A run, as its tasks know it."""
+    """The name of a run, and a reference to the data that all its tasks need."""
 
     name: str
     common: tuple[Any]  # a reference, in a tuple so that Ray does not resolve it for each task
@@ -166,8 +166,10 @@ class RayEngine:
         self._session = session
         self._workers = workers
         self._note = note
-        self._advice = "Give it more `memory`, or start Ray with fewer CPUs per node."
-        self._is_waiting = False  # for a node, as the user knows
+        self._advice = (
+            "Run the command again with less `memory`, or start Ray with fewer CPUs per node."
+        )
+        self._is_waiting = False  # whether a note has said that the run waits for a node
         self.lost = 0
         self._submit = ray.remote(num_cpus=1, max_retries=0)(_run).remote
         self._running: dict[Any, int] = {}
@@ -182,7 +184,7 @@ class RayEngine:
         self._running.clear()
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
-        """Run all tasks; yields the number and the result of each as it finishes."""
+        """Run all tasks. As each task finishes, yield its index and its result."""
         waiting = iter(range(len(tasks)))
         again: list[int] = []
         attempts: dict[int, int] = {}
@@ -213,10 +215,12 @@ class RayEngine:
                     progress(*amounts)
                 yield number, result
         if lost := self.lost - lost_before:
-            self._note(f"Ran {counted(lost, 'task')} again, lost with a worker process or a node.")
+            self._note(
+                f"Ran {counted(lost, 'task')} again, after a worker process or a node was lost."
+            )
 
     def _hand_out(self, tasks: Sequence[Task], waiting: Iterator[int], again: list[int]) -> None:
-        """Give tasks to Ray until it has enough of them."""
+        """Submit tasks until Ray has `workers` of them, or by default `_AHEAD` for each CPU."""
         most = self._workers or _AHEAD * max(1, self._cluster.cores)
         while len(self._running) < most:
             number = again.pop() if again else next(waiting, None)
@@ -228,16 +232,17 @@ class RayEngine:
         if isinstance(error, OutOfMemoryError):
             return out_of_memory("A worker ran out of memory and was killed by Ray.", self._advice)
         return WorkError(
-            f"A task was lost {_ATTEMPTS} times with its process or node: {_first_line(error)}\n"
+            f"A task failed {_ATTEMPTS} times because its process or node was lost: "
+            f"{_first_line(error)}\n"
             "Run the same command again; it resumes where it stopped."
         )
 
 
-_workspaces: dict[str, Workspace] = {}  # of this process: the workspace of its session
+_workspaces: dict[str, Workspace] = {}  # of this process, by the name of the session
 
 
 def _run(session: _Session, task: Task) -> tuple[Any, tuple[int, ...]]:
-    """Run a task in a worker process of Ray; returns its answer, and the progress that it made."""
+    """Run a task in a worker process of Ray. Returns its result or error, and its progress."""
     amounts: list[int] = []
 
     def add(*more: int) -> None:
@@ -251,14 +256,14 @@ def _run(session: _Session, task: Task) -> tuple[Any, tuple[int, ...]]:
         answer = error
     if isinstance(answer, StorageError):
         answer = StorageError(
-            f"{answer}\nThis happened on the node {socket.gethostname()}. Tasks find credentials and "
-            "settings in the environment in which `ray start` ran on their node."
+            f"{answer}\nThis happened on the node {socket.gethostname()}. Tasks take credentials "
+            "and settings from the environment in which `ray start` ran on that node."
         )
     return answer, tuple(amounts)
 
 
 def _find_workspace(session: _Session) -> Workspace:
-    """The workspace of a session, with the tokenizer. It is fetched when the first task arrives."""
+    """Return the workspace of a session. The first task fetches the workspace and checks the node."""
     if session.name not in _workspaces:
         common: _Common = ray.get(session.common[0])
         name_machine(ray.get_runtime_context().get_node_id())
@@ -270,10 +275,10 @@ def _find_workspace(session: _Session) -> Workspace:
 
 
 def _check_node(common: _Common) -> None:
-    """Refuse a node with other libraries, or without the files of this run.
+    """Raise an error if this node has other versions of libraries, or lacks the files of this run.
 
-    Without the check, a node that lacks the input would count its files as bad ones, and skip them
-    if `skip_bad_files` is set.
+    Without the check, a node that lacks the input would report its files as bad, and
+    `skip_bad_files` would skip them.
     """
     node = socket.gethostname()
     for name, version in _find_versions().items():
@@ -297,7 +302,7 @@ def _check_node(common: _Common) -> None:
 
 
 def _find_versions() -> dict[str, str]:
-    """The installed versions of the libraries that may change the bytes of a dataset."""
+    """Return the installed versions of the libraries that may change the bytes of a dataset."""
     found = {}
     for name in _LIBRARIES:
         try:
@@ -308,25 +313,28 @@ def _find_versions() -> dict[str, str]:
 
 
 def _explain_node(error: RayTaskError) -> WorkError:
-    """The error for a task that failed before tokenmill took charge of it: its node is not set up."""
+    """Return the error for a task that failed before tokenmill ran: its node is not set up."""
     why, version = str(error).strip().splitlines()[-1], _find_versions()["tokenmill"]
     node = _NODE.search(str(error))
     return WorkError(
         f"The node {node[1] if node else 'of a task'} cannot run tasks of tokenmill {version}: {why}\n"
-        f"Install it on every node with pip install 'tokenmill[ray]=={version}', in the environment in "
-        "which `ray start` runs. Then run the same command again; it resumes."
+        f"Install tokenmill on every node with pip install 'tokenmill[ray]=={version}', in the "
+        "environment in which `ray start` runs. Then run the same command again; it resumes."
     )
 
 
 def _reach(address: str) -> None:
-    """Try to connect to a cluster. Ray would try for ten minutes, for example if a cluster was killed
-    and the file with its address is still there."""
+    """Raise an error if no cluster answers within `_PATIENCE` seconds.
+
+    `ray.init` would try for ten minutes, for example if a cluster was killed and the file with its
+    address is still there.
+    """
     if "://" in address:
         raise UsageError(
             f"`ray_address` is {address!r}; it must be HOST:PORT, such as HEAD:6379. Run the command on a "
             "node of the cluster."
         )
-    with suppress(ImportError):  # a private function; without it, the error comes later
+    with suppress(ImportError):  # a private function; without it, `ray.init` raises the error later
         from ray._private.services import canonicalize_bootstrap_address
 
         host, _, port = (canonicalize_bootstrap_address(address) or "").rpartition(":")

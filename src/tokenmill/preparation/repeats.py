@@ -1,4 +1,4 @@
-"""Find repeated keys in a long list, exactly and in bounded memory.
+"""Find repeated keys (hashes) in a long list, exactly and in bounded memory.
 
 The list holds one partition of the keys of all documents, or of all lines, in input order. The result
 is a file with one byte per key: 1 if an equal key is earlier in the list. Keys that do not fit in
@@ -24,17 +24,17 @@ from tokenmill.preparation.key_files import Keys
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
 _TABLE = 1 << 18  # keys handled at once
-_PAGES = 1 << 15  # marks to write before the pages of the map are released
+_PAGES = 1 << 15  # marks to write before the pages of the memory map are released
 _ENTRY = np.dtype([("key", "<u8", (2,)), ("place", "<u8")])
 
 
 def keys_in_memory(memory: int) -> int:
-    """How many keys can be sorted in this many bytes of memory."""
+    """Return how many keys can be sorted in this many bytes of memory."""
     return max(_LEAST_KEYS, memory // _SORT_BYTES)
 
 
 def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
-    """Write a mark for each of `total` keys to the file `marks`; returns how many are repeats.
+    """Write a mark for each of `total` keys to the file `marks`. Returns how many keys are repeats.
 
     At most `limit` keys are sorted at once. If there are more, all keys go to files in the folder
     `spill`. Files left there by an earlier run are removed.
@@ -86,7 +86,7 @@ def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
     try:
         for keys in tables:
             bucket = (keys[:, 0] >> np.uint64(64 - bits)).astype(np.uint8)
-            order = np.argsort(bucket, kind="stable")  # a radix sort: they are bytes
+            order = np.argsort(bucket, kind="stable")  # a radix sort, of bytes
             entries = np.empty(len(keys), _ENTRY)
             entries["key"] = keys[order]
             entries["place"] = order + place
@@ -114,7 +114,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
                 entries = np.frombuffer(data, _ENTRY)
                 share = (entries["key"][:, 0] << np.uint64(bits)) % np.uint64(rounds)
                 entries = entries[share == number]
-                # One key may be most of the file: keep only its first occurrence in a table.
+                # Mark the repeats among these entries now, in case one key is most of the file.
                 again = _find(entries["key"])
                 repeats += _write(entries["place"][again], marks)
                 chosen.append(np.delete(entries, again))
@@ -135,7 +135,7 @@ def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
-    """The places of keys that also occur earlier in the list.
+    """Return the places of keys that also occur earlier in the list.
 
     Sorts one number per key: its leading bits, followed by its place. So equal keys stay in order,
     and NumPy sorts plain numbers ten times as fast as `argsort` computes an order.

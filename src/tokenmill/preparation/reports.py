@@ -1,7 +1,8 @@
 """Reports about the input: rejected records, repaired documents, files that may not be UTF-8.
 
-Segments count lines from their own start. Each segment's reports are written when it is sifted, with
-the positions in its files; the reports of the dataset are these, one after another.
+A segment is the result of processing a part of the input, and counts lines from the part's start.
+When a segment is sifted, its reports are written with the line numbers of the input files. A report
+of the dataset joins those of all segments.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tokenmill.storage.decoding import load_json
 from tokenmill.storage.files import AtomicFile
 from tokenmill.wording import counted
 
-_SUSPICIOUS = 200  # if one byte in this many was replaced, a file is not UTF-8
+_SUSPICIOUS = 200  # if one byte in this many was replaced, a file is probably not UTF-8
 _SAMPLE = 1 << 16
 _EXAMPLES = 20
-_COPY = 4 << 20  # bytes
+_COPY = 4 << 20  # bytes to copy at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,13 @@ class Reporter:
     """Writes the reports of one segment."""
 
     sources: Mapping[int, SourceFile]  # of the part
-    lines_before: int  # lines of its first source in earlier parts
+    lines_before: int  # how many lines of the part's first source are in earlier parts
     has_rejections: bool
-    first_repair: int | None  # line of the document that begins here and ends in a later part
+    # The line of the first replaced byte in the document that continues in the next part.
+    first_repair: int | None
 
     def list_rejections(self, segment: Path) -> Iterator[bytes]:
-        """The rejected records as JSON lines."""
+        """Yield the rejected records as JSON lines."""
         if self.has_rejections:
             with segment.with_suffix(".rejected").open("rb") as file:
                 for record in file:
@@ -52,7 +54,7 @@ class Reporter:
                     yield self._encode(number, line, offset, reason=reason)
 
     def list_repairs(self, kept: Records, begins: Whole | None) -> Iterator[bytes]:
-        """The documents that were repaired, out of some kept records, as JSON lines."""
+        """Yield the repaired documents among some kept records, as JSON lines."""
         replaced = kept["replaced"].astype(np.int64)
         replaced[(kept["flags"] & CONTINUES) != 0] = 0
         last = int(kept["flags"][-1]) & (CONTINUES | UNFINISHED) if len(kept) else 0
@@ -76,10 +78,10 @@ class Reporter:
 
 
 class SourceCounts:
-    """Sums up the sources of a segment's records, which are added in input order.
+    """Counts the replaced bytes of each source, from a segment's records in input order.
 
     An entry is the number of a source, the offset of its first repaired document, its replaced
-    bytes and its bytes. Entries without replaced bytes are omitted between the first and the last.
+    bytes and its bytes. A source without replaced bytes has no entry, unless it is the first or last.
     """
 
     def __init__(self) -> None:
@@ -117,7 +119,7 @@ class FileRepairs:
 
 
 def sum_repairs(entries: Iterable[Sequence[int]]) -> dict[int, FileRepairs]:
-    """The repairs by number of the source. Takes the entries of all segments, in input order."""
+    """Add up the `SourceCounts` entries of all segments, in input order. Returns repairs by source."""
     files: dict[int, FileRepairs] = {}
     current, size_so_far = -1, 0
     for source, first, replaced, size in entries:
@@ -135,7 +137,7 @@ def sum_repairs(entries: Iterable[Sequence[int]]) -> dict[int, FileRepairs]:
 def describe_files(
     files: Mapping[int, FileRepairs], sources: Sequence[SourceFile]
 ) -> dict[str, Any]:
-    """How many files had many bytes replaced, and the likely encoding of some of them."""
+    """Return how many files had many bytes replaced, and the likely encoding of some of them."""
     much = [number for number, file in files.items() if file.replaced * _SUSPICIOUS >= file.size]
     return {
         "files": len(much),
@@ -152,7 +154,7 @@ def describe_files(
 
 
 def _read_sample(source: SourceFile, offset: int) -> bytes:
-    """Some bytes of a file, from an offset, or from the beginning if it is compressed."""
+    """Read some bytes of a file, from an offset, or from the beginning if the file is compressed."""
     try:
         if source.kind == "parquet":
             return b""
@@ -166,7 +168,7 @@ def _read_sample(source: SourceFile, offset: int) -> bytes:
 
 
 def count_lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[int]:
-    """For each part, the number of lines of its first source in the parts before it."""
+    """Yield, for each part, how many lines of its first source are in earlier parts."""
     before: dict[int, int] = {}
     for part, receipt in zip(plan.parts, receipts, strict=True):
         yield before.get(part.ranges[0].source, 0)
@@ -184,7 +186,7 @@ def count_lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[int]
 
 
 def join_reports(paths: Iterable[Path], target: Path) -> None:
-    """Write a report of the dataset from those of segments; without any, no file is written."""
+    """Join the reports of segments to one file. Without any report, no file is written."""
     some = iter(paths)
     first = next(some, None)
     if first is None:

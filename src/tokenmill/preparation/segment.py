@@ -1,12 +1,13 @@
-"""The files of a segment, which is the result of processing a part. They are complete or absent.
+"""Segments and other bundles: the files that the tasks of `prepare` write and later stages read.
 
-A bundle is a set of files, `NAME.tokens`, `NAME.docs`, …, and a receipt `NAME.json` that is written
-last: if the receipt exists, the files are complete. The files are not flushed to the disk one by one,
-because that would take longer than making them. Instead, the receipt holds checksums of the files and
-of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
+A bundle is a set of files, `NAME.tokens`, `NAME.docs`, …, and a receipt, `NAME.json`. The receipt is
+written last, so a bundle without a receipt is unfinished. The files are not flushed to the disk one by
+one, because that would take longer than making them. Instead, the receipt holds checksums of the files
+and of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
 
-The bundle of a segment has the tokens, one `RECORD` per document, the keys of documents, the rejected
-records, and the texts of documents that continue in another part.
+A segment is the bundle that a task makes from a part of the input. It has the tokens, one `RECORD` per
+document, the keys of documents, the rejected records, and the texts of documents that continue in
+another part.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RECORD = np.dtype(
         ("key", "<u8", (2,)),
         ("length", "<u8"),  # tokens, including the end-of-text token
         ("source", "<u4"),
-        ("line", "<u4"),  # line of the first replaced byte within its range, from 1; 0: unknown
+        ("line", "<u4"),  # of the first replaced byte, from 1 in the range; 0: unknown
         ("offset", "<u8"),
         ("raw", "<u8"),  # bytes as they were read
         ("text", "<u8"),  # bytes after cleaning
@@ -41,8 +42,8 @@ RECORD = np.dtype(
         ("replaced", "<u4"),  # bytes that were not UTF-8
     ]
 )
-# Flags of a record. The document begins in an earlier part; it ends in a later part; it has invalid
-# UTF-8 and is dropped; it had invalid UTF-8 and was repaired.
+# Flags of a record, in this order: the document begins in an earlier part; it ends in a later part;
+# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired.
 CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED = 1, 2, 4, 8
 
 Records = npt.NDArray[np.void]  # of RECORD
@@ -65,7 +66,7 @@ class Fragment(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> Fragment:
-        """The fields of a RECORD."""
+        """Make a fragment from the fields of a RECORD."""
         return cls(*(int(record[name]) for name in cls._fields))
 
 
@@ -77,8 +78,8 @@ class _ScanFacts(TypedDict):
 class _SegmentFacts(TypedDict):
     tokens: Count
     records: Count
-    keys: Count  # of whole documents that are not dropped yet
-    fragments: list[Fragment]  # the first record, the last record, or both
+    keys: Count  # one for each record with `has_key`
+    fragments: list[Fragment]  # of the first record, the last record, or both
     documents_in: Count
     bytes_in: Count
     dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
@@ -103,8 +104,8 @@ class _FateFacts(TypedDict):
     characters: Count
     repaired: Count
     dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
-    # The first source, the last one and all with repairs: the source, the offset of the first
-    # repaired document, replaced bytes, bytes.
+    # An entry for the first source, the last source, and each source with repairs: the number of the
+    # source, the offset of its first repaired document, its replaced bytes, and its bytes.
     sources: list[tuple[Count, Count, Count, Count]]
 
 
@@ -125,7 +126,7 @@ class SegmentReceipt(TypedDict):
 
 
 class MarkReceipt(TypedDict):
-    """The receipt of the marks of a partition."""
+    """The receipt of a partition's marks, which say which of its keys are repeats."""
 
     name: str
     files: dict[Literal["marks"], tuple[Count, str]]
@@ -133,7 +134,7 @@ class MarkReceipt(TypedDict):
 
 
 class FateReceipt(TypedDict):
-    """The receipt of the fates of a segment's documents."""
+    """The receipt of a segment's fates: for each document its split, or that it is dropped."""
 
     name: str
     files: dict[Literal["fates", "rejected", "repaired"], tuple[Count, str]]
@@ -180,7 +181,7 @@ class Bundle:
 
 
 def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> Receipt | None:
-    """The receipt of a bundle, of type `kind`; None if it is absent or damaged."""
+    """Return the receipt of a bundle, of type `kind`, or None if it is absent or damaged."""
     receipt: Receipt | None = read_receipt(folder / f"{name}.json", kind)
     if receipt is None or receipt["name"] != name:
         return None
@@ -202,7 +203,7 @@ def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> 
 
 
 def fingerprint(receipts: Iterable[Receipt]) -> str:
-    """A hash of the content of some bundles."""
+    """Return a hash of the names and checksums of some bundles."""
     digest = xxhash.xxh3_128()
     for receipt in receipts:
         checksums = sorted((file, checksum) for file, (_, checksum) in receipt["files"].items())
@@ -218,7 +219,7 @@ class CheckBundle:
     receipt: Receipt
 
     def run(self, worker: Worker) -> bool:  # noqa: ARG002  the interface of tasks
-        """Whether the bundle is intact."""
+        """Return whether the bundle is intact."""
         try:
             for file, (size, digest) in self.receipt["files"].items():
                 path = f"{self.receipt['name']}.{file}"
@@ -232,7 +233,7 @@ class CheckBundle:
 
 
 def has_key(records: Records) -> npt.NDArray[np.bool_]:
-    """Which records have a key in the key file: those of whole documents with valid text."""
+    """Return which records have a key in the key file: those of whole documents with valid text."""
     without: npt.NDArray[np.bool_] = (records["flags"] & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
     return without
 
@@ -245,10 +246,10 @@ def read_document_records(segment: Path, count: int) -> Iterator[Records]:
 
 
 def read_fragment(segment: Path, fragment: Fragment) -> Iterator[bytes]:
-    """The text of a document that continues in another part, block by block.
+    """Yield the text of a fragment of a document, block by block.
 
-    The file has at most two texts. The first belongs to a document that began in an earlier part,
-    the last to a document that continues in the next part.
+    The file has the texts of at most two fragments: first of a document that began in an earlier
+    part, then of a document that continues in the next part.
     """
     path = segment.with_suffix(".text")
     length = fragment.text

@@ -1,6 +1,6 @@
-"""The settings that decide the bytes of a dataset, checked. The manifest stores all of them.
+"""The settings that decide the bytes of a dataset. They are checked, and stored in the manifest.
 
-Settings that never change a byte (workers, memory) are not among them.
+Options that never change a byte, such as `workers` and `memory`, are not among them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PrepareSettings:
     dtype
         Type of the stored ids. auto means uint16 if the vocabulary allows it, otherwise uint32.
     compress
-        Compress shards with zstd: a third of the size, for slower loading.
+        Compress shards with zstd, to about a third of the size. Loading becomes slower.
     on_bad_text
         What to do about invalid UTF-8: repair replaces invalid bytes with U+FFFD, drop drops the
         document, refuse rejects the file.
@@ -99,7 +99,7 @@ class PrepareSettings:
         for name in ("documents", "text_field"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
-                    f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode."
+                    f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode. Give it as UTF-8."
                 )
         if not self.documents:
             raise UsageError(
@@ -127,14 +127,14 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as the manifest stores them; `compress` only if shards are compressed."""
+        """Return the settings as the manifest stores them: without `compress` if it is none."""
         settings = asdict(self)
         compress = settings.pop("compress")
         return settings if compress == "none" else {**settings, "compress": compress}
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether text has no lone surrogates. Python makes them from command-line bytes that are not UTF-8."""
+    """Return whether a text is valid Unicode. Arguments that are not UTF-8 are not."""
     try:
         text.encode()
     except UnicodeEncodeError:

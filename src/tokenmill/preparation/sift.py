@@ -34,15 +34,15 @@ from tokenmill.preparation.segment import (
 from tokenmill.preparation.spanning import Whole
 
 SPLITS = ("train", "val")
-DROPPED = 0  # otherwise the fate of a record is 1 + the number of its split
-_SALT = np.uint64(0x746F6B656E6D696C)  # "tokenmil"
+DROPPED = 0  # the fate of a document that is not dropped is 1 + the number of its split
+_SALT = np.uint64(0x746F6B656E6D696C)  # the ASCII codes of "tokenmil"
 
 Mask = npt.NDArray[np.bool_]
 Fates = npt.NDArray[np.uint8]
 
 
 def belongs_to_val(keys: npt.NDArray[np.uint64], fraction: float) -> Mask:
-    """Which documents belong to validation: a function of the key alone.
+    """Return which documents belong to validation. That depends on their keys alone.
 
     The finalizer of SplitMix64 mixes the low half of the key with a salt. If the result divided by
     2**64 is below `fraction`, the document belongs to validation.
@@ -60,7 +60,7 @@ def belongs_to_val(keys: npt.NDArray[np.uint64], fraction: float) -> Mask:
 
 @dataclass(frozen=True, kw_only=True)
 class SiftSegment:
-    """A task: decide the fates of a segment's documents, and write its reports."""
+    """A task: decide which documents of a segment to keep, and in which split, and write its reports."""
 
     name: str  # of the bundle to make
     folder: Path
@@ -73,7 +73,7 @@ class SiftSegment:
     records: int  # read at once
 
     def run(self, worker: Worker) -> Receipt:
-        """Make the bundle; returns its receipt."""
+        """Make the bundle, and return its receipt."""
         with Bundle(self.folder, self.name) as bundle:
             bundle.write("fates", b"")
             totals, sources = Totals(), SourceCounts()
@@ -91,7 +91,7 @@ class SiftSegment:
             return bundle.finish(vars(totals) | {"sources": sources.entries})
 
     def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates]]:
-        """The records and their fates, some at a time."""
+        """Yield the segment's records and their fates, some at a time."""
         marks = Marks(self.marks.read() if self.marks is not None else ())
         for records in read_document_records(self.segment, self.records):
             known = has_key(records)
@@ -121,7 +121,7 @@ class Totals:
     dropped: dict[str, list[int]] = field(default_factory=dict)
 
     def drop(self, reason: str, documents: int, size: int) -> None:
-        """Count dropped documents."""
+        """Count documents that are dropped for one reason, and their bytes."""
         if documents:
             entry = self.dropped.setdefault(reason, [0, 0])
             entry[0] += documents
@@ -129,7 +129,7 @@ class Totals:
 
 
 def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: Totals) -> Fates:
-    """The fates of some documents, and add them to the totals."""
+    """Return the fate of each document: its split, or dropped. Adds the documents to the totals."""
     bad = (records["flags"] & BAD_TEXT) != 0
     empty = ~bad & (records["text"] == 0)
     # Some tokenizers remove characters, possibly all of a text.
@@ -154,6 +154,6 @@ def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: 
 
 
 def fate_of(document: Whole, val_fraction: float) -> int:
-    """The fate of a document that spans parts."""
+    """Return the fate of a document that spans parts."""
     repeated = np.array([document.repeated])
     return int(choose_fates(document.record(), repeated, val_fraction, Totals())[0])

@@ -1,8 +1,9 @@
 """Documents that span parts: join their records, and compute their keys from their texts.
 
-A part has only a fragment of such a document. It begins as the last record of a part, continues as
-the only record of others, and ends as the first record of one. There is at most one for each border
-between two parts. Their texts are read by tasks, because one document may be most of the input.
+A part is the input of one task. If the border between two parts cuts a document, each part has a
+fragment of the document's text, and a record of the fragment. The first fragment is the last record of
+its part, the last fragment is the first record of its part, and a fragment in the middle is the only
+record of its part. Tasks read the texts, because one document may be most of the input.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _AT_ONCE = 64  # documents for one task
 
 @dataclass(frozen=True)
 class Whole:
-    """A document that spans parts. `fragments` has the number of the part of each."""
+    """A document that spans parts: its fragments, each with the number of its part."""
 
     fragments: tuple[tuple[int, Fragment], ...]
     key: tuple[int, int] = (0, 0)
@@ -41,32 +42,32 @@ class Whole:
 
     @property
     def first_part(self) -> int:
-        """The part in which it begins."""
+        """The number of the part in which the document begins."""
         return self.fragments[0][0]
 
     @property
     def length(self) -> int:
-        """The number of its tokens."""
+        """The number of tokens in the document."""
         return sum(fragment.length for _, fragment in self.fragments)
 
     @property
     def is_bad(self) -> bool:
-        """Whether it is dropped because of invalid UTF-8."""
+        """Whether the document is dropped because of invalid UTF-8."""
         return any(fragment.flags & BAD_TEXT for _, fragment in self.fragments)
 
     @property
     def replaced(self) -> int:
-        """The bytes that were not UTF-8."""
+        """The number of bytes that were not UTF-8."""
         return sum(fragment.replaced for _, fragment in self.fragments)
 
     @property
     def line(self) -> tuple[int, int]:
-        """Of its first replaced byte: the part, and the line in the part's range; 0 if unknown."""
+        """Where the first replaced byte is: the part, and the line within it (0 if unknown)."""
         lines = ((part, fragment.line) for part, fragment in self.fragments if fragment.line)
         return next(lines, (self.first_part, 0))
 
     def record(self) -> Records:
-        """Its record, as if it were in one part: key, length, sizes and flags."""
+        """Return one record for the whole document, with its key, length, sizes and flags."""
         record = np.zeros(1, RECORD)
         record["key"] = self.key
         for name in ("length", "raw", "text", "characters"):
@@ -79,14 +80,14 @@ class Whole:
 
 
 def find_spanning(receipts: Sequence[Receipt]) -> list[Whole]:
-    """The documents that span parts, in input order, without their keys."""
+    """Return the documents that span parts, in input order. Their keys are not computed yet."""
     found: list[Whole] = []
     fragments: list[tuple[int, Fragment]] = []
     for number, receipt in enumerate(receipts):
         for fragment in receipt["facts"]["fragments"]:
             if bool(fragments) != bool(fragment.flags & CONTINUES):
                 raise FolderError(
-                    "The unfinished run is damaged: the parts of a document do not fit together. "
+                    "The unfinished run is damaged: a part of a document is missing. "
                     "Add `restart=True` to start over."
                 )
             fragments.append((number, fragment))
@@ -104,7 +105,7 @@ class HashDocuments:
     segments: dict[int, Path]  # by the number of the part
 
     def run(self, worker: Worker) -> list[Whole]:
-        """The documents with their keys."""
+        """Return the documents with their keys."""
         return [self._hash(document, worker) for document in self.documents]
 
     def _hash(self, document: Whole, worker: Worker) -> Whole:
@@ -118,7 +119,7 @@ class HashDocuments:
 
 
 def plan_hashing(documents: Sequence[Whole], segments: Sequence[Path]) -> Iterator[HashDocuments]:
-    """The tasks that compute all keys."""
+    """Yield the tasks that compute the keys of all documents."""
     for start in range(0, len(documents), _AT_ONCE):
         some = tuple(documents[start : start + _AT_ONCE])
         parts = {part for document in some for part, _ in document.fragments}

@@ -1,12 +1,12 @@
-"""The texts of a chunk: check, repair, clean and encode them.
+"""Check, repair, clean and encode the texts of a chunk.
 
 Many documents are checked, cleaned and encoded at once, joined by NUL bytes. Only a chunk with
 invalid UTF-8 is examined text by text. Encoding proceeds slice by slice and checks the memory after
 each slice, so that memory does not grow with the chunk.
 
-A document that arrives in fragments gets the ids of the whole text, wherever it was cut. The ids at
-the end of a fragment may depend on the next fragment, so the end is held back and encoded with the
-next fragment.
+A document may arrive in fragments. It gets the same ids as the whole text, wherever it was cut. The
+ids at the end of a fragment may depend on the next fragment, so the end is held back and encoded with
+the next fragment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARK = np.dtype(
     [
         ("flags", "<u4"),
         ("replaced", "<u4"),  # bytes that were not UTF-8
-        ("line", "<u4"),  # line of the first of them within the chunk, from 1; 0: unknown
+        ("line", "<u4"),  # of the first of these bytes, from 1 in the chunk; 0: unknown
     ]
 )
 MOST_REPLACED = int(np.iinfo(np.uint32).max)
@@ -69,14 +69,14 @@ class Texts:
         marks: Marks | None,
         joined: bytes | None = None,
     ) -> Texts:
-        """Make `Texts` from a list. Unless a text contains a NUL byte, all are also joined to a block."""
+        """Make `Texts` from a list. Unless a text contains a NUL byte, the texts are also joined."""
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
         return cls(texts, block if whole else None, offsets, sizes, marks)
 
     @property
     def texts(self) -> list[bytes]:
-        """The documents, one by one."""
+        """The documents as a list. A block is split when this is first used."""
         if self.listed is None:
             self.listed = self.block.split(b"\0") if self.block is not None else []
         return self.listed
@@ -88,7 +88,7 @@ class Texts:
         return np.concatenate(([0], nuls + 1)), np.append(nuls, len(self.block or b""))
 
     def cut_block(self, first: int, stop: int) -> bytes:
-        """The part of the block with the texts from `first` to `stop`."""
+        """Return the bytes of the block that hold the texts from `first` to `stop`."""
         assert self.block is not None
         starts, ends = self._borders
         if first == 0 and stop == len(ends):
@@ -105,7 +105,7 @@ class Texts:
 
     @property
     def views(self) -> Sequence[bytes | memoryview]:
-        """The documents, one by one, without copying them out of their block."""
+        """The documents as a list, without copying them out of their block."""
         if self.block is None:
             return self.texts
         view = memoryview(self.block)
@@ -120,7 +120,7 @@ class Texts:
         return count_characters(self.block, *self._borders)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Texts:
-        """The selected documents."""
+        """Return the chosen documents only."""
         kept, sizes = chosen.tolist(), self.sizes[chosen]
         offsets = list(compress(self.offsets, kept))
         marks = None if self.marks is None else self.marks[chosen]
@@ -136,8 +136,8 @@ class Texts:
 def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> Texts:
     """Check and clean the texts of a chunk.
 
-    Documents with bad text are removed if the settings say so. A fragment of a document stays and
-    is flagged, because the rest of the document may be in another chunk.
+    If `on_bad_text` is drop, documents with invalid UTF-8 are removed. A fragment of such a document
+    stays and is flagged, because the rest of the document may be in another chunk.
     """
     listed, offsets = chunk.texts, chunk.offsets
     sizes = np.fromiter(map(len, listed), np.int64, len(listed))
@@ -167,7 +167,7 @@ def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> 
 def _repair(
     chunk: Chunk, settings: PrepareSettings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
-    """Replace invalid UTF-8 in the texts of a chunk. Each such text is marked as repaired, or as bad."""
+    """Replace invalid UTF-8 in the texts of a chunk. Returns all texts, and a `MARK` for each."""
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:
@@ -179,8 +179,8 @@ def _repair(
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,
-                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); fix the file, or set "
-                    "`on_bad_text` to repair or drop",
+                    f"invalid UTF-8 at {source.unit} {place} ({error.reason}); fix the file, or pass "
+                    "`on_bad_text='repair'` or `on_bad_text='drop'`",
                 ) from error
             texts[i] = repaired = text.decode("utf-8", "replace").encode()
             line = chunk.line_of(place)
@@ -199,7 +199,7 @@ def _repair(
 
 
 def _count_replaced(text: bytes, repaired: bytes) -> int:
-    """How many bytes were replaced to repair a text."""
+    """Return how many bytes were replaced to repair a text."""
     mark = "\ufffd".encode()
     return len(text) - len(repaired) + len(mark) * (repaired.count(mark) - text.count(mark))
 
@@ -214,7 +214,7 @@ class Encoder:
         self._open: LongText | None = None
 
     def encode(self, texts: Texts, chunk: Chunk) -> EncodedTexts:
-        """The ids of all texts, each followed by a terminator; see `encode_terminated`."""
+        """Return the ids of all texts, with a terminator after each text; see `encode_terminated`."""
         sizes = texts.text_sizes
         first, last = int(chunk.continues), len(sizes) - int(chunk.unfinished)
         runs = []
@@ -235,13 +235,13 @@ class Encoder:
         return runs[0] if len(runs) == 1 else join_batches(runs)
 
     def finish(self) -> Ids:
-        """The remaining ids of a document that continues in the next part."""
+        """Return the remaining ids of a document that continues in the next part."""
         ids = [] if self._open is None else self._open.finish()
         self._open = None
         return np.concatenate([np.zeros(0, np.uint32), *ids])
 
     def _encode_some(self, texts: Texts, first: int, stop: int) -> EncodedTexts:
-        """Encode whole texts: one long one, or several short ones."""
+        """Encode the whole texts from `first` to `stop`: one long text, or several short texts."""
         if texts.text_sizes[first] > _LONG:
             text = texts.texts[first]
             long = LongText(self._tokenizer, max(self._hold_limit, len(text)))
@@ -268,12 +268,12 @@ class Encoder:
         return terminate_texts([joined], self._tokenizer.eot_id)
 
     def _feed(self, long: LongText, text: bytes) -> list[Ids]:
-        """Encode more of a long text, slice by slice; returns the ids that are final."""
+        """Encode more of a long text, slice by slice. Returns the ids that no later text can change."""
         found: list[Ids] = []
         start = 0
         while start < len(text):
             stop = min(start + self._workspace.slice_bytes, len(text))
-            while stop < len(text) and text[stop] & 0xC0 == 0x80:  # within a character
+            while stop < len(text) and text[stop] & 0xC0 == 0x80:  # do not cut a character
                 stop += 1
             found += long.feed(text[start:stop])
             self._workspace.check_memory(within_chunk=True)

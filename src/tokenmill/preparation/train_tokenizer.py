@@ -2,8 +2,8 @@
 
 The same files, in any order, give the same bytes of tokenizer.json. The `tokenizers` library learns
 the same merges from the same texts and gives the same ids. `<|endoftext|>` is id 256, after the 256
-bytes. Where the text contains it, a document ends, and no merges are learned from its characters.
-Text is split as GPT-2 splits it. The file is complete or absent.
+bytes. Where the text contains `<|endoftext|>`, a document ends; merges never include its characters.
+Text is split into words as GPT-2 does. The file is complete or absent.
 
 Costs 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with the
 number of *different* words, about 60 bytes each, and nothing is moved to disk. So train on a sample of
@@ -102,7 +102,7 @@ def _remove_left_behind(target: Path) -> None:
 
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
-    """Return all input as plain text files, sorted. `rest` gets the text of other kinds of files."""
+    """Return all input as plain text files, sorted. The text of other files is written to `rest`."""
     plain = {
         source: Path(source.path).resolve()
         for source in sources
@@ -136,7 +136,7 @@ def extract_text(source: SourceFile, text_field: str, file: BinaryIO, block: int
                     file.write(END_OF_TEXT.encode())
                 file.write(text)
     except TooLongError as error:
-        reason = f"{error}, which this machine cannot hold in memory; remove it"
+        reason = f"{error}, which this machine cannot hold in memory; remove that document"
         raise BadFileError(source.path, reason) from None
 
 
@@ -160,7 +160,7 @@ def _learn_merges(
             "train on less text"
         )
     last = done.stderr.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
-    # When memory runs out, even Python's own modules fail to load, with any kind of error.
+    # When memory runs out, loading Python's own modules can fail with any kind of error.
     raise TokenizerError(
         f"training failed: {last.strip()}\nMost likely memory ran out: free some, or train on less text."
     )
@@ -208,7 +208,7 @@ def _to_tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _byte_letters() -> list[str]:
-    """The character for each byte in a byte-level vocabulary.
+    """Return the character that stands for each byte in a byte-level vocabulary.
 
     Bytes that are visible characters in Latin-1 stand for themselves; the others get the code points
     from 256 on, in order.
@@ -219,7 +219,7 @@ def _byte_letters() -> list[str]:
 
 
 def main() -> None:
-    """The training process: read a job from standard input, write merges to the file in argv[1]."""
+    """Run in the training process: read a job from standard input, write merges to the file argv[1]."""
     import gigatoken
 
     job = load_json(sys.stdin.buffer.read())
