@@ -32,8 +32,8 @@ FAULTS = {
         "400 AuthorizationHeaderMalformed",
         "the bucket is in another region (AuthorizationHeaderMalformed). Set AWS_REGION",
     ),
-    "HTTP 429": ("429", "too many requests (HTTP 429). Wait. Run the same command again."),
-    "HTTP 503": ("503 SlowDown", "too many requests (SlowDown). Wait. Run the same command again."),
+    "HTTP 429": ("429", "too many requests (HTTP 429). Wait a minute. Run the same command again."),
+    "HTTP 503": ("503 SlowDown", "too many requests (SlowDown). Wait a minute. Run the same command again."),
     "timeout": ("delay", "the server did not answer in time. Check the network. Run the same"),
     "cut": ("cut", "the connection ended in the middle of an answer. Check the network. Run"),
 }  # fmt: skip

@@ -214,7 +214,7 @@ def test_missing_credentials_are_named(bucket: str, monkeypatch: pytest.MonkeyPa
         as_path(f"{bucket}/x").exists()
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
     with pytest.raises(
-        StorageError, match="The profile 'nowhere' of AWS_PROFILE has no access key"
+        StorageError, match=r"The profile 'nowhere' \(AWS_PROFILE\) has no access key"
     ):
         as_path(f"{bucket}/x").exists()
 
