@@ -119,7 +119,7 @@ def test_requests_that_fail_in_passing_are_repeated(bucket: str, proxy: Proxy, f
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("503 SlowDown", r"too many requests \(SlowDown\)\. Wait\."),
+        ("503 SlowDown", r"too many requests \(SlowDown\)\. Wait a minute\."),
         ("429", r"too many requests"),
         ("400 AuthorizationHeaderMalformed", r"in another region .* Set AWS_REGION"),
         ("301 PermanentRedirect", r"in another region"),

@@ -81,9 +81,9 @@ def parse_address(path: str | os.PathLike[str]) -> Address:
 
 
 def find_full_address(address: Address) -> str:
-    """Return the address with its secrets, or else the nearest folder above it with its secrets.
+    """Return the address with its secrets. Never show the result.
 
-    If neither has secrets, returns the address itself. Never show the result.
+    If only a folder above it has secrets, returns the address of that folder.
     """
     public = str(address)
     while public.count("/") > 1:

@@ -59,8 +59,7 @@ def temporary_path(path: Path) -> Path:
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Make an empty folder, and remove it at the end of the `with` block.
 
-    The folder is beside `path`, under a temporary name. If `path` is in an object store, the folder
-    is in the temporary folder of this machine.
+    The folder is beside `path`; for an object store, in the temporary folder of this machine.
     """
     if isinstance(path, ObjectPath):
         with tempfile.TemporaryDirectory() as name:

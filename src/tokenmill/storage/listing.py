@@ -37,10 +37,9 @@ def find_sizes(folder: Path, names: Iterable[str]) -> Iterator[int | None]:
 def scan_folder(
     folder: Path, belongs: Callable[[str], bool]
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Return two dicts about the entries of a folder: files with their sizes, and all others.
+    """Return the sizes of a folder's files by name, and why its other entries are not files.
 
-    The others, which cannot be read, have a reason such as "is a folder". Names for which `belongs`
-    returns False are in neither dict.
+    Such a reason is "is a folder". Names for which `belongs` returns False are ignored.
     """
     files: dict[str, int] = {}
     others: dict[str, str] = {}

@@ -73,7 +73,7 @@ def is_cut(error: Exception) -> bool:
 
 
 def _explain(text: str, name: str, scheme: str) -> tuple[str, str]:
-    """Return what happened, and what to do, for an error of obstore."""
+    """Return what happened, and what to do."""
     code, status = _CODE.search(text), _STATUS.search(text)
     number = status[1] if status else ""
     detail = f" ({code[1]})" if code else f" (HTTP {number})" if number else ""

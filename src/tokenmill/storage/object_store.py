@@ -80,8 +80,7 @@ class ObjectStorage(Storage):
     def find_known(self, name: str) -> Entry:
         """Like `find`, but sends a request only if this process does not know the object yet.
 
-        If the object is replaced, reading the known version raises an error. So a file is never
-        read from two versions.
+        If the object was replaced, reading it raises an error, so versions never mix.
         """
         known = _known.get(str(self._locate(name)))
         return self.find(name) if known is None else known._replace(name=name)
@@ -288,7 +287,7 @@ def _pool(size: int) -> ThreadPoolExecutor:
 
 
 def run_together(call: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
-    """Return `[call(item) for item in items]`. The calls, which send requests, run in threads."""
+    """Return `[call(item) for item in items]`. The calls run at once, in threads."""
     if len(items) == 1:
         return [call(items[0])]
     return list(_pool(REQUESTS).map(call, items))
@@ -317,7 +316,7 @@ def read_files_together(
 
 
 def start_request(call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Start a call that sends a request, in a thread."""
+    """Start a request in a thread."""
     return _pool(REQUESTS).submit(call, *arguments)
 
 

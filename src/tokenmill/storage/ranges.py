@@ -99,10 +99,7 @@ class RangeFetcher:
 
 
 class Budget:
-    """How many bytes may be fetched twice: 2% of the bytes of all ranges so far, plus 1 MB.
-
-    Threads share it without a lock, because it need not be exact.
-    """
+    """How many bytes may be fetched twice: about 2% of all ranges so far, plus 1 MB. Not locked."""
 
     def __init__(self) -> None:
         self._left = float(_FREE)

@@ -60,7 +60,7 @@ class _Range(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Rows, divided into parts. Each part is inside one piece, and has one entry in each array."""
+    """Rows, divided into parts that are each inside one piece. Arrays have one entry per part."""
 
     rows: Integers  # the row that the part belongs to
     codes: (
@@ -177,7 +177,7 @@ class CachedRows(RowSource):
         return _Parts(chosen[of], codes, starts, stops, numbers * PIECE + starts - begins[of])
 
     def _hold(self, code: int) -> Held | None:
-        """Check the hash of a piece in the cache; None if the piece is missing or damaged."""
+        """Check the hash of a cached piece. None if the piece is missing or damaged."""
         file, _ = self._find_file(code >> _SHIFT)
         held = self.cache.hold(file.key(code & ((1 << _SHIFT) - 1)))
         if held is not None:
@@ -306,7 +306,7 @@ class CachedRows(RowSource):
             place += count * self._width
 
     def _identify(self, shard: int) -> tuple[RemoteFile, int]:
-        """Return the file of a shard, and the byte at which the shard starts in the file."""
+        """Return the file of a shard, and the shard's first byte in the file."""
         shards, number, skipped = find_file(self._shards, shard)
         name = shards.names[number]
         with shards._open(number) as opened:  # checks its size and header

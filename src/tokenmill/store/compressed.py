@@ -119,7 +119,7 @@ class FrameReader:
         self._most_tables = max(1, _TABLES // largest)
 
     def locate(self, shards: Integers, places: Integers) -> tuple[Integers, Integers]:
-        """Return each id's frame, and the byte of the decoded frame at which the id starts.
+        """Return each id's frame, and its first byte in the decoded frame.
 
         Id n is at position `places[n]` of shard `shards[n]`.
         """
@@ -194,7 +194,7 @@ class FrameReader:
         return _File(self._read_table(shard, data[start:]), data)
 
     def _find_table(self, shard: int) -> int:
-        """Return the byte at which the table of frames starts in a shard's file."""
+        """Return where the table of frames starts in a shard's file."""
         size = int(self.shards.files.counts[shard])
         table = measure_table(int(self.shards.bases[shard + 1] - self.shards.bases[shard]))
         if table > size:

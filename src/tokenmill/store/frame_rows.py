@@ -46,10 +46,9 @@ def find_stored(shards: Shards) -> Shards:
 
 
 class FrameRows(RowSource):
-    """Reads tokens of compressed shards as if the shards were joined end to end.
+    """Reads tokens of compressed shards as if they were joined end to end, from token `start` on.
 
-    The split may be a part of the shards. Its first token is token `start` of all shards. `counts`
-    has the number of its tokens in each shard.
+    `counts` has the number of tokens of each shard that belong to the split.
     """
 
     piece = 4 << 20  # bytes to read at once: the more rows, the more of them share frames
@@ -152,7 +151,7 @@ class FrameRows(RowSource):
             self._read_group(some, firsts[some], lasts[some], offsets[some], rows)
 
     def _find_frames(self, tokens: Integers) -> tuple[Integers, Integers]:
-        """Return each token's frame, and the byte of the decoded frame at which the token starts."""
+        """Return each token's frame, and its first byte in the decoded frame."""
         shards = self._shard_starts.searchsorted(tokens, "right") - 1
         return self._frames.locate(shards, tokens - self._shard_starts[shards])
 

@@ -96,7 +96,7 @@ class Packer:
         self._sizes: list[tuple[int, int]] = []
 
     def pack(self, data: Any) -> bytes:
-        """Add bytes, and return all frames that are now complete."""
+        """Add bytes. Returns the frames that are now complete."""
         view = memoryview(data).cast("B")
         frames, place = [], 0
         if self._rest:
@@ -112,7 +112,7 @@ class Packer:
         return b"".join(frames)
 
     def finish(self) -> bytes:
-        """Return the last frame, if bytes are left, and the table of all frames."""
+        """Return the last frame, if bytes are left, and the table of frames."""
         last = self._compress(self._rest) if self._rest else b""
         table = np.array(self._sizes, "<u4").tobytes()
         head = _HEAD.pack(_SKIPPABLE, len(table) + _FOOT.size)

@@ -51,9 +51,6 @@ class RowSource(ABC):
         """Ask the system to read rows soon, without waiting. By default, does nothing."""
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
-        """Bring rows into a cache, if there is one, or else call `read_ahead`. May take long.
-
-        Ends early once `is_stopped` returns True.
-        """
+        """Fetch rows into a cache, or else call `read_ahead`. Ends once `is_stopped` returns True."""
         if not is_stopped():
             self.read_ahead(starts, length)

@@ -41,10 +41,7 @@ class ShardFile:
             self._file.write(self._packer.pack(data))
 
     def finish(self) -> tuple[str, CompressedFile | None]:
-        """Make the file durable, and give it its name.
-
-        Returns the checksum of the ids. For a compressed file, also its size and its own checksum.
-        """
+        """Make the file durable. Returns the ids' checksum, and None or the `CompressedFile`."""
         if self._packer is None:
             return self._file.finish(), None
         self._file.write(self._packer.finish())

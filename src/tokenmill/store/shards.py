@@ -376,9 +376,8 @@ def _find_folders(shards: Shards) -> list[Path]:
 
 
 def find_file(shards: Shards, number: int, first: int = 0) -> tuple[FileShards, int, int]:
-    """Find id `first` of shard `number` in the files that the shards were made from.
+    """Return the `FileShards` that a shard is from, its number there, and the position of id `first`.
 
-    Returns the `FileShards`, the number of the shard in it, and the id's position in that shard.
     `are_files` must be true for the shards.
     """
     if isinstance(shards, PartOfShards):

@@ -214,16 +214,12 @@ class Tokens:
     ) -> None:
         """Fetch rows into the cache before they are read. May take long.
 
-        Without a cache, asks the system to read the rows soon. Ends early once `is_stopped` returns
-        True.
+        Without a cache, calls `read_ahead`. Ends early once `is_stopped` returns True.
         """
         self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
 
     def stream(self, is_streaming: bool) -> None:
-        """Set whether `fetch` is called for whole blocks of rows, before they are read.
-
-        If so, a row that is read before its block is in the cache is fetched alone.
-        """
+        """Set whether `fetch` gets whole blocks. A row that is needed earlier is then fetched alone."""
 
     @property
     def is_remote(self) -> bool:
