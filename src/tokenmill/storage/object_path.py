@@ -167,9 +167,7 @@ class ObjectPath(PosixPath):
         return True
 
     def is_dir(self, **_: bool) -> bool:
-        if (
-            self.address.scheme in WEB
-        ):  # the only folders are datasets: a manifest lists their files
+        if self.address.scheme in WEB:  # its only folders are datasets, found by their manifest
             return self.name != MANIFEST_NAME and (self / MANIFEST_NAME).is_file()
         if not self._was_folder:  # opening a dataset asks several times
             self._was_folder = self.storage.has_objects()

@@ -1,9 +1,9 @@
 """Fetch ranges of remote files into a cache, before they are read.
 
-Guarantees: a range may start or end inside a piece; the rest of that piece is not fetched. Pieces
-at either end of a range that are already in the cache are not fetched again. Ranges are fetched in
-their order, several at once. If another process is fetching a range, this one waits for it, and
-fetches the range itself only if the other process fails.
+Guarantees: a range may start or end inside a piece (`PIECE` bytes of a file); the rest of that
+piece is not fetched. Pieces at either end of a range that are already in the cache are not fetched
+again. Ranges are fetched in their order, several at once. If another process is fetching a range,
+this one waits, and fetches the range itself only if the other process fails.
 
 Requests start one after another. If they started all at once, they would also end at the same time,
 and the line would then be idle until the next answers arrive: 15% of the time at 60 MB/s.

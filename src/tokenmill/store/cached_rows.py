@@ -63,9 +63,7 @@ class _Parts(NamedTuple):
     """Rows, divided into parts that are each inside one piece. Arrays have one entry per part."""
 
     rows: Integers  # the row that the part belongs to
-    codes: (
-        Integers  # the shard's number, and the piece's number in the shard's file, as one integer
-    )
+    codes: Integers  # the shard's number and the piece's number in its file, as one integer
     starts: Integers  # where the part starts in its piece
     stops: Integers
     places: Integers  # where the part starts in its row, in bytes
@@ -101,7 +99,7 @@ class CachedRows(RowSource):
             self._copy(list(ranges), memory)
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """

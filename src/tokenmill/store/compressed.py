@@ -44,7 +44,7 @@ _owners = count()
 class CompressedShards:
     """Compressed shards. Shard n has `counts[n]` ids, compressed in file n of `files`.
 
-    `files` treats each byte as an id. `checksums` are of the ids before compression.
+    `files` presents compressed bytes as if they were ids. `checksums` are of the plain ids.
     """
 
     def __init__(

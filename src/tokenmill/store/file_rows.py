@@ -61,7 +61,7 @@ class FileRows(RowSource):
             copy_range(self._shards, self.counts, *self.locate(start), ids)
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """

@@ -87,7 +87,7 @@ class Gatherer(RowSource):
             shard, first = shard + 1, 0
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """

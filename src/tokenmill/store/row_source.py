@@ -42,7 +42,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """
