@@ -143,7 +143,7 @@ def test_an_answer_that_is_cut_four_times_is_read_at_the_fifth_attempt(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("503 SlowDown", r"too many requests \(SlowDown\)\. Wait\."),
+        ("503 SlowDown", r"too many requests \(SlowDown\)\. Wait a minute\."),
         ("429", r"too many requests"),
         ("400 AuthorizationHeaderMalformed", r"in another region .* Set AWS_REGION"),
         ("301 PermanentRedirect", r"in another region"),
@@ -238,7 +238,7 @@ def test_missing_credentials_are_named(bucket: str, monkeypatch: pytest.MonkeyPa
         as_path(f"{bucket}/x").exists()
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
     with pytest.raises(
-        StorageError, match="The profile 'nowhere' of AWS_PROFILE has no access key"
+        StorageError, match=r"The profile 'nowhere' \(AWS_PROFILE\) has no access key"
     ):
         as_path(f"{bucket}/x").exists()
 

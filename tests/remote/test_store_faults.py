@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,8 +33,8 @@ FAULTS = {
         "400 AuthorizationHeaderMalformed",
         "the bucket is in another region (AuthorizationHeaderMalformed). Set AWS_REGION",
     ),
-    "HTTP 429": ("429", "too many requests (HTTP 429). Wait. Run the same command again."),
-    "HTTP 503": ("503 SlowDown", "too many requests (SlowDown). Wait. Run the same command again."),
+    "HTTP 429": ("429", "too many requests (HTTP 429). Wait a minute. Run the same command again."),
+    "HTTP 503": ("503 SlowDown", "too many requests (SlowDown). Wait a minute. Run the same command again."),
     "timeout": ("delay", "the server did not answer in time. Check the network. Run the same"),
     "cut": ("cut", "the connection ended in the middle of an answer. Check the network. Run"),
 }  # fmt: skip
@@ -190,7 +191,7 @@ def test_outputs_that_change_before_a_run_resumes(
 
 
 def load(dataset: str | Path, state: dict[str, object] | None = None) -> tokenmill.Loader:
-    tokens = tokenmill.open(dataset)["train"]
+    tokens = tokenmill.open(dataset, cache_dir=tempfile.mkdtemp())["train"]  # nothing is cached yet
     loader = tokenmill.Loader(tokens, batch_size=8, seq_len=64, seed=3, order="shuffled")
     if state is not None:
         loader.load_state_dict(state)
@@ -215,7 +216,7 @@ def test_faults_while_training_data_are_read(
         expected = [NO_BUCKET]
         provoke = functools.partial(load, "s3://no-such-bucket/data")
     elif fault == "replaced":
-        tokens = tokenmill.open(data)["train"]
+        tokens = tokenmill.open(data, cache_bytes=0)["train"]
         provoke = functools.partial(tokens.__getitem__, slice(20_000, 20_010))
         expected = [
             f"train/shard_00001.bin in {data} cannot be read: the object was replaced while it was read",

@@ -1,9 +1,8 @@
 """Addresses of object stores: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://HOST/PATH.
 
 An address may contain a secret: `https://user:password@host/file`, or a signature in a query. Only
-`find_full_address` returns it; every other form of an address, and so every path, message and
-manifest, is without it. The full address is kept in an environment variable, so that the worker
-processes of a run find it too.
+`find_full_address` returns the secret; paths, messages and manifests never contain it. The full
+address is kept in an environment variable, so that the worker processes of a run find it too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tokenmill.errors import UsageError
 from tokenmill.wording import one_line
 
 BUCKETS = ("s3", "gs", "az")
-WEB = ("https", "http")  # read-only, and without a list of files
+WEB = ("https", "http")  # read-only, and cannot list files
 _ADDRESS = re.compile(
     rf"(?P<scheme>{'|'.join((*BUCKETS, *WEB))}):/{{1,2}}(?P<rest>.*)", re.DOTALL
 )  # pathlib.Path turns two slashes into one
@@ -40,7 +39,7 @@ class Address:
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is an address of an object store.
+    """Return whether a path is an address of an object store.
 
     >>> is_address("s3://bucket/corpus"), is_address("data/corpus"), is_address("hf://a/b")
     (True, False, False)
@@ -49,7 +48,7 @@ def is_address(path: str | os.PathLike[str]) -> bool:
 
 
 def parse_address(path: str | os.PathLike[str]) -> Address:
-    """The parts of an address, without secrets.
+    """Return the parts of an address, without secrets.
 
     >>> parse_address("s3://bucket/corpus/train/")
     Address(scheme='s3', place='bucket', key='corpus/train')
@@ -73,8 +72,8 @@ def parse_address(path: str | os.PathLike[str]) -> Address:
     key = key.rstrip("/")
     if "@" in place:
         raise UsageError(
-            f"{hide_secrets(text)} must not contain credentials. Pass them in the environment or a "
-            "profile, as for the tools of the platform."
+            f"{hide_secrets(text)} must not contain credentials. Remove the part before the @, and set "
+            "environment variables instead, such as AWS_PROFILE."
         )
     if not place:
         raise UsageError(f"{one_line(text)} names no bucket. Write {scheme}://BUCKET/NAME.")
@@ -86,13 +85,16 @@ def parse_address(path: str | os.PathLike[str]) -> Address:
 
 def _refuse_name(text: str) -> UsageError:
     return UsageError(
-        f"{one_line(hide_secrets(text))} cannot be used: names of objects with empty parts, "
-        "'.', '..' or control characters are not supported."
+        f"{one_line(hide_secrets(text))} is not supported: no part between slashes may be empty, '.' "
+        "or '..', or contain control characters. Correct the address, or rename the object."
     )
 
 
 def find_full_address(address: Address) -> str:
-    """The address with its secrets, or with those of the nearest folder. Never show it."""
+    """Return the address with its secrets. Never show the result.
+
+    If only a folder above it has secrets, returns the address of that folder.
+    """
     public = str(address)
     while public.count("/") > 1:
         if full := os.environ.get(_variable(public)):
@@ -102,12 +104,12 @@ def find_full_address(address: Address) -> str:
 
 
 def list_full_addresses() -> dict[str, str]:
-    """The environment variables in which `find_full_address` finds addresses. Never show them."""
+    """Return the environment variables that `find_full_address` reads. Never show their values."""
     return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLE)}
 
 
 def hide_secrets(text: str) -> str:
-    """A text in which addresses have neither credentials nor queries.
+    """Return a text with the credentials and queries of all addresses removed.
 
     >>> hide_secrets("no answer from https://me:word@host/a?sig=1 (timeout)")
     'no answer from https://host/a (timeout)'
@@ -116,7 +118,7 @@ def hide_secrets(text: str) -> str:
 
 
 def _keep_secret(scheme: str, rest: str) -> str:
-    """Remove the secrets of a web address, and keep them for `find_full_address`."""
+    """Return a web address without its scheme and secrets; store it whole for `find_full_address`."""
     parts = urlsplit(f"{scheme}://{rest}")
     public = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
     full = f"{scheme}://{parts.netloc}{parts.path}" + (f"?{parts.query}" if parts.query else "")
@@ -125,14 +127,14 @@ def _keep_secret(scheme: str, rest: str) -> str:
         if (before := os.environ.get(name)) is not None and _is_other_file(before, full):
             raise UsageError(
                 f"Two addresses {scheme}://{public} differ only in their query, and queries are "
-                "never stored. Download the files, and name those."
+                "never stored. Download both files, and pass their local paths."
             )
         os.environ[name] = full
     return public
 
 
 def _is_other_file(one: str, other: str) -> bool:
-    """Whether two addresses differ in more than a signature."""
+    """Return whether two addresses differ in more than a signature."""
     return _without_signature(one) != _without_signature(other)
 
 

@@ -1,21 +1,20 @@
 """A bounded cache of pieces of remote files, on local disk, shared by all processes of a machine.
 
-The cache is two files of fixed layout: `pieces.bin`, a row of equal slots with one piece each, and
-`index.bin`, a record for each slot: the key of the piece, a hash of key and bytes, and when the piece
-was last used. The key chooses a set of `WAYS` slots, and a new piece replaces the least recently used
-one of its set. A slot may hold a part of its piece, so that a range of a file is fetched as it is.
+Every remote file is divided into pieces of `PIECE` bytes. The cache is two files. `pieces.bin` is
+an array of slots, each with room for one piece. `index.bin` has a record for each slot: the piece's
+key, a hash of key and bytes, and when the piece was last used. The key chooses a set of `WAYS`
+slots, and a new piece replaces the least recently used piece of the set. A slot may hold only some
+bytes of its piece, so that a range of a file can be cached without the bytes around it.
 
-Guarantees: the files never take more than the limit, because no slot is beyond it; no number of
-processes can change that. A piece is hashed before its bytes are used, so one that was damaged, half
-written by a killed process, or replaced while it was read counts as missing. `hold` hashes a piece
-once, for many reads of some of its bytes; a new stamp in its record shows that it was replaced.
-Nothing has to be cleaned up: there are no temporary files, and the system releases the claims of a
-dead process. The cache survives restarts and a change of the limit; what is beyond a lower limit is
-dropped.
+Guarantees: the files never take more than the limit, however many processes write to them. Bytes
+are used only if their hash is right. So a piece counts as missing if it was damaged, half written
+by a killed process, or replaced while it was read. Nothing has to be cleaned up: there are no
+temporary files, and the system releases the claims of a dead process. The cache survives restarts
+and a change of the limit. A lower limit drops the pieces beyond it.
 
-Costs: a lookup reads 4 kB of the index (5 µs). Reading a piece hashes it (20 µs); reading 2 kB of a
-piece that is held takes 2 µs. The limit is reached set by set: a cache that is 90% full may have
-dropped about 1% of its pieces already.
+Costs: a lookup reads 4 kB of the index (5 µs). `get` hashes the whole piece (20 µs). After `hold`,
+which hashes the piece once, reading 2 kB of the piece takes 2 µs. Some sets fill up before others:
+a cache that is 90% full may have dropped about 1% of its pieces already.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.storage.files import make_folder, open_entry
 
 PIECE = 1 << 17  # bytes
-WAYS = 64  # slots of a set
+WAYS = 64  # slots in a set
 _INDEX = "index.bin"
 _RECORD = np.dtype(
     [
@@ -50,7 +49,7 @@ _RECORD = np.dtype(
         ("used", "<u8"),
         ("first", "<u4"),  # where the bytes start in the piece
         ("length", "<u4"),
-        ("stamp", "<u8"),  # another one whenever a piece is stored
+        ("stamp", "<u8"),  # random, new whenever a piece is stored
         ("is_part", "u1"),  # 1 if bytes of the piece are missing
         ("spare", "V7"),
     ]
@@ -65,10 +64,10 @@ _HAS_CLAIMS = sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLK")
 
 
 def open_cache(folder: str | os.PathLike[str] | None, limit: int | None) -> PieceCache | None:
-    """The cache in a folder, or None if neither folder nor limit is given.
+    """Return the cache in a folder, or None if neither folder nor limit is given.
 
-    By default, the folder is `tokenmill` in the user's cache folder, and the limit is the one that
-    the cache has, or 17 GB, or less on a small disk.
+    The default folder is `tokenmill` in the user's cache folder. By default, an existing cache
+    keeps its limit, and a new cache gets 17 GB, or less on a small disk.
     """
     if folder is None and limit is None:
         return None
@@ -80,29 +79,30 @@ def open_cache(folder: str | os.PathLike[str] | None, limit: int | None) -> Piec
 
 
 def open_default_cache() -> PieceCache | None:
-    """The cache in the default folder; None, with a warning, if the folder cannot be used."""
+    """Return the cache in the default folder. If the folder cannot be used, warn and return None."""
     where = find_cache_folder(None)
     try:
         return open_cache(where, None)
     except (OSError, TokenmillError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         warnings.warn(
-            f"There is no cache in {where} ({reason}). Reading continues without one, but slowly. "
-            "Choose a folder with `cache_dir`, or turn the cache off with `cache_bytes=0`.",
+            f"The cache folder {where} cannot be used ({reason}). Reading continues without a "
+            "cache, but slowly. Choose a folder with `cache_dir`, or turn the cache off with "
+            "`cache_bytes=0`.",
             stacklevel=2,
         )
         return None
 
 
 def find_cache_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """The folder of a cache; by default, `tokenmill` in the user's cache folder."""
+    """Return the cache folder as a path. The default is `tokenmill` in the user's cache folder."""
     if folder is None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tokenmill"
     return Path(folder).expanduser()
 
 
 def find_limit(folder: Path) -> int | None:
-    """The limit of the cache in a folder, in whole sets; None if there is no cache."""
+    """Return how many bytes the cache in a folder may take; None if there is no cache."""
     try:
         sets = (folder / _INDEX).stat().st_size // _SET_RECORDS
     except (FileNotFoundError, NotADirectoryError):
@@ -111,9 +111,9 @@ def find_limit(folder: Path) -> int | None:
 
 
 def _choose_limit(folder: Path) -> int:
-    """The limit of a new cache: at most half of the free space.
+    """Return the limit of a new cache: at most half of the free space.
 
-    It is a power of two, so that processes that start at the same time choose the same.
+    The limit is a power of two, so that processes that start together choose the same limit.
     """
     limit = _LIMIT
     while limit > shutil.disk_usage(folder).free // 2:
@@ -122,10 +122,9 @@ def _choose_limit(folder: Path) -> int:
 
 
 def read_keys(folder: Path) -> npt.NDArray[np.uint64]:
-    """The first 8 bytes of the keys of all whole pieces in the cache of a folder, sorted.
+    """Return the first 8 bytes of the key of every whole piece in a cache, sorted.
 
-    This reads the index only, a 2,000th of the cache. Piece by piece, 8 bytes are enough to count
-    what is there.
+    Reads only the index, which is 1/2,000 of the cache. 8 bytes are enough to count pieces.
     """
     try:
         data = (folder / _INDEX).read_bytes()
@@ -139,7 +138,7 @@ def read_keys(folder: Path) -> npt.NDArray[np.uint64]:
 
 
 class PieceCache:
-    """Pieces of at most `PIECE` bytes by key, in a folder, with at most `limit` bytes on disk.
+    """Stores pieces of at most `PIECE` bytes by key, in a folder of at most `limit` bytes.
 
     >>> import tempfile
     >>> cache = PieceCache(tempfile.mkdtemp(), limit=10 << 20)
@@ -156,9 +155,10 @@ class PieceCache:
                 f"`cache_bytes` is {limit:,}; a cache needs at least {SET_BYTES:,} bytes."
             )
         make_folder(self.folder)
-        # A lower limit cuts off records before their pieces, so that `is_held` notices.
+        # If the limit is now lower: cut off the records before the pieces, so that `is_held`
+        # notices.
         self._index = self._open(_INDEX, self._sets * _SET_RECORDS)
-        # So that its size says what the limit is. The bytes that were never written take no space.
+        # The size of the index records the limit. Bytes that were never written take no space.
         os.ftruncate(self._index, self._sets * _SET_RECORDS)
         self._pieces = self._open("pieces.bin", self._sets * WAYS * PIECE)
         self._claims = _Claims(self.folder / "claims")
@@ -174,11 +174,11 @@ class PieceCache:
 
     @property
     def capacity(self) -> int:
-        """The bytes of pieces that fit."""
+        """How many bytes of pieces fit in the cache."""
         return self._sets * WAYS * PIECE
 
     def get(self, key: bytes) -> bytes | None:
-        """The bytes of a whole piece, or None if it is not in the cache, or damaged."""
+        """Return the bytes of a whole piece; None if the piece is missing or damaged."""
         for held, data in self._read_slots(key):
             if not held.is_part:
                 self.touch(held)
@@ -186,19 +186,19 @@ class PieceCache:
         return None
 
     def has(self, key: bytes) -> bool:
-        """Whether a whole piece is in the cache; does not read it, so it may be damaged."""
+        """Return whether a whole piece is in the cache. Does not check that it is undamaged."""
         return any(not held.is_part for held in self._find_slots(key))
 
     def covers(self, key: bytes, first: int, last: int) -> bool:
-        """Whether the bytes [first, last) of a piece are in the cache; they may be damaged."""
+        """Return whether the bytes [first, last) of a piece are in the cache, damaged or not."""
         return any(held.first <= first and last <= held.last for held in self._find_slots(key))
 
     def hold(self, key: bytes) -> Held | None:
-        """Check a piece, to read bytes of it with `read`; None if it is missing or damaged."""
+        """Check the hash of a piece, and return its slot, for `read`. None if missing or damaged."""
         return next((held for held, _ in self._read_slots(key)), None)
 
     def copy(self, key: bytes, first: int, target: memoryview) -> bool:
-        """Copy the bytes of a piece from `first` on to memory; False if they are not there."""
+        """Fill `target` with a piece's bytes from `first` on. False if any is missing or damaged."""
         for held, data in self._read_slots(key):
             start, stop = first - held.first, first - held.first + len(target)
             if start >= 0 and stop <= len(data):
@@ -212,9 +212,10 @@ class PieceCache:
         targets: list[memoryview],
         between: Callable[[], None] | None = None,
     ) -> None:
-        """Copy bytes from places in the file of pieces; see `Held.start`. Calls `between` each time.
+        """Fill each target with the bytes from its place in `pieces.bin` on; see `Held.start`.
 
-        What was copied counts only if `is_held` is true afterwards.
+        The bytes are right only if `is_held` returns True afterwards. `between` is called before
+        each read.
         """
         handle, preadv = self._pieces, os.preadv
         for place, target in zip(places, targets, strict=True):
@@ -223,7 +224,7 @@ class PieceCache:
             preadv(handle, (target,), place)
 
     def is_held(self, held: Held) -> bool:
-        """Whether a piece is unchanged. If so, what was read of it before this call is right."""
+        """Return whether a slot still holds the same bytes. If so, all earlier reads are right."""
         data = os.pread(self._index, _SIZE, held.slot * _SIZE)
         if data[:32] != held.seal[:32] or data[40:] != held.seal[32:]:
             return False
@@ -232,18 +233,18 @@ class PieceCache:
         return True
 
     def put(self, key: bytes, data: bytes | memoryview) -> None:
-        """Store a piece. If the disk is full, a warning is issued and nothing is stored."""
+        """Store a whole piece. If the disk is full, warn and store nothing."""
         self.put_part(key, data, 0, len(data))
 
     def put_part(self, key: bytes, data: bytes | memoryview, first: int, size: int) -> None:
-        """Store bytes of a piece of `size` bytes, from its byte `first` on.
+        """Store some bytes of a piece of `size` bytes. They start at byte `first` of the piece.
 
-        They are joined with those that are there, if there is no gap between them.
+        If the cache has other bytes of the piece, and there is no gap between, both are joined.
         """
         assert first + len(data) <= size <= PIECE
         try:
-            # The record first: then no other process chooses the slot. Until the bytes are written,
-            # the digest does not match.
+            # Write the record first, so that no other process chooses the slot. Until the bytes are
+            # written, their digest does not match.
             slot, first, data = self._choose_slot(key, data, first, size)
             _write(self._pieces, data, slot * PIECE + first)
         except OSError as error:
@@ -252,11 +253,14 @@ class PieceCache:
     def _choose_slot(
         self, key: bytes, data: bytes | memoryview, first: int, size: int
     ) -> tuple[int, int, bytes | memoryview]:
-        """Choose the slot for a piece, and write its record; returns what to write to the slot."""
+        """Choose a slot for bytes of a piece, and write its record.
+
+        Returns the slot, the bytes to write, and where they start in the piece.
+        """
         number = self._find_set(key)
         deadline = time.monotonic() + _SET_PATIENCE
         while True:
-            # Two processes that chose the same slot would lose one of the pieces, no more than that.
+            # If two processes choose the same slot, one piece is lost. That does no harm.
             with self.claim((number << 2).to_bytes(8, "little")) as is_claimed:
                 if is_claimed or time.monotonic() > deadline:
                     if len(data) < size:
@@ -271,7 +275,7 @@ class PieceCache:
             time.sleep(_SET_PAUSE)
 
     def _find_slots(self, key: bytes) -> list[Held]:
-        """The slots that hold a piece, according to their records."""
+        """Return the slots whose records have this key."""
         number = self._find_set(key)
         records = self._read_records(number)
         return [
@@ -280,7 +284,7 @@ class PieceCache:
         ]
 
     def _read_slots(self, key: bytes) -> Iterator[tuple[Held, bytes]]:
-        """The slots that hold a piece, and their bytes, if these are as they were stored."""
+        """Yield the slots that hold bytes of a piece, and these bytes. Damaged slots are skipped."""
         for held in self._find_slots(key):
             data = os.pread(self._pieces, max(0, held.last - held.first), held.start + held.first)
             if _digest(key, data, held.first, held.is_part) == held.seal[16:32]:
@@ -288,9 +292,9 @@ class PieceCache:
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[bool]:
-        """Claim a piece in order to fetch it: False if a thread or a process has claimed it."""
+        """Claim a piece before fetching it. Gives False if another thread or process has it."""
         claims = self._claims
-        if claims.process != os.getpid():  # a fork would share the claims of its parent
+        if claims.process != os.getpid():  # a forked process would share its parent's claims
             claims = self._claims = _Claims(self.folder / "claims")
         is_claimed = claims.take(key)
         try:
@@ -309,12 +313,12 @@ class PieceCache:
         return _choose_set(int.from_bytes(key[:8], "little"), self._sets)
 
     def _read_records(self, number: int) -> bytes:
-        """The records of a set."""
+        """Return the records of a set."""
         data = os.pread(self._index, _SET_RECORDS, number * _SET_RECORDS)
         return data.ljust(_SET_RECORDS, b"\0")
 
     def touch(self, held: Held) -> None:
-        """Record that a piece was used. If it has just been replaced, the new one counts as used."""
+        """Record that a slot was used just now."""
         place = held.slot * _SIZE + 32
         try:
             _write(self._index, time.time_ns().to_bytes(8, "little"), place)
@@ -325,23 +329,23 @@ class PieceCache:
         if not self._is_full:
             self._is_full = True
             warnings.warn(
-                f"The cache in {self.folder} cannot be written ({error.strerror}). Reading continues "
-                "without it, but slowly. Free some space, or choose another `cache_dir`.",
+                f"The cache in {self.folder} cannot be written to ({error.strerror}). Reading "
+                "continues, but slowly. Free some space, or choose another `cache_dir`.",
                 stacklevel=2,
             )
 
 
 class _Claims:
-    """Claims on keys, held by threads of this and other processes.
+    """Claims on keys: at most one thread of one process has the claim on a key.
 
     A claim is a lock on one byte of an empty file, at an offset made from the key. The system
-    releases the locks of a process that ends. Without such locks (they are Linux's), two processes
-    may fetch the same piece; that costs time only.
+    releases the locks of a process that ends. Only Linux has such locks. On other systems, two
+    processes may fetch the same piece, which only costs time.
     """
 
     def __init__(self, path: Path) -> None:
         self.process, self._handle = os.getpid(), open_entry(path)
-        self._own: set[bytes] = set()  # locks do not exclude threads of one process
+        self._own: set[bytes] = set()  # because threads of one process share its locks
         self._guard = threading.Lock()
 
     def __del__(self) -> None:
@@ -375,7 +379,7 @@ class _Claims:
 
 
 def make_piece_key(file: str, number: int) -> bytes:
-    """The key of a piece. `file` identifies the file and its version."""
+    """Return the key of piece `number` of a file. `file` identifies the file and its version."""
     return xxhash.xxh3_128_digest(f"{file}\n{number}".encode("utf-8", "surrogatepass"))
 
 
@@ -390,7 +394,7 @@ class Held(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Where byte 0 of the piece would be in the file of pieces."""
+        """The position of the slot in `pieces.bin`: byte n of the piece is n bytes after it."""
         return self.slot * PIECE
 
 
@@ -418,7 +422,7 @@ def _parse_record(slot: int, record: bytes) -> Held:
 
 
 def _find_ways(records: bytes, key: bytes) -> list[int]:
-    """The ways of a set that have a key.
+    """Return which records of a set have this key.
 
     >>> _find_ways(b"b" * _SIZE + 2 * b"key".ljust(_SIZE), b"key")
     [1, 2]
@@ -434,7 +438,7 @@ def _find_ways(records: bytes, key: bytes) -> list[int]:
 def _join(
     first: int, data: bytes | memoryview, other: int, there: bytes
 ) -> tuple[int, bytes | memoryview]:
-    """Join bytes with those that are there; returns the given ones if there is a gap between them.
+    """Join new bytes at `first` with stored bytes at `other`; drop the stored ones if there is a gap.
 
     >>> _join(2, b"cde", 0, b"abc"), _join(0, b"abc", 2, b"cde"), _join(0, b"a", 2, b"c")
     ((0, b'abcde'), (0, b'abcde'), (0, b'a'))
@@ -447,7 +451,7 @@ def _join(
 
 
 def _choose_set(number: int, sets: int) -> int:
-    """Jump consistent hashing (Lamping and Veach): a cache that grows keeps most of its pieces."""
+    """Choose a set by jump consistent hashing (Lamping and Veach), so that growing moves few pieces."""
     chosen, following = -1, 0
     while following < sets:
         chosen = following

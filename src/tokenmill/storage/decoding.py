@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def check_values(data: bytes, most: int = MOST_VALUES) -> None:
-    """Refuse JSON with more than `most` values.
+    """Raise ValueError if a JSON text has more than `most` values.
 
     >>> check_values(b"[[], [], []]", most=3)
     Traceback (most recent call last):
@@ -40,7 +40,7 @@ def parse_json(data: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def load_json(data: bytes) -> Any:
-    """Parse JSON of any size. A lack of memory is a MemoryError; orjson calls it invalid JSON."""
+    """Parse JSON of any size. Raises MemoryError where orjson would report invalid JSON instead."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

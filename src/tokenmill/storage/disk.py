@@ -11,7 +11,7 @@ from tokenmill.errors import WorkError
 
 @contextmanager
 def explain_disk_errors(kept: str = "nothing is lost") -> Iterator[None]:
-    """Raise every OSError of a block as a WorkError. `kept` says what work is not lost.
+    """Turn every OSError in a `with` block into a WorkError. `kept` says what work is not lost.
 
     >>> with explain_disk_errors("step 100 is kept"):
     ...     raise OSError(errno.ENOSPC, "No space left on device", "runs/a/model")
@@ -27,7 +27,7 @@ def explain_disk_errors(kept: str = "nothing is lost") -> Iterator[None]:
 
 
 def disk_error(error: OSError, kept: str = "nothing is lost") -> WorkError:
-    """The WorkError for an OSError."""
+    """Return the WorkError for an OSError."""
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return WorkError(

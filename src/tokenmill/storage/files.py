@@ -41,26 +41,25 @@ _EARLY = 32 << 20  # bytes after which the disk starts writing
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
-_machine = ""  # the digits that set this machine apart from others which share its files
+_machine = ""  # digits that identify this machine, if other machines write to the same folders
 
 
 def name_machine(name: str) -> None:
-    """Use other temporary names than the processes of other machines, which may have equal numbers."""
+    """Make this machine's temporary names unique: other machines may have equal process numbers."""
     global _machine
     _machine = f"{zlib.crc32(name.encode()):010}"  # of fixed length: a process number follows
 
 
 def temporary_path(path: Path) -> Path:
-    """The path that a file has until it is complete."""
+    """Return the path that a file has until it is complete."""
     return path.with_name(f"{path.name}.{_machine}{os.getpid()}.tmp")
 
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """An empty folder that is removed at the end.
+    """Make an empty folder, and remove it at the end of the `with` block.
 
-    It has the temporary name of `path`; if that is in an object store, it is in the temporary folder
-    of this machine.
+    The folder is beside `path`; for an object store, in the temporary folder of this machine.
     """
     if isinstance(path, ObjectPath):
         with tempfile.TemporaryDirectory() as name:
@@ -97,7 +96,7 @@ def remove(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name comes from `temporary_path`."""
+    """Return whether a name comes from `temporary_path`."""
     return _TEMPORARY.search(name) is not None
 
 
@@ -151,13 +150,13 @@ def make_folder(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Raise an error if a folder is missing, or if its object store cannot be reached."""
     if isinstance(path, ObjectPath):
-        path.exists()  # an object store has no empty folders, so it may be missing
+        path.exists()  # only to reach the store: it has no empty folders, so False is not an error
     else:
         path.stat()
 
 
 def make_subfolder(root: Path, path: Path) -> None:
-    """Make the folder `path` somewhere below the folder `root`; refuses links on the way."""
+    """Make the folder `path`, and all folders between `root` and it. Refuses links among them."""
     make_folder(root)
     if isinstance(path, ObjectPath):
         return
@@ -241,9 +240,9 @@ def _refuse_kind(path: Path) -> FolderError:
 
 
 class AtomicFile:
-    """A file with a temporary name until `finish`; without `finish`, it is removed.
+    """A file that has a temporary name until `finish`. Without `finish`, the file is removed.
 
-    With `durable=False` it is not flushed to the disk, so a power loss can damage it.
+    With `durable=False`, the file is not flushed to the disk, so a power loss can damage it.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -342,7 +341,7 @@ class NpyFile(AtomicFile):
 
 
 def create_unnamed(folder: Path) -> BinaryIO:
-    """A file without a name, in a folder; for a folder in an object store, on this machine."""
+    """Create a file without a name in a folder; for an object store, in this machine's temp folder."""
     if not isinstance(folder, ObjectPath):
         return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
     try:
@@ -355,7 +354,7 @@ def create_unnamed(folder: Path) -> BinaryIO:
 
 
 def hash_file(file: BinaryIO) -> str:
-    """The xxh3-128 of a file from its current position on, read once and in blocks."""
+    """Return the xxh3-128 of a file from its current position on, read once and in blocks."""
     digest = xxhash.xxh3_128()
     while block := file.read(_BLOCK):
         digest.update(block)
@@ -363,7 +362,7 @@ def hash_file(file: BinaryIO) -> str:
 
 
 def npy_header(dtype: np.dtype[Any], length: int, size: int) -> bytes:
-    """The header of a one-dimensional `.npy` file, padded to `size` bytes."""
+    """Return the header of a one-dimensional `.npy` file, padded to `size` bytes."""
     described = np.lib.format.dtype_to_descr(dtype)
     header = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': ({length},), }}"
     prefix = np.lib.format.magic(1, 0) + (size - 10).to_bytes(2, "little")

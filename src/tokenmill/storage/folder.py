@@ -39,13 +39,13 @@ class Folder(Storage):
         return f"<Folder {self.path}>"
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """At most `length` bytes of a file from `start` on."""
+        """Return at most `length` bytes of a file from `start` on."""
         with os.fdopen(open_entry(self.path / name, os.O_RDONLY), "rb") as file:
             file.seek(start)
             return file.read(-1 if length is None else length)
 
     def find(self, name: str) -> Entry:
-        """The size of a file."""
+        """Return the size of a file."""
         return Entry(name, (self.path / name).stat().st_size)
 
     def read_ranges(
@@ -54,11 +54,11 @@ class Folder(Storage):
         ranges: Sequence[tuple[int, int]],
         version: str = "",  # noqa: ARG002
     ) -> Sequence[bytes]:
-        """The bytes of ranges [start, stop) of a file."""
+        """Return the bytes of ranges [start, stop) of a file."""
         return [self.read(name, start, stop - start) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """The files whose names begin with `prefix`, sorted by name; unfinished ones are skipped."""
+        """Yield the finished files whose names begin with `prefix`, sorted by name."""
         parent = self.path / prefix.rpartition("/")[0]
         for path in sorted(parent.rglob("*")):
             name = path.relative_to(self.path).as_posix()
@@ -95,7 +95,7 @@ class Folder(Storage):
 
 
 def storage_for(path: Path) -> Storage:
-    """The files below a path, on disk or in an object store.
+    """Return the storage for a path: a folder on disk, or an object store.
 
     >>> storage_for(Path("data")), storage_for(ObjectPath("s3://bucket/data"))
     (<Folder data>, <ObjectStorage s3://bucket/data>)

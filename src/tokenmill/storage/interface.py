@@ -14,7 +14,7 @@ from typing import NamedTuple
 class Entry(NamedTuple):
     """A file in a storage: its name relative to the storage, with slashes, and its size.
 
-    `version` changes if the file does; it is empty if the storage does not know it.
+    `version` changes whenever the file changes. It is empty for files on disk.
     """
 
     name: str
@@ -27,24 +27,27 @@ class Storage(ABC):
 
     @abstractmethod
     def find(self, name: str) -> Entry:
-        """The size and version of a file. Raises FileNotFoundError if missing."""
+        """Return the size and version of a file. Raises FileNotFoundError if missing."""
 
     @abstractmethod
     def read_ranges(
         self, name: str, ranges: Sequence[tuple[int, int]], version: str = ""
     ) -> Sequence[bytes]:
-        """The bytes of ranges [start, stop) of a file, which must be inside it.
+        """Return the bytes of ranges [start, stop) of a file, which must be inside it.
 
-        With a `version`, an error is raised if the file has another one.
+        If `version` is given, an object store raises an error if the object has another version.
         """
 
     @abstractmethod
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """At most `length` bytes of a file from `start` on. Raises FileNotFoundError if missing."""
+        """Return at most `length` bytes of a file, from `start` on.
+
+        Raises FileNotFoundError if the file is missing.
+        """
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """The files whose names begin with `prefix`, sorted by name."""
+        """Return the files whose names begin with `prefix`, sorted by name."""
 
     @abstractmethod
     def write(self, name: str, data: bytes | memoryview) -> None:

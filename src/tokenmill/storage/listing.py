@@ -1,6 +1,6 @@
-"""The files of a folder, and their sizes, without opening them.
+"""List the files of a folder, and their sizes, without opening them.
 
-A folder on disk is listed by the system, one in an object store with few requests.
+A folder in an object store is listed with few requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokenmill.storage.object_path import ObjectPath
 
 
 def list_names(folder: Path) -> list[str]:
-    """The names of the files and folders directly in a folder, sorted; none if it is missing."""
+    """Return the sorted names of all entries of a folder; an empty list if the folder is missing."""
     if isinstance(folder, ObjectPath):
         files, folders = folder.storage.list_folder()
         return sorted({*(entry.name for entry in files), *folders})
@@ -22,7 +22,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def find_sizes(folder: Path, names: Iterable[str]) -> Iterator[int | None]:
-    """The sizes of files of a folder; None if a file is missing. Opens no file."""
+    """Yield the size of each named file in a folder, or None if the file is missing."""
     if isinstance(folder, ObjectPath) and folder.is_listable:
         sizes = {entry.name: entry.size for entry in folder.storage.list()}
         yield from map(sizes.get, names)
@@ -37,9 +37,9 @@ def find_sizes(folder: Path, names: Iterable[str]) -> Iterator[int | None]:
 def scan_folder(
     folder: Path, belongs: Callable[[str], bool]
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """The files directly in a folder whose names belong, with their sizes, sorted by name.
+    """Return the sizes of a folder's files by name, and why its other entries are not files.
 
-    Also returns the other entries, each with a text such as "is a folder".
+    Such a reason is "is a folder". Names for which `belongs` returns False are ignored.
     """
     files: dict[str, int] = {}
     others: dict[str, str] = {}
@@ -72,7 +72,10 @@ def scan_folder(
 
 
 def walk_files(folder: Path, skipped: str) -> Iterator[Path]:
-    """Every file and link below a folder, and the folder `skipped` in it. Follows no links."""
+    """Yield all files and links below a folder. Links are not followed.
+
+    Of the subfolder `skipped`, only the folder itself is yielded.
+    """
     if isinstance(folder, ObjectPath):
         names = [entry.name for entry in folder.storage.list()] if folder.is_listable else []
         found = (skipped if name.startswith(f"{skipped}/") else name for name in names)

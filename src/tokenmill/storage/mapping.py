@@ -31,7 +31,7 @@ _CLOSES = {"trackfd": False} if _CAN_CLOSE else {}
 
 
 def _find_open_files() -> int:
-    """How many files may stay mapped: half of the files that the process may open, at most 16,384.
+    """Return how many files may stay mapped: half of those that may be open, at most 16,384.
 
     Copying rows needs further maps, and the program itself also opens files. So if the process may
     open fewer than 64 files, only a quarter of that number may stay mapped.

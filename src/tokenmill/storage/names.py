@@ -17,7 +17,7 @@ NUMBERS = re.compile("([0-9]+)")  # not \d, which also matches the digits of oth
 
 
 def by_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
-    """A sort key for names; numbers in the names are compared by value.
+    """Return a sort key for names; numbers in the names are compared by value.
 
     >>> sorted(["a_10.bin", "a_9.bin", "a_09.bin"], key=by_numbers)
     ['a_09.bin', 'a_9.bin', 'a_10.bin']

@@ -4,7 +4,7 @@ S3: the environment, then the profile AWS_PROFILE or `default` in ~/.aws, then t
 machine. AWS_ENDPOINT_URL names another server with the interface of S3. Google Cloud Storage: the
 application default credentials. Azure: the AZURE_STORAGE_ variables, or the identity of the machine.
 
-A process keeps one connection per bucket. Its threads may share it, but a fork must not use it.
+A process keeps one connection per bucket. All threads may use it, but a forked process must not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenmill.storage.object_errors import CREDENTIALS
 _RETRIES = "TOKENMILL_STORAGE_RETRIES"
 _TIMEOUT = "TOKENMILL_STORAGE_TIMEOUT"
 _PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "https": "HTTPS_", "http": "HTTP_"}
-# The library looks for these itself, and asks the machine last.
+# obstore reads these variables itself, before it asks for the role of the machine.
 _OTHER_KEYS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -33,11 +33,11 @@ _OTHER_KEYS = (
 )
 _CONNECTIONS = 64  # buckets that stay connected
 
-_process: int | None = None  # that made the first connection
+_process: int | None = None  # the process that made the first connection
 
 
 def connect(address: Address) -> tuple[Any, str]:
-    """The library's store for an address, and the object's name in it."""
+    """Return a connection to the bucket or host of an address, and the object's name there."""
     _refuse_fork()
     if address.scheme not in WEB:
         return _connect(address.scheme, address.place), address.key
@@ -57,8 +57,8 @@ def _refuse_fork() -> None:
         _process = os.getpid()
     if _process != os.getpid():
         raise StorageError(
-            "A forked process cannot read from an object store, because the process that it was "
-            "forked from has done so. Start processes with the method spawn, for example "
+            "A forked process cannot read from an object store after its parent process has done "
+            "so. Start processes with the method spawn, for example "
             "DataLoader(..., multiprocessing_context='spawn')."
         )
 
@@ -103,7 +103,7 @@ def _connect(scheme: str, place: str) -> Any:
 
 
 def _find_s3_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options for S3: with those of a profile, if the environment has no keys."""
+    """Add the settings for S3, from the environment or else from a profile, to `options`."""
     profile = _read_profile()
     endpoint = (
         os.environ.get("AWS_ENDPOINT_URL_S3")
@@ -134,20 +134,20 @@ def _is_true(variable: str) -> bool:
 
 
 def _ask_boto(profile: str) -> Any:
-    """A provider of credentials for a profile without keys, such as one that signs in."""
+    """Return a provider that gets credentials from boto3, for a profile without an access key."""
     try:
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         raise StorageError(
-            f"The profile {profile!r} of AWS_PROFILE has no access key in ~/.aws/credentials. If it "
-            "signs in or assumes a role, install boto3, which can do that: pip install boto3"
+            f"The profile {profile!r} (AWS_PROFILE) has no access key in ~/.aws/credentials. If it "
+            "uses single sign-on or assumes a role, install boto3: pip install boto3"
         ) from None
     return Boto3CredentialProvider(boto3.Session(profile_name=profile))
 
 
 def _read_profile() -> dict[str, str]:
-    """The entries of the profile in AWS_PROFILE, or of `default`, in the files of the AWS tools."""
+    """Return the settings of the profile AWS_PROFILE, or else `default`, from the files in ~/.aws."""
     name = os.environ.get("AWS_PROFILE", "default")
     home = Path("~/.aws").expanduser()
     files = {
@@ -170,5 +170,5 @@ def _read_profile() -> dict[str, str]:
 def _read_number(variable: str, default: int) -> int:
     text = os.environ.get(variable, str(default))
     if not text.isascii() or not text.isdigit() or not 0 <= int(text) <= 86_400:
-        raise UsageError(f"{variable} is {text[:40]!r}; it must be a number from 0 to 86400.")
+        raise UsageError(f"{variable} is {text[:40]!r}; it must be a whole number from 0 to 86400.")
     return int(text)

@@ -1,6 +1,6 @@
 """Turn errors of object stores into errors that name the address, the reason and the cure.
 
-Texts of the library are never shown: they contain the request, and a request may contain a secret.
+obstore's own messages are never shown: they contain the request, which may contain a secret.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CREDENTIALS = {
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential; "
     "for a public container, AZURE_SKIP_SIGNATURE=true.",
 }
-_WEB_CREDENTIALS = "If the address was signed, sign it again: signatures expire."
+_WEB_CREDENTIALS = "If the address has a signature, get a new address: signatures expire."
 _PLACES = {"s3": "bucket", "gs": "bucket", "az": "container"}
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 
 _RETRIED = re.compile(r", after \d+ retries, max_retries")
 
-# Marks in the texts of the library, for errors without a class of their own.
+# Words in obstore's messages that identify errors without a class of their own.
 _NO_PLACE = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "BareRedirect", "IllegalLocation")
 _DENIED = ("AccessDenied", "SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken")
@@ -41,7 +41,7 @@ class ObjectChangedError(OSError):
 
 
 def translate(error: Exception, address: Address) -> Exception:
-    """The error to raise for an error of the library."""
+    """Return the error to raise in place of an error of obstore."""
     text, name = str(error), type(error).__name__
     if name == "PreconditionError":
         return report_change(address)
@@ -52,7 +52,7 @@ def translate(error: Exception, address: Address) -> Exception:
             "an S3-compatible store, also AWS_ENDPOINT_URL."
         )
     if "MissingContentLength" in text:  # a page that is made for each request, or a folder
-        what = "The server does not say how long it is"
+        what = "The server does not send the size of this file"
         return FileNotFoundError(errno.ENOENT, what, str(address))
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "No such object", str(address))
@@ -61,19 +61,19 @@ def translate(error: Exception, address: Address) -> Exception:
 
 
 def report_change(address: Address) -> ObjectChangedError:
-    """The error for an object that was replaced after it was opened."""
+    """Return the error for an object that was replaced after it was opened."""
     reason = "the object was replaced while it was read"
     return ObjectChangedError(errno.ESTALE, reason, str(address))
 
 
 def is_cut(error: Exception) -> bool:
-    """Whether a connection ended in the middle of an answer, which the library does not retry."""
+    """Return whether a connection broke during an answer, and obstore has not tried again."""
     text = str(error)
     return not _RETRIED.search(text) and any(mark in text for mark in _CUT)
 
 
 def _explain(text: str, name: str, scheme: str) -> tuple[str, str]:
-    """The reason and the cure."""
+    """Return what happened, and what to do."""
     code, status = _CODE.search(text), _STATUS.search(text)
     number = status[1] if status else ""
     detail = f" ({code[1]})" if code else f" (HTTP {number})" if number else ""
@@ -85,14 +85,17 @@ def _explain(text: str, name: str, scheme: str) -> tuple[str, str]:
     if name in ("PermissionDeniedError", "UnauthenticatedError") or (
         number in ("401", "403") or any(mark in text for mark in _DENIED)
     ):
-        cure = "Check that the credentials allow this, and allow listing the bucket. "
+        cure = "Check that the credentials allow this operation, and listing the bucket. "
         return f"access denied{detail}", cure + CREDENTIALS.get(scheme, _WEB_CREDENTIALS)
     if number in ("429", "503") or "SlowDown" in text:
-        return f"rate limited by the server: too many requests{detail}", f"Wait. {AGAIN}"
+        return f"rate limited by the server: too many requests{detail}", f"Wait a minute. {AGAIN}"
     if name in ("NotSupportedError", "NotImplementedError"):
         if scheme in WEB:
-            return "the server cannot send parts of a file", "Download the file, and name that."
-        return "the server does not support this operation", "Use another store."
+            return (
+                "the server cannot send parts of a file",
+                "Download the file, and pass its local path.",
+            )
+        return "the server does not support this operation", "Use another bucket."
     if number:
         return f"the server answered with an error{detail}", AGAIN
     if any(mark in text for mark in _TIMEOUT):

@@ -1,8 +1,8 @@
 """Read an object like a file.
 
-A file has the size and version that the object had when it was opened. If the object is replaced,
-the next read raises an OSError. Reads in order fetch growing blocks, and the next block while the
-program uses this one; other reads fetch little more than they need. Memory holds two blocks.
+If the object is replaced after it was opened, the next read raises an OSError. Reading in order
+fetches larger and larger blocks, and fetches the next block in the background. Other reads fetch
+little more than they need. At most two blocks are in memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy.typing as npt
 from tokenmill.storage.interface import Entry, Storage
 from tokenmill.storage.object_store import LONGEST, start_request
 
-_LEAST = 64 << 10  # bytes of a first block
+_LEAST = 64 << 10  # bytes of the first block
 
 
 class ObjectFile(io.RawIOBase):
-    """An object, open for reading. `name` is its path, and `version` changes if it does."""
+    """An object that is open for reading. `name` is its path, `version` the version that is read."""
 
     def __init__(self, path: Path, storage: Storage, entry: Entry) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class ObjectFile(io.RawIOBase):
         self.size, self.version = entry.size, entry.version
         self._storage, self._entry = storage, entry
         self._place = 0
-        self._start, self._block = 0, b""  # the last block, and where it starts
-        self._next: Future[bytes] | None = None  # the block after it
+        self._start, self._block = 0, b""  # where the current block starts, and its bytes
+        self._next: Future[bytes] | None = None  # the block after the current one
 
     def readable(self) -> bool:
         return True
@@ -55,7 +55,7 @@ class ObjectFile(io.RawIOBase):
         return len(data)
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next `size` bytes; fewer only at the end."""
+        """Return the next `size` bytes; fewer only at the end of the object."""
         stop = self.size
         if size is not None and size >= 0:
             stop = min(self._place + size, stop)
@@ -71,7 +71,7 @@ class ObjectFile(io.RawIOBase):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def peek(self, size: int = 0) -> bytes:  # noqa: ARG002  makes `readline` fast
-        """The bytes from the position on that are in memory, at least one before the end."""
+        """Return the next bytes without moving the position: the rest of the block in memory."""
         if self._place >= self.size:
             return b""
         offset = self._place - self._start
@@ -84,11 +84,11 @@ class ObjectFile(io.RawIOBase):
         return self.read()
 
     def read_ranges(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of ranges [start, stop), with few requests. The position does not change."""
+        """Return the bytes of ranges [start, stop), with few requests. Leaves the position as it is."""
         return list(self._storage.read_ranges(self._entry.name, ranges, self._entry.version))
 
     def read_array(self, dtype: np.dtype[Any], count: int, offset: int) -> npt.NDArray[Any]:
-        """Some elements from byte `offset` on, as an array."""
+        """Return `count` elements from byte `offset` on, as an array."""
         stop = offset + count * dtype.itemsize
         if stop > self.size:
             raise ValueError(f"the object has {self.size:,} bytes, expected {stop:,}")
@@ -97,7 +97,7 @@ class ObjectFile(io.RawIOBase):
         return np.frombuffer(data, dtype, count)
 
     def _fetch(self, wanted: int) -> None:
-        """Make the bytes from the current position on the current block."""
+        """Replace the current block with a block that starts at the current position."""
         end = self._start + len(self._block)
         if self._block and self._place == end:  # reading in order
             length = min(2 * len(self._block), LONGEST)

@@ -1,9 +1,8 @@
 """Paths of objects: `ObjectPath` is a `Path` whose files are in an object store.
 
-Code that reads a dataset takes a `Path` and uses a few of its methods, and the functions of this
-package. Both work for an `ObjectPath`, so no other package knows where files are. Every method that
-asks about an object sends a request. Methods that are not here act on local files and fail, because
-no local file has such a name.
+Code that reads a dataset uses a few methods of `Path`, and the functions of this package. Both work
+with an `ObjectPath`, so no other package knows where files are. Every method that asks about an
+object sends a request. The other methods of `Path` look for a local file of that name, and fail.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tokenmill.storage.object_store import ObjectStorage
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a local file, or of an object.
+    """Return the path of a local file, or of an object.
 
     >>> as_path("data/corpus"), str(as_path("s3://bucket/corpus") / "train")
     (PosixPath('data/corpus'), 's3://bucket/corpus/train')
@@ -38,16 +37,16 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def as_object(address: str | os.PathLike[str]) -> ObjectPath:
-    """The path of an object."""
+    """Return the path of an object."""
     return ObjectPath(str(parse_address(address)))
 
 
 def find_objects(
     pattern: str | os.PathLike[str],
 ) -> list[tuple[str, os.stat_result]] | None:
-    """The addresses of objects that match a glob, sorted, and facts about each.
+    """Return the sorted addresses of all objects that match a glob, each with its `stat`.
 
-    None if it is not a glob.
+    Returns None if `pattern` is not a glob, or is the name of an object.
     """
     address = parse_address(pattern)
     if not glob.has_magic(address.key) or as_path(str(address)).exists():
@@ -63,7 +62,7 @@ def find_objects(
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether the parts of a name match the parts of a glob.
+    """Return whether the parts of a name match the parts of a glob.
 
     >>> _matches(["a", "b", "1.txt"], ["**", "*.txt"]), _matches(["a", "1.txt"], ["*.txt"])
     (True, False)
@@ -80,7 +79,7 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def describe_entry(entry: Entry) -> os.stat_result:
-    """The facts about an object, as about a file; the time of change is a hash of the version."""
+    """Return the `stat` of an object. A hash of the version takes the place of the time of change."""
     # Azure sends quotes in answers about one object, and none in lists.
     changed = xxhash.xxh3_64_intdigest(entry.version.strip('"').encode()) >> 1
     facts = (stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, entry.size, 0, 0, 0)
@@ -88,7 +87,7 @@ def describe_entry(entry: Entry) -> os.stat_result:
 
 
 class ObjectPath(PosixPath):
-    """The path of an object, or of a folder: all objects whose names begin with it and a slash."""
+    """The path of an object or of a folder. A folder is all objects whose paths begin with its path."""
 
     def __str__(self) -> str:
         scheme, *rest = self.parts or ("",)
@@ -102,7 +101,7 @@ class ObjectPath(PosixPath):
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectPath, tuple(self.parts)
 
-    _was_folder = False  # whether objects were found below it
+    _was_folder = False  # whether objects were found below this path
 
     @cached_property
     def address(self) -> Address:
@@ -123,7 +122,7 @@ class ObjectPath(PosixPath):
         return ObjectStorage(Address(self.address.scheme, self.address.place, ""))
 
     def find(self) -> Entry:
-        """The size and version of the object. FileNotFoundError if it is missing."""
+        """Return the size and version of the object. Raises FileNotFoundError if it is missing."""
         if not self.address.key:
             raise FileNotFoundError(2, "No such object", str(self))
         return self._bucket.find(self.address.key)
@@ -142,7 +141,7 @@ class ObjectPath(PosixPath):
     # Methods of Path that ask about files.
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:  # noqa: ARG002
-        """The size, and the hash of the version as the time of change."""
+        """Return the size; a hash of the version takes the place of the time of change."""
         try:
             entry = self.find()
         except FileNotFoundError:
@@ -155,7 +154,7 @@ class ObjectPath(PosixPath):
         return self.stat()
 
     def exists(self, **_: bool) -> bool:
-        # A name without a suffix is most often a folder; one request less then.
+        # A name without a suffix is most often a folder: trying that first saves a request.
         if not self.suffix and self.is_listable:
             return self.is_dir() or self.is_file()
         return self.is_file() or self.is_dir()
@@ -168,7 +167,7 @@ class ObjectPath(PosixPath):
         return True
 
     def is_dir(self, **_: bool) -> bool:
-        if self.address.scheme in WEB:  # it has no folders, except datasets, whose files are known
+        if self.address.scheme in WEB:  # its only folders are datasets, found by their manifest
             return self.name != MANIFEST_NAME and (self / MANIFEST_NAME).is_file()
         if not self._was_folder:  # opening a dataset asks several times
             self._was_folder = self.storage.has_objects()
@@ -193,30 +192,30 @@ class ObjectPath(PosixPath):
         return self == as_path(other)
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
-        """The objects and folders directly below this path, each once."""
+        """Return the objects and folders directly below this path, each once."""
         files, folders = self.storage.list_folder()
         names = sorted({*(entry.name for entry in files), *folders})
         return (self / name for name in names)
 
     def glob(self, pattern: str) -> Generator[ObjectPath, None, None]:
-        """The objects and folders directly below this path whose names match a pattern."""
+        """Return the objects and folders directly below this path whose names match a pattern."""
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def rglob(self, pattern: str) -> Generator[ObjectPath, None, None]:
-        """The objects at any depth below this path whose names match a pattern."""
+        """Return the objects at any depth below this path whose names match a pattern."""
         paths = (self / entry.name for entry in self.storage.list())
         return (path for path in paths if fnmatch.fnmatchcase(path.name, pattern))
 
     # Methods of Path that read and write.
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
-        """The object, open for reading; the only mode is "rb"."""
+        """Open the object for reading. `mode` must be "rb"."""
         if mode != "rb":
-            raise ValueError(f"an object cannot be opened with the mode {mode!r}")
+            raise ValueError(f"an object can be opened only with the mode 'rb', not {mode!r}")
         return ObjectFile(self, self._bucket, self._bucket.find_known(self.address.key))
 
     def find_all(self) -> None:
-        """Find all objects below this path: see `ObjectStorage.find_all`."""
+        """Look up all objects below this path at once: see `ObjectStorage.find_all`."""
         self._bucket.find_all(f"{self.address.key}/" if self.address.key else "")
 
     def read_bytes(self) -> bytes:
@@ -227,14 +226,14 @@ class ObjectPath(PosixPath):
         return len(data)
 
     def upload(self, file: BinaryIO) -> None:
-        """Write the object from a local file, from its beginning on."""
+        """Write the content of a local file to the object."""
         self._bucket.upload(self.address.key, file)
 
     def unlink(self, missing_ok: bool = False) -> None:  # noqa: ARG002
         self._bucket.delete(self.address.key)
 
     def mkdir(self, *_: Any, **__: Any) -> None:
-        """Does nothing: folders exist if they have objects."""
+        """Do nothing: a folder exists as long as it has objects."""
 
     def rmdir(self) -> None:
-        """Does nothing: folders exist if they have objects."""
+        """Do nothing: a folder exists as long as it has objects."""

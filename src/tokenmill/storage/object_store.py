@@ -1,9 +1,9 @@
 """Objects of a bucket, or files of a web server, as a `Storage`. Built on obstore.
 
 Guarantees: an object appears whole or not at all. A read returns bytes of one version of an object:
-if the object is replaced after it was found, reading it raises an error. Requests that fail in
-passing are repeated with growing pauses, for a limited time; then an error names the address, the
-reason and the cure.
+if the object is replaced after it was found, reading it raises an error. Requests that fail
+temporarily are retried with growing pauses, for a limited time. After that, an error names the
+address, the reason and the cure.
 
 Costs: a request takes some 10 to 100 ms, so ranges close together become one request, and
 `REQUESTS` run at once. Memory holds the requested bytes. obstore is imported at the first request.
@@ -26,7 +26,7 @@ from tokenmill.storage.addresses import WEB, Address, parse_address
 from tokenmill.storage.interface import Entry, Storage
 from tokenmill.storage.object_errors import is_cut, report_change, translate
 
-REQUESTS = 32  # at once
+REQUESTS = 32  # that run at once
 FILES = 16  # that are read at once
 GAP = 64 << 10  # bytes: ranges at most this far apart become one request
 JOINED = 2 << 20  # bytes of a request for several ranges
@@ -57,16 +57,16 @@ class ObjectStorage(Storage):
         return f"<ObjectStorage {self.address}>"
 
     def find(self, name: str) -> Entry:
-        """The size and the version of an object. FileNotFoundError if it is missing."""
+        """Return the size and the version of an object. Raises FileNotFoundError if it is missing."""
         found = self._call(name, lambda store, key: store.head(key))
         entry = Entry(name, found["size"], _find_version(found))
         self._remember(entry)
         return entry
 
     def find_all(self, prefix: str) -> None:
-        """Find the objects whose names begin with `prefix`, for `find_known`: 1,000 a request.
+        """Look up all objects whose names begin with `prefix`, 1,000 a request, for `find_known`.
 
-        Does nothing for other stores than S3: some have no list, or write versions differently there.
+        Only for S3: other stores cannot list objects, or write versions differently in lists.
         """
         if self.address.scheme == "s3":
             for entry in (entry for page in self.list_pages(prefix) for entry in page):
@@ -78,16 +78,15 @@ class ObjectStorage(Storage):
             _known.pop(next(iter(_known)), None)
 
     def find_known(self, name: str) -> Entry:
-        """Like `find`, but asks only once per process.
+        """Like `find`, but sends a request only if this process does not know the object yet.
 
-        A read with this version fails if the object was replaced since, so nothing is ever read
-        from two versions.
+        If the object was replaced, reading it raises an error, so versions never mix.
         """
         known = _known.get(str(self._locate(name)))
         return self.find(name) if known is None else known._replace(name=name)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes of an object from `start` on, at most `length`, all of one version."""
+        """Return at most `length` bytes of an object from `start` on, all of one version."""
         entry = self.find(name)
         stop = entry.size if length is None else min(start + length, entry.size)
         if start >= stop:
@@ -98,7 +97,7 @@ class ObjectStorage(Storage):
     def read_ranges(
         self, name: str, ranges: Sequence[tuple[int, int]], version: str = ""
     ) -> list[bytes]:
-        """The bytes of ranges [start, stop) of an object, fetched with few requests at once."""
+        """Return the bytes of ranges [start, stop) of an object. Close ranges share a request."""
         result = [b""] * len(ranges)
 
         def read(group: list[int]) -> None:
@@ -113,7 +112,7 @@ class ObjectStorage(Storage):
 
     def _read_range(self, name: str, span: tuple[int, int], version: str) -> bytes:
         if span[0] == span[1]:
-            return b""  # the library refuses empty ranges
+            return b""  # obstore refuses empty ranges
         options: dict[str, Any] = {"range": span}
         if version.startswith('"') and self.address.scheme not in WEB:
             options["if_match"] = version
@@ -129,17 +128,18 @@ class ObjectStorage(Storage):
         return data
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """The objects whose names begin with `prefix`, sorted by name."""
+        """Return the objects whose names begin with `prefix`, sorted by name."""
         found = [entry for page in self.list_pages(prefix) for entry in page]
         return iter(sorted(found, key=lambda entry: entry.name))
 
     def list_pages(self, prefix: str = "", size: int = 1000) -> Iterator[Sequence[Entry]]:
-        """Like `list`, a page at a time, in the order of the server."""
+        """Like `list`, but yields pages of `size` objects, in the order of the server."""
         if self.address.scheme in WEB:
             raise UsageError(
-                f"{self.address} cannot be listed: a web server has no folders. Name each file."
+                f"{self.address} cannot be listed: a web server has no folders. "
+                "Pass the address of each file."
             )
-        # The library lists whole folders only.
+        # obstore lists whole folders only.
         folder = prefix.rpartition("/")[0]
         where = self._locate(folder)
         before = len(self.address.key) + 1 if self.address.key else 0
@@ -158,9 +158,9 @@ class ObjectStorage(Storage):
             ]
 
     def has_objects(self) -> bool:
-        """Whether there are objects. Remembers the first thousand for `find_known`."""
+        """Return whether any object is below the address. On S3, `find_known` then knows some."""
         for page in self.list_pages():
-            if self.address.scheme == "s3":  # in others, versions in lists are written otherwise
+            if self.address.scheme == "s3":  # other stores write versions differently in lists
                 for entry in page:
                     self._remember(entry)
             if page:
@@ -168,7 +168,7 @@ class ObjectStorage(Storage):
         return False
 
     def list_folder(self) -> tuple[Sequence[Entry], Sequence[str]]:
-        """The objects directly below the address, and the names of folders, both sorted."""
+        """Return the objects, and the names of the folders, directly below the address, sorted."""
         if self.address.scheme in WEB:
             return [], []
         before = len(self.address.key) + 1 if self.address.key else 0
@@ -218,7 +218,7 @@ class ObjectStorage(Storage):
         self._call(name, delete, writes=True)
 
     def delete_all(self) -> None:
-        """Remove all objects below the address, many with one request."""
+        """Remove all objects below the address, many per request."""
 
         def delete(store: Any, key: str) -> None:  # noqa: ARG001
             with suppress(FileNotFoundError):
@@ -236,7 +236,7 @@ class ObjectStorage(Storage):
         return Address(self.address.scheme, self.address.place, key or name)
 
     def _call(self, name: str, call: Callable[[Any, str], T], *, writes: bool = False) -> T:
-        """Call the library, and translate its errors. Repeats a call whose answer was cut short."""
+        """Call obstore, and translate its errors. Retries if the connection breaks in an answer."""
         from tokenmill.storage.object_connection import connect
 
         where = self._locate(name)
@@ -246,7 +246,7 @@ class ObjectStorage(Storage):
         for attempt in range(_ATTEMPTS):
             try:
                 return call(store, key)
-            except Exception as error:  # the library's errors have no common base class
+            except Exception as error:  # obstore's errors have no common base class
                 _known.pop(str(where), None)
                 if not is_cut(error) or attempt == _ATTEMPTS - 1:
                     raise translate(error, where) from None
@@ -255,7 +255,7 @@ class ObjectStorage(Storage):
 
 
 def _find_version(meta: Any) -> str:
-    """The ETag; a web server may send none, and its time and size are the next best."""
+    """Return the ETag. If a web server sends none, return the time of change and the size."""
     tag: str | None = meta["e_tag"]
     return tag or f"{meta['last_modified'].timestamp()}-{meta['size']}"
 
@@ -263,7 +263,7 @@ def _find_version(meta: Any) -> str:
 def join_ranges(
     ranges: Sequence[tuple[int, int]], gap: int = GAP, longest: int = JOINED
 ) -> list[list[int]]:
-    """Group the numbers of ranges that one request fetches; the ranges may be in any order.
+    """Group ranges that one request can fetch. Returns the indices of the ranges in each group.
 
     >>> join_ranges([(900, 910), (0, 10), (15, 20), (5, 30)], gap=10)
     [[1, 3, 2], [0]]
@@ -287,7 +287,7 @@ def _pool(size: int) -> ThreadPoolExecutor:
 
 
 def run_together(call: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
-    """`[call(item) for item in items]`, for requests."""
+    """Return `[call(item) for item in items]`. The calls run at once, in threads."""
     if len(items) == 1:
         return [call(items[0])]
     return list(_pool(REQUESTS).map(call, items))
@@ -296,11 +296,14 @@ def run_together(call: Callable[[Any], T], items: Sequence[Any]) -> Sequence[T]:
 def read_files_together(
     call: Callable[[Any], object], items: Sequence[Any], between: Callable[[], None] | None
 ) -> None:
-    """`for item in items: call(item)`, for calls that each read a file; `between` as they end."""
+    """Run `call(item)` for all items, several at once. Each call reads a file.
+
+    `between` is called before waiting for each call.
+    """
     if len(items) == 1:
         call(items[0])
         return
-    # Not the threads of `run_together`: a call waits for those.
+    # In other threads than those of `run_together`, because the calls wait for those.
     futures = [_pool(FILES).submit(call, item) for item in items]
     try:
         for future in futures:
@@ -313,7 +316,7 @@ def read_files_together(
 
 
 def start_request(call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Start one request."""
+    """Start a request in a thread."""
     return _pool(REQUESTS).submit(call, *arguments)
 
 

@@ -42,9 +42,9 @@ _MOST_BYTES = 1 << 20  # of saved settings, unless the settings of this run need
 class OutputFolder(Storage):
     """An output folder that this process has locked. Half-written files of earlier runs are removed.
 
-    A folder in an object store has no lock, and needs none: the record of the settings is created
-    only if there is none, and runs with the same settings write the same bytes. If `work` is a local
-    folder, such a run locks that instead.
+    A folder in an object store has no lock and needs none: only one run can create the record of
+    the settings, and runs with the same settings write the same bytes. If such a run has a local
+    folder `work`, that folder is locked.
 
     `marks` are file names that show that the folder belongs to a run of this kind. A folder with
     none of them must be empty, except for files named in `ignored`. `lock` is the name of the lock
@@ -77,7 +77,9 @@ is 'mds'. Choose another `out`, or delete that folder.
         self.argument = argument
         self._files = storage_for(path)
         if isinstance(path, ObjectPath) and not path.is_listable:
-            raise UsageError(f"{path} is on a web server, which cannot be written to.")
+            raise UsageError(
+                f"{path} is on a web server, which cannot be written to. Use a bucket or a local folder."
+            )
         self._refuse_if_foreign(marks, ignored)
         locked = path / lock if work is None else work / Path(lock).name
         is_remote = isinstance(locked, ObjectPath)
@@ -88,7 +90,7 @@ is 'mds'. Choose another `out`, or delete that folder.
             self.remove_temporaries()
             check_entries(
                 work or path / WORK_NAME
-            )  # refuse links now: its files are opened by name later
+            )  # refuse links now: files in this folder are opened by name later
         except BaseException:
             self.close()
             raise
@@ -141,7 +143,7 @@ is 'mds'. Choose another `out`, or delete that folder.
     def write_first(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists; returns whether it was written.
 
-        With a lock, no other process can write the file between the two.
+        No other process can write a local file after the check, because the folder is locked.
         """
         if isinstance(self.path, ObjectPath):
             return self.create(name, data)
@@ -205,17 +207,17 @@ is 'mds'. Choose another `out`, or delete that folder.
 def choose_work_folder(
     out: Path, work: str | os.PathLike[str] | None, *, is_shared: bool = False
 ) -> Path | None:
-    """The folder for unfinished work; None if it is `.work` in the output folder.
+    """Return the folder for unfinished work; None if it is `.work` in the output folder.
 
-    A run into an object store keeps its work on this machine, in a folder whose name depends on the
-    address, so that the same command finds it again. With `is_shared`, all nodes of a cluster need
-    the work, so it is in the object store; it is then found there by a later run on one machine.
+    If `out` is in an object store, the work is in a folder of this machine. The folder is named
+    after the address, so that the same command finds it again. But if all nodes of a cluster need
+    the work (`is_shared`), or the object store has unfinished work, the work is in the object store.
     """
     if not isinstance(out, ObjectPath):
         if work is not None:
             raise UsageError(
-                f"`work` is for an `out` in an object store. The unfinished work of {out} is in "
-                f"{out / WORK_NAME}."
+                f"`work` is for an `out` in an object store. Omit it: the unfinished work of {out} "
+                f"is in {out / WORK_NAME}."
             )
         return None
     if work is None:
@@ -228,7 +230,7 @@ def choose_work_folder(
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, in words.
+    """Return the settings that differ, in words.
 
     >>> describe_changes({"a": 1, "b": 2}, {"a": 1, "b": 3})
     ['b was 2, is 3']
@@ -245,7 +247,7 @@ def _brief(text: str) -> str:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    """Whether a folder holds nothing, or only half-written files of a killed process."""
+    """Return whether a folder holds nothing, or only half-written files of a killed process."""
     if not path.is_dir() or path.is_symlink():
         return False
     return all(is_temporary(name) for name in list_names(path))

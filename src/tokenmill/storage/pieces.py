@@ -1,10 +1,11 @@
 """Read pieces of remote files through a cache, several at once.
 
-Guarantees: a piece that is missing from the cache is fetched once, even if several threads and
-processes want it: the others wait until it is in the cache, or until the one that fetches it fails or
-dies. At most `REQUESTS` requests of a process run at once, and neighbouring pieces share one.
+Guarantees: if several threads and processes want the same missing piece, one of them fetches it,
+and the others wait until the piece is in the cache. If the one that fetches fails, dies or takes
+over two minutes, another one fetches the piece. Neighbouring pieces share a request. Each call runs
+at most `REQUESTS` requests at once.
 
-Costs: memory for the requests that run, of at most `LONGEST` bytes each.
+Costs: memory for the running requests, of at most `LONGEST` bytes each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tokenmill.storage.cache import PIECE, PieceCache, make_piece_key
 REQUESTS = 16
 SMALL_REQUESTS = 64  # of a few kilobytes each
 LONGEST = 1 << 20  # bytes of a request
-_PAUSE = 0.005  # seconds between looks at a piece that another process fetches
+_PAUSE = 0.005  # seconds between checks for a piece that another process fetches
 _PATIENCE = 120.0  # seconds to wait for another process
 
 
@@ -31,7 +32,7 @@ _PATIENCE = 120.0  # seconds to wait for another process
 class RemoteFile:
     """A file whose pieces are cached. `identity` names the file and its version.
 
-    `fetch(start, stop)` returns these bytes of the file.
+    `fetch(start, stop)` returns the bytes [start, stop) of the file.
     """
 
     identity: str
@@ -39,15 +40,15 @@ class RemoteFile:
     fetch: Callable[[int, int], bytes]
 
     def key(self, number: int) -> bytes:
-        """The key of a piece."""
+        """Return the key of piece `number` in the cache."""
         return make_piece_key(self.identity, number)
 
     def find_bytes(self, first: int, last: int) -> tuple[int, int]:
-        """Where the pieces [first, last) start and end in the file."""
+        """Return where the pieces [first, last) start and end in the file."""
         return first * PIECE, min(last * PIECE, self.size)
 
     def find_parts(self, start: int, stop: int) -> list[Part]:
-        """The parts of pieces that the bytes [start, stop) consist of.
+        """Divide the bytes [start, stop) of the file into parts, each inside one piece.
 
         >>> RemoteFile("a", 200_000, lambda start, stop: b"").find_parts(131_000, 131_100)
         [Part(number=0, first=131000, last=131072), Part(number=1, first=0, last=28)]
@@ -59,32 +60,32 @@ class RemoteFile:
 
 
 class Part(NamedTuple):
-    """Some bytes of a piece."""
+    """The bytes [first, last) of piece `number`."""
 
-    number: int  # of the piece
+    number: int
     first: int
     last: int
 
 
-Piece = tuple[RemoteFile, int]  # a file, and the number of a piece
+Piece = tuple[RemoteFile, int]  # a file, and the number of a piece in it
 
 
 class Pieces:
-    """Pieces of remote files, from a cache or from their files."""
+    """Reads pieces of remote files from a cache, or else from the files."""
 
     def __init__(self, cache: PieceCache) -> None:
         self.cache = cache
 
     def read(self, wanted: Sequence[Piece]) -> Iterator[tuple[int, bytes]]:
-        """The bytes of pieces, each with its place in `wanted`, in any order.
+        """Yield each piece as its index in `wanted` and its bytes, in any order.
 
-        Each should occur once, and neighbours should be next to each other.
+        `wanted` should have each piece once, and neighbouring pieces next to each other.
         """
         keys = [file.key(number) for file, number in wanted]
         there = [place for place, key in enumerate(keys) if self.cache.has(key)]
         missing = sorted(set(range(len(wanted))).difference(there))
         fetched = self._fetch_runs(wanted, missing)
-        found = next(fetched, None)  # starts the requests, and waits for one
+        found = next(fetched, None)  # starts the requests, and waits for the first
         damaged = []
         for place in there:
             data = self.cache.get(keys[place])
@@ -100,13 +101,13 @@ class Pieces:
             yield from run
 
     def fetch(self, wanted: Sequence[Piece], is_stopped: Callable[[], bool]) -> None:
-        """Bring pieces into the cache; ends early once `is_stopped` returns True."""
+        """Fetch pieces into the cache. Ends early once `is_stopped` returns True."""
         for _ in self.fetch_each(wanted):
             if is_stopped():
                 break
 
     def fetch_each(self, wanted: Sequence[Piece]) -> Iterator[int]:
-        """Bring pieces into the cache; yields the bytes of each request when it is done."""
+        """Fetch pieces into the cache. After each request, yields how many bytes it fetched."""
         keys = (file.key(number) for file, number in wanted)
         missing = [place for place, key in enumerate(keys) if not self.cache.has(key)]
         for run in self._fetch_runs(wanted, missing):
@@ -115,7 +116,7 @@ class Pieces:
     def _fetch_runs(
         self, wanted: Sequence[Piece], places: Sequence[int]
     ) -> Iterator[list[tuple[int, bytes]]]:
-        """Fetch pieces; yields those of each request when it is done."""
+        """Fetch the pieces at these indices of `wanted`. After each request, yields its pieces."""
         pool = make_pool(os.getpid())
         running: dict[Future[list[bytes]], list[int]] = {}
         try:
@@ -131,7 +132,7 @@ class Pieces:
                 future.cancel()
 
     def _fetch_run(self, file: RemoteFile, first: int, count: int) -> list[bytes]:
-        """The pieces [first, first + count) of a file, from the file or from whoever fetches them."""
+        """Return the pieces [first, first + count) of a file. Waits for those that others fetch."""
         found: dict[int, bytes] = {}
         waiting = set(range(first, first + count))
         deadline = time.monotonic() + _PATIENCE
@@ -150,7 +151,7 @@ class Pieces:
     def _fetch_claimed(
         self, file: RemoteFile, numbers: list[int], *, is_late: bool
     ) -> dict[int, bytes]:
-        """Fetch the pieces that nobody else fetches; all of them if the others take too long."""
+        """Fetch the pieces that no other thread or process is fetching; with `is_late`, fetch all."""
         found: dict[int, bytes] = {}
         with ExitStack() as stack:
             claimed = []
@@ -159,7 +160,7 @@ class Pieces:
                 is_claimed = stack.enter_context(self.cache.claim(key))
                 if not (is_claimed or is_late):
                     continue
-                # Another process may have fetched it just before it was claimed here.
+                # Another process may have fetched the piece just before this one claimed it.
                 data = self.cache.get(key) if self.cache.has(key) else None
                 if data is None:
                     claimed.append(number)
@@ -183,7 +184,7 @@ def _take_done(running: dict[Future[list[bytes]], list[int]]) -> Iterator[list[t
 
 
 def _join_neighbours(wanted: Sequence[Piece], places: Sequence[int]) -> Iterator[list[int]]:
-    """Divide places into runs of neighbouring pieces, for one request each."""
+    """Divide indices of `wanted` into runs of neighbouring pieces. Each run is one request."""
     run: list[int] = []
     for place in places:
         file, number = wanted[place]
@@ -198,7 +199,7 @@ def _join_neighbours(wanted: Sequence[Piece], places: Sequence[int]) -> Iterator
 
 
 def _find_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The runs of consecutive numbers, each as its first and the one after its last.
+    """Return sorted numbers as ranges [first, last) of consecutive numbers.
 
     >>> _find_runs([2, 3, 4, 9])
     [(2, 5), (9, 10)]
@@ -214,5 +215,5 @@ def _find_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def make_pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001  (a fork has no threads)
-    """The threads that send requests."""
+    """Return the threads of a process that send requests."""
     return ThreadPoolExecutor(REQUESTS + SMALL_REQUESTS, "tokenmill-pieces")

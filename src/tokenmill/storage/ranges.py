@@ -1,16 +1,17 @@
-"""Fetch exact ranges of remote files into a cache, ahead of the reads that need them.
+"""Fetch ranges of remote files into a cache, before they are read.
 
-Guarantees: the bytes of a range are fetched as they are, also if it starts or ends inside of a piece;
-what the cache has already is not fetched again. Ranges are fetched in their order, at most `REQUESTS`
-at once. A range that another process fetches is left to it, and fetched here if that fails.
+Guarantees: a range may start or end inside a piece (`PIECE` bytes of a file); the rest of that
+piece is not fetched. Pieces at either end of a range that are already in the cache are not fetched
+again. Ranges are fetched in their order, several at once. If another process is fetching a range,
+this one waits, and fetches the range itself only if the other process fails.
 
-Requests start one after another, not all at once. Otherwise, all share the line and end at the same
-time, and the line is idle until the answers to the next ones arrive: 15% of the time at 60 MB/s.
+Requests start one after another. If they started all at once, they would also end at the same time,
+and the line would then be idle until the next answers arrive: 15% of the time at 60 MB/s.
 
-A few bytes that are needed before their range is there can be fetched alone, see `copy_ranges`. They
-are not stored, so they are fetched twice; all of them together add at most 2% to the ranges, and a megabyte.
+Some bytes are needed before their range is in the cache. `copy_ranges` fetches them alone and does
+not store them, so they are fetched twice. `Budget` limits how many.
 
-Costs: memory for the requests that run, of at most `2 * LONGEST` bytes each.
+Costs: memory for the running requests, of at most `2 * LONGEST` bytes each.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from tokenmill.storage.cache import PIECE, PieceCache, make_piece_key
 from tokenmill.storage.pieces import LONGEST, REQUESTS, SMALL_REQUESTS, RemoteFile, make_pool
 
 _SMALL = 1 << 16  # bytes
-_INTERVAL = 0.03  # seconds between two answers, as long as it is not measured
-_SHARE, _FREE = 0.02, 1 << 20  # bytes to fetch twice: this share of the ranges, and these
-_LONGEST_WAIT = 2.0  # seconds to wait for a range, if that share is used up
+_INTERVAL = 0.03  # seconds between two answers, before the first measurement
+_SHARE, _FREE = 0.02, 1 << 20  # may be fetched twice: this share of all ranges, plus these bytes
+_LONGEST_WAIT = 2.0  # seconds to wait for a range if the budget is used up
 _LOOK = 0.02  # seconds between looks at the cache
-_PAUSE = 0.005  # seconds between looks at a range that another process fetches
+_PAUSE = 0.005  # seconds between checks for a range that another process fetches
 _PATIENCE = 120.0  # seconds to wait for another process
 
 Range = tuple[RemoteFile, int, int]  # a file, and where bytes start and end in it
 
 
 class RangeFetcher:
-    """Fetches ranges in the background; use it from one thread."""
+    """Fetches ranges in the background. Not thread-safe: each thread needs its own."""
 
     def __init__(self, cache: PieceCache, budget: Budget) -> None:
         self._cache, self._budget = cache, budget
         self._interval, self._last_take, self._last_start = _INTERVAL, time.monotonic(), 0.0
         self._running: dict[Future[bool], Range] = {}
-        self._left: list[Range] = []  # to other processes
+        self._left: list[Range] = []  # ranges that other processes are fetching
 
     def start(self, wanted: Sequence[Range], is_stopped: Callable[[], bool]) -> None:
-        """Start to fetch ranges; returns when all have started, or once `is_stopped` returns True."""
+        """Start to fetch ranges. Returns when all have started, or once `is_stopped` returns True."""
         parts = [part for whole in wanted for part in _cut(*whole)]
         is_small = all(stop - start <= _SMALL for _, start, stop in parts)
         most = SMALL_REQUESTS if is_small else REQUESTS
@@ -75,7 +76,7 @@ class RangeFetcher:
                     self._submit(one, is_late=time.monotonic() > deadline)
 
     def cancel(self) -> None:
-        """Forget all ranges whose requests have not started."""
+        """Forget all ranges. Requests that run already continue in the background."""
         for future in self._running:
             future.cancel()
         self._running.clear()
@@ -98,17 +99,17 @@ class RangeFetcher:
 
 
 class Budget:
-    """How many bytes may be fetched twice. Threads may lose a number; that does no harm."""
+    """How many bytes may be fetched twice: about 2% of all ranges so far, plus 1 MB. Not locked."""
 
     def __init__(self) -> None:
         self._left = float(_FREE)
 
     def earn(self, count: int) -> None:
-        """Say that this many bytes of ranges were fetched."""
+        """Increase the budget after `count` bytes of ranges were fetched."""
         self._left += _SHARE * count
 
     def spend(self, count: int) -> bool:
-        """Whether this many bytes may be fetched twice."""
+        """Take `count` bytes from the budget. Returns False if not enough are left."""
         if self._left < count:
             return False
         self._left -= count
@@ -120,9 +121,9 @@ def copy_ranges(
 ) -> Iterator[None]:
     """Copy the bytes of ranges to memory, from the cache or else from their files.
 
-    Fetches exactly these bytes, and does not store them: for a few bytes that are needed now, while
-    a larger range with them is on its way into the cache. If the budget is used up, waits for that
-    range instead, for a while. Yields after each.
+    Use this for a few bytes that are needed now, while a `RangeFetcher` is fetching a larger range
+    around them. Fetched bytes are not stored in the cache. If the budget is used up, waits for the
+    larger range, but at most two seconds. Yields after each range.
     """
     pool = make_pool(os.getpid())
     running: set[Future[None]] = set()
@@ -169,7 +170,7 @@ def _copy_cached(
 
 
 def _fetch(cache: PieceCache, file: RemoteFile, start: int, stop: int, *, is_late: bool) -> bool:
-    """Fetch the bytes of [start, stop) that are missing; False if another process does."""
+    """Fetch the bytes of [start, stop) that are missing. False if another process is doing so."""
     with cache.claim(make_piece_key(f"{file.identity}\n{start}", stop)) as is_claimed:
         missing = [
             part
@@ -193,7 +194,7 @@ def _fetch(cache: PieceCache, file: RemoteFile, start: int, stop: int, *, is_lat
 
 
 def _cut(file: RemoteFile, start: int, stop: int) -> list[Range]:
-    """Cut a range into equal requests; up to twice `LONGEST` bytes are one request."""
+    """Cut a range into requests of equal size, of at most `2 * LONGEST` bytes."""
     count = max(1, -(-(stop - start) // (2 * LONGEST)))
     cuts = [start + (stop - start) * number // count for number in range(count + 1)]
     return [(file, first, last) for first, last in pairwise(cuts)]

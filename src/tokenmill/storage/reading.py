@@ -59,7 +59,7 @@ def find_cure(error: BaseException, cure: str) -> str:
 
 
 def open_inside(folder: Path, path: str) -> BinaryIO:
-    """Open a file of a dataset to read; links that lead out of the folder are not followed.
+    """Open a file of a dataset for reading. A link that leads out of the folder is refused.
 
     >>> open_inside(Path("/nowhere"), "train/shard_00000.bin")
     Traceback (most recent call last):
@@ -82,7 +82,7 @@ file again from its source, or run the same tokenmill prepare command with --res
 
 
 def open_foreign(folder: Path, path: str) -> BinaryIO:
-    """Open a file in another format; links are followed, because download caches use them.
+    """Open a file that tokenmill did not write. Follows links, because download caches use them.
 
     >>> open_foreign(Path("/nowhere"), "train.bin")
     Traceback (most recent call last):
@@ -108,13 +108,13 @@ def _open(target: Path, folder: Path, path: str, cure: str) -> BinaryIO:
 
 
 def read_inside(folder: Path, path: str, most: int) -> bytes:
-    """Read a small file of a dataset; one with more than `most` bytes is refused."""
+    """Read a small file of a dataset. Refuses a file of more than `most` bytes."""
     with open_inside(folder, path) as file:
         return _read_all(file, folder, path, most, CURE)
 
 
 def read_foreign(folder: Path, path: str, most: int) -> bytes:
-    """Read a small file of another program; one with more than `most` bytes is refused."""
+    """Read a small file of another program. Refuses a file of more than `most` bytes."""
     with open_foreign(folder, path) as file:
         return _read_all(file, folder, path, most, FOREIGN_CURE)
 
@@ -141,13 +141,13 @@ def read_json(folder: Path, path: str, kind: type[T], most: int) -> T:
 
 
 def cannot_read(path: str, folder: Path, error: Exception, cure: str) -> DamagedFileError:
-    """The error for a file of a dataset that the system or a store does not let us read."""
+    """Return the error for a file that cannot be read. `error` decides which cure is shown."""
     reason = getattr(error, "strerror", None) or error
     return DamagedFileError(path, f"in {folder} cannot be read: {reason}", find_cure(error, cure))
 
 
 def measure_file(file: BinaryIO) -> int:
-    """The size of an open file in bytes."""
+    """Return the size of an open file in bytes."""
     return file.size if isinstance(file, ObjectFile) else os.fstat(file.fileno()).st_size
 
 
@@ -157,9 +157,9 @@ def read_pieces(
     pieces: Sequence[memoryview],
     between: Callable[[], None] | None = None,
 ) -> bool:
-    """Fill each piece with the bytes from its place in the file on; False if the file is too short.
+    """Fill `pieces[n]` with the bytes of a file from position `places[n]` on.
 
-    `between` may be called before each piece.
+    Returns False if the file is too short. `between` is called before each read of a local file.
     """
     if isinstance(file, ObjectFile):
         ranges = [(at, at + len(one)) for at, one in zip(places, pieces, strict=True)]
@@ -178,7 +178,7 @@ def read_pieces(
 
 
 def is_mappable(folder: Path) -> bool:
-    """Whether files of a folder can be mapped into memory; objects cannot."""
+    """Return whether files of a folder can be mapped into memory; objects cannot."""
     return not isinstance(folder, ObjectPath)
 
 
@@ -188,7 +188,7 @@ def for_each_file(
     items: Sequence[Any],
     between: Callable[[], None] | None = None,
 ) -> None:
-    """Call a function that reads a file of a folder, for each item; objects are read together."""
+    """Run `call(item)`, which reads a file of the folder, for all items. Reads objects in parallel."""
     if isinstance(folder, ObjectPath):
         read_files_together(call, items, between)
     else:
@@ -197,16 +197,16 @@ def for_each_file(
 
 
 def find_all_files(folder: Path) -> None:
-    """Find the sizes and versions of all objects below a folder with few requests, if that is possible.
+    """Look up all objects below a folder with few requests, so that opening them needs none.
 
-    Opening them then asks no more. Local folders are left alone.
+    Does nothing for a local folder.
     """
     if isinstance(folder, ObjectPath):
         folder.find_all()
 
 
 def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = False) -> None:
-    """Refuse a file that does not have the expected size."""
+    """Raise DamagedFileError if a file does not have the expected size."""
     size = measure_file(file)
     if size != expected:
         kind = "short" if size < expected else "long"
@@ -220,7 +220,7 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
 
 
 def find_near(path: Path) -> Path | None:
-    """For a path that does not exist: the entry of its folder with the most similar name, or None.
+    """Return the entry of a missing path's folder with the most similar name; None if none is similar.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

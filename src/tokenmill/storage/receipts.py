@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def encode_receipt(value: Any) -> bytes:
-    """The bytes of a receipt: the xxh3-128 of its JSON, a newline, and the JSON.
+    """Return the bytes of a receipt: the xxh3-128 of its JSON, a newline, and the JSON.
 
     >>> encode_receipt({"tokens": 5})
     b'08222cce9b42d8a47617930b498677f6\\n{"tokens":5}'

@@ -1,13 +1,16 @@
 """Read rows of tokens through a cache on local disk, for files that are slow to read.
 
-Guarantees: the rows are the same as from `FileRows`. All bytes of a file come from one version of it:
-the cache knows a file by its path, size, version and, if there is one, its checksum in the manifest.
-A file that has the wrong size or changes while it is in use is refused by name.
+The cache stores pieces: blocks of `PIECE` bytes of a file.
 
-Costs: a row of 2 kB that is in the cache takes 3 µs. Each piece of `PIECE` bytes is hashed when a row
-of it is first read: 50 µs. `fetch` brings later rows into the cache. A row that is missing is fetched
-with its whole piece; or alone and without storing it, if `is_streaming` says that its block is on its
-way. So a run starts after a round trip, and its first steps need not wait for whole blocks.
+Guarantees: the rows are the same as from `FileRows`. All bytes of a file come from one version of
+it, because the key of a piece depends on the file's path, size, version and checksum. If a file has
+the wrong size or changes while it is in use, an error names the file.
+
+Costs: a row of 2 kB that is in the cache takes 3 µs. The first row of a piece takes 50 µs more,
+because the piece is hashed. `fetch` brings rows into the cache before they are read. A row that is
+not in the cache is fetched with its whole piece. With `is_streaming`, blocks of rows are being
+fetched, so a missing row is fetched alone and not stored. So the first steps of a run do not wait
+for whole blocks.
 """
 
 from __future__ import annotations
@@ -39,12 +42,12 @@ from tokenmill.store.gather import join_near
 from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import Shards, find_file, find_object_folder
 
-_FILES = 4_096  # whose identities are kept
+_FILES = 4_096  # files whose versions are remembered
 _SHIFT = 36  # bits of a piece's number
 _HELD = 16_384  # pieces that were hashed and need not be hashed again; 2 GB
 
 Integers = npt.NDArray[np.int64]
-_this_thread = threading.local()  # its `fetcher`, and the object that uses it
+_this_thread = threading.local()  # `fetcher`, and `owner`: the object that uses the fetcher
 
 
 class _Range(NamedTuple):
@@ -57,20 +60,22 @@ class _Range(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Parts of pieces that rows consist of."""
+    """Rows, divided into parts that are each inside one piece. Arrays have one entry per part."""
 
-    rows: Integers  # the row of each part
-    codes: Integers  # the number of its shard, and of the piece in the shard's file
+    rows: Integers  # the row that the part belongs to
+    codes: Integers  # the shard's number and the piece's number in its file, as one integer
     starts: Integers  # where the part starts in its piece
     stops: Integers
-    places: Integers  # where it starts in its row, in bytes
+    places: Integers  # where the part starts in its row, in bytes
 
 
 class CachedRows(RowSource):
-    """Reads tokens of shards that are joined end to end, through a cache. `between` is called before
-    each piece."""
+    """Reads tokens of shards through a cache, as if the shards were joined end to end.
 
-    piece = 4 << 20  # bytes to read at once: each time, the missing pieces are fetched together
+    `between` is called before each piece.
+    """
+
+    piece = 4 << 20  # bytes to read at once: missing pieces of one read are fetched together
 
     def __init__(
         self, shards: Shards, cache: PieceCache, between: Callable[[], None] | None = None
@@ -80,10 +85,10 @@ class CachedRows(RowSource):
         self._shards, self._width, self._between = shards, shards.dtype.itemsize, between
         self._pieces = Pieces(cache)
         self._find_file = lru_cache(maxsize=_FILES)(self._identify)
-        self._held: dict[int, Held] = {}  # by the number of the shard and of the piece
+        self._held: dict[int, Held] = {}  # pieces that were hashed, by their `_Parts.codes`
         self._found: set[int] = set()  # shards whose files were looked up
         self._budget = Budget()
-        self.is_streaming = False  # whether blocks of rows are fetched ahead
+        self.is_streaming = False  # whether blocks of rows are fetched before they are read
 
     def copy(self, start: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the tokens from `start` on, from as many shards as needed."""
@@ -94,7 +99,10 @@ class CachedRows(RowSource):
             self._copy(list(ranges), memory)
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length), to read in parts; all must be in the split."""
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
+
+        All rows must be inside the split.
+        """
         size = length * self._width
         shards = self.starts.searchsorted(starts, "right") - 1
         firsts = starts - self.starts[shards]
@@ -122,14 +130,16 @@ class CachedRows(RowSource):
     def _copy_held(
         self, shards: Integers, firsts: Integers, length: int, memory: memoryview
     ) -> npt.NDArray[np.bool_]:
-        """Copy rows that are in the cache; returns which these are. Row n starts at token
-        `firsts[n]` of shard `shards[n]`."""
+        """Copy the rows that are in the cache to `memory`. Returns which rows were copied.
+
+        Row n starts at token `firsts[n]` of shard `shards[n]`.
+        """
         size, done = length * self._width, firsts + length <= self.counts[shards]
         parts = self._find_parts(shards, firsts, size, np.flatnonzero(done))
         codes, inverse = np.unique(parts.codes, return_inverse=True)
         helds = [self._held.get(code) or self._hold(code) for code in codes.tolist()]
         places = _find_places(helds, inverse, parts)
-        wrong = np.unique(inverse[places < 0]).tolist()  # missing, or a part that has grown
+        wrong = np.unique(inverse[places < 0]).tolist()  # missing, or changed since it was hashed
         for number in wrong:
             helds[number] = self._hold(int(codes[number]))
         if wrong:
@@ -150,7 +160,7 @@ class CachedRows(RowSource):
     def _find_parts(
         self, shards: Integers, firsts: Integers, size: int, chosen: Integers
     ) -> _Parts:
-        """The parts of pieces that some rows consist of; each row is in one shard."""
+        """Divide the `chosen` rows into parts that are inside one piece. A row must be in one shard."""
         known, at = np.unique(shards[chosen], return_inverse=True)
         self._find_files(known.tolist())
         begins = np.array([self._find_file(shard)[1] for shard in known.tolist()], np.int64)
@@ -165,7 +175,7 @@ class CachedRows(RowSource):
         return _Parts(chosen[of], codes, starts, stops, numbers * PIECE + starts - begins[of])
 
     def _hold(self, code: int) -> Held | None:
-        """Check a piece in the cache, by its shard and number."""
+        """Check the hash of a cached piece. None if the piece is missing or damaged."""
         file, _ = self._find_file(code >> _SHIFT)
         held = self.cache.hold(file.key(code & ((1 << _SHIFT) - 1)))
         if held is not None:
@@ -175,14 +185,14 @@ class CachedRows(RowSource):
         return held
 
     def _find_files(self, shards: Sequence[int]) -> None:
-        """Find the versions of files at once; each may be a request."""
+        """Look up the versions of the shards' files in parallel, because each may be a request."""
         if len(shards) > 1 and find_object_folder(self._shards) is not None:
             new = [shard for shard in shards if shard not in self._found]
             run_together(self._find_file, new)
             self._found.update(new)
 
     def _copy_alone(self, ranges: Sequence[_Range], memory: memoryview) -> None:
-        """Copy ranges of files to their places in memory, each fetched alone."""
+        """Copy ranges of files to their places in memory, without storing them in the cache."""
         wanted = [
             ((part.file, part.start, part.stop), memory[part.place :][: part.stop - part.start])
             for part in ranges
@@ -192,7 +202,7 @@ class CachedRows(RowSource):
                 self._between()
 
     def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
-        """The bytes of the ids [start, stop) of ranges."""
+        """Return the bytes of the ids [start, stop) of each range."""
         places = sums((stops - starts) * self._width).tolist()
         memory = np.empty(places[-1], np.uint8).data
         ranges: list[_Range] = []
@@ -204,10 +214,10 @@ class CachedRows(RowSource):
     def fetch(
         self, starts: Integers, length: int, is_stopped: Callable[[], bool], *, exact: bool = False
     ) -> None:
-        """Bring rows into the cache; ends early once `is_stopped` returns True.
+        """Fetch rows into the cache. Ends early once `is_stopped` returns True.
 
-        Long rows, and all with `exact`, are fetched as they are and in this order; others with their
-        whole pieces.
+        By default, whole pieces are fetched. With `exact`, or if a row is as long as a piece, only
+        the rows themselves are fetched, in this order.
         """
         if exact or length * self._width >= PIECE:
             shards = self.starts.searchsorted(starts, "right") - 1
@@ -219,7 +229,7 @@ class CachedRows(RowSource):
             ]
             fetcher = self._find_fetcher()
             fetcher.start(ranges, is_stopped)
-            if not self.is_streaming:  # otherwise, the next call follows without a pause
+            if not self.is_streaming:  # if it is, the next call starts more requests meanwhile
                 fetcher.finish(is_stopped)
             return
         for _ in self.fetch_ranges(join_near(np.sort(starts), length, 0)):
@@ -227,9 +237,9 @@ class CachedRows(RowSource):
                 break
 
     def fetch_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """Bring the ids [start, stop) of ranges into the cache.
+        """Fetch the ids [start, stop) of each range into the cache, with whole pieces.
 
-        Yields the bytes of each request when it is done.
+        After each request, yields how many bytes it fetched.
         """
         pieces: dict[tuple[RemoteFile, int], None] = {}
         for start, stop in ranges:
@@ -238,14 +248,14 @@ class CachedRows(RowSource):
         yield from self._pieces.fetch_each(list(pieces))
 
     def find_files(self) -> None:
-        """Find the versions of all files with few requests, if they are in an object store."""
+        """Look up the versions of all files in an object store, with few requests."""
         folder = find_object_folder(self._shards)
         if folder is not None:
             find_all_files(folder)
             for_each_file(folder, self._find_file, range(len(self.counts)), self._between)
 
     def count_cached(self, keys: npt.NDArray[np.uint64], stop: int) -> int:
-        """How many bytes of the ids [0, stop) are in a cache with these keys: see `read_keys`."""
+        """Return how many bytes of the ids [0, stop) are cached. `keys` are from `read_keys`."""
         total = 0
         for part in self._find_ranges(0, stop, 0) if len(keys) else ():
             numbers = np.arange(part.start // PIECE, -(-part.stop // PIECE))
@@ -257,7 +267,7 @@ class CachedRows(RowSource):
         return total
 
     def _find_fetcher(self) -> RangeFetcher:
-        """The fetcher of this thread: it keeps its requests between calls."""
+        """Return this thread's fetcher, whose requests may continue after a call."""
         if getattr(_this_thread, "owner", None) != (id(self), os.getpid()):
             _this_thread.owner = id(self), os.getpid()
             _this_thread.fetcher = RangeFetcher(self.cache, self._budget)
@@ -265,7 +275,7 @@ class CachedRows(RowSource):
         return fetcher
 
     def _copy(self, ranges: Sequence[_Range], memory: memoryview) -> None:
-        """Copy ranges of files to their places in memory, piece by piece."""
+        """Copy ranges of files to their places in memory. Missing pieces are fetched and stored."""
         users: dict[tuple[str, int], list[_Range]] = {}
         files = {part.file.identity: part.file for part in ranges}
         for part in ranges:
@@ -282,7 +292,7 @@ class CachedRows(RowSource):
                 memory[target : target + stop - start] = data[start - first : stop - first]
 
     def _find_ranges(self, start: int, stop: int, place: int) -> Iterator[_Range]:
-        """The bytes of the tokens [start, stop), from `place` of the result on."""
+        """Yield where the tokens [start, stop) are in files. In the result, they start at `place`."""
         shard, first = self.locate(start)
         while start < stop:
             count = min(stop - start, int(self.counts[shard]) - first)
@@ -294,7 +304,7 @@ class CachedRows(RowSource):
             place += count * self._width
 
     def _identify(self, shard: int) -> tuple[RemoteFile, int]:
-        """The file of a shard, and where the shard starts in it."""
+        """Return the file of a shard, and the shard's first byte in the file."""
         shards, number, skipped = find_file(self._shards, shard)
         name = shards.names[number]
         with shards._open(number) as opened:  # checks its size and header
@@ -306,7 +316,7 @@ class CachedRows(RowSource):
         def fetch(start: int, stop: int) -> bytes:
             with shards._open(number) as file:
                 try:
-                    if isinstance(file, ObjectFile):  # `read` would fetch more
+                    if isinstance(file, ObjectFile):  # `read` would fetch more than needed
                         (data,) = file.read_ranges([(start, stop)])
                     else:
                         file.seek(start)
@@ -324,7 +334,7 @@ class CachedRows(RowSource):
 
 
 def _find_places(helds: Sequence[Held | None], inverse: Integers, parts: _Parts) -> Integers:
-    """Where parts are in the file of the cache; -1 for those that are not there."""
+    """Return where each part starts in the file of the cache; -1 if it is not in the cache."""
     known = [(-1, PIECE, 0) if one is None else (one.start, one.first, one.last) for one in helds]
     begins, firsts, lasts = np.array(known, np.int64).reshape(-1, 3).T
     is_there = (firsts[inverse] <= parts.starts) & (parts.stops <= lasts[inverse])
@@ -336,7 +346,7 @@ def _find_pieces(part: _Range) -> list[tuple[RemoteFile, int]]:
 
 
 def _find_version(file: BinaryIO) -> str:
-    """A text that changes if a file does: of a local file, the time of its last change."""
+    """Return an object's version, or the time of a local file's last change, as a text."""
     if isinstance(file, ObjectFile):
         return file.version
     return str(os.fstat(file.fileno()).st_mtime_ns)

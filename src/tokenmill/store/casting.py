@@ -1,4 +1,4 @@
-"""Cast ids to the dtype of a result. An id that the dtype cannot hold is an error, never wrapped."""
+"""Cast ids to another integer dtype. An id that does not fit raises an error; it never wraps around."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _can_cast = lru_cache(maxsize=64)(np.can_cast)
 
 
 def cast_rows(read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piece: int) -> None:
-    """Read rows into `out`, `piece` bytes at a time. Each piece is cast while it is in the cache."""
+    """Read rows, and cast them to `out`, `piece` bytes at a time, so that they stay in the CPU cache."""
     rows, length = out.shape
     step = max(1, piece // (length * dtype.itemsize))
     for first in range(0, rows, step):
@@ -23,7 +23,7 @@ def cast_rows(read: RowReader, out: npt.NDArray[Any], dtype: np.dtype[Any], piec
 
 
 def cast(ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Copy ids to an array of another integer dtype; an id that does not fit is an error."""
+    """Copy ids to an array of another integer dtype. Raises DatasetError if an id does not fit."""
     if not _can_cast(ids.dtype, out.dtype):
         limits = np.iinfo(out.dtype)
         for one in (ids.min(initial=0), ids.max(initial=0)):

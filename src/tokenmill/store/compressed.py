@@ -1,7 +1,8 @@
-"""Shards in files of zstd frames: find, read and decode the frames that hold some tokens.
+"""Compressed shards: find, read and decode the zstd frames that contain some tokens.
 
-Frames are numbered through all shards. They are decoded together, in native code and without the
-interpreter's lock, and stay in the cache of the process. See `frames` for the bytes of a file.
+The frames of all shards are numbered consecutively. Many frames are decoded in one call of native
+code, which releases the GIL. Decoded frames stay in a cache of the process. `frames` describes the
+bytes of a file.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from tokenmill.store.gather import MANY, cut_by_number, view_memory
 from tokenmill.store.shards import Shards, combine_checksums
 
 TOGETHER = 2 << 20  # bytes of ids that are decoded at once
-_FAR_TOGETHER = 16 << 20  # if files are not mapped: their requests run at the same time
-_TABLES = 32 << 20  # bytes of tables that are kept, if files are not mapped
+_FAR_TOGETHER = 16 << 20  # more if files are not mapped, because requests can run in parallel
+_TABLES = 32 << 20  # bytes of tables to keep in memory, if files are not mapped
 
 Integers = npt.NDArray[np.int64]
 _owners = count()
 
 
 class CompressedShards:
-    """Shards of `counts` ids each; `files` has their compressed bytes, as shards of bytes.
+    """Compressed shards. Shard n has `counts[n]` ids, compressed in file n of `files`.
 
-    `checksums` are those of the plain ids, so that they do not depend on the compression.
+    `files` presents compressed bytes as if they were ids. `checksums` are of the plain ids.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class CompressedShards:
     ) -> None:
         self.files, self.dtype, self.counts = files, dtype, counts
         self.tokens_per_frame, self._checksums = tokens_per_frame, checksums
-        self.owner = next(_owners)  # of frames in the cache
+        self.owner = next(_owners)  # identifies the frames of these shards in `frame_cache`
         # bases[n] is the number of the first frame of shard n; the last entry counts all frames.
         self.bases = sums(count_frames(counts, tokens_per_frame))
 
@@ -89,28 +90,27 @@ class CompressedShards:
 
 
 class _File(NamedTuple):
-    """A mapped file: where its frames are, and its bytes."""
+    """A mapped file: the table of its frames, and its bytes."""
 
     table: FrameTable
     data: Bytes
 
 
 class FrameReader:
-    """Decodes frames of shards, by their numbers.
+    """Decodes frames by their numbers.
 
-    `source` reads the bytes of their files, as if these were shards of bytes. Without one, files are
-    mapped.
+    `source` reads the compressed bytes of files. If it is None, files are mapped.
     """
 
     def __init__(
         self, shards: CompressedShards, source: FileRows | CachedRows | None = None
     ) -> None:
         self.shards, self._source = shards, source
-        self._file_starts = sums(shards.files.counts)  # in all files joined end to end
+        self._file_starts = sums(shards.files.counts)  # where each file starts, if all are joined
         self._width = shards.dtype.itemsize
         self.frame_bytes = shards.tokens_per_frame * self._width
-        self._header = make_header(self.frame_bytes)  # no shorter than that of a smaller frame
-        # Frames that are decoded at once.
+        self._header = make_header(self.frame_bytes)  # of a full frame, the longest
+        # How many frames to decode at once.
         together = TOGETHER if source is None else _FAR_TOGETHER
         self.together = max(1, together // self.frame_bytes)
         self._maps = mapping.Maps(self._map)
@@ -119,19 +119,22 @@ class FrameReader:
         self._most_tables = max(1, _TABLES // largest)
 
     def locate(self, shards: Integers, places: Integers) -> tuple[Integers, Integers]:
-        """The frames of ids, given by their shards and their places in them; and the ids' bytes."""
+        """Return each id's frame, and its first byte in the decoded frame.
+
+        Id n is at position `places[n]` of shard `shards[n]`.
+        """
         frames, ids = np.divmod(places, self.shards.tokens_per_frame)
         return self.shards.bases[shards] + frames, ids * self._width
 
     def measure(self, numbers: Integers) -> Integers:
-        """The bytes of the ids of frames."""
+        """Return the decoded size of each frame in bytes."""
         shards = self._find_shards(numbers)
         before = (numbers - self.shards.bases[shards]) * self.shards.tokens_per_frame
         left = self.shards.counts[shards] - before
         return np.minimum(left, self.shards.tokens_per_frame) * self._width
 
     def hold(self, numbers: Integers) -> tuple[Integers, list[Decoded]]:
-        """The addresses of the ids of frames, and what keeps them in memory."""
+        """Return the memory address of each decoded frame, and objects that keep the memory alive."""
         found = CACHE.find(self.shards.owner, numbers.tolist())
         addresses = np.array([0 if one is None else one[0] for one in found], np.int64)
         held = list({id(one[1]): one[1] for one in found if one is not None}.values())
@@ -142,7 +145,7 @@ class FrameReader:
         return addresses, held
 
     def copy(self, shard: int, first: int, ids: npt.NDArray[Any]) -> None:
-        """Fill `ids` with the ids of a shard from place `first` on."""
+        """Fill `ids` with the ids of a shard from position `first` on."""
         out, skip = ids.view(np.uint8), first * self._width
         base, size = int(self.shards.bases[shard]), self.frame_bytes
         done = 0
@@ -154,7 +157,7 @@ class FrameReader:
             done += copy_runs(addresses, self.measure(numbers), offset, held, out[done:])
 
     def read_ahead(self, shard: int, first: int, last: int) -> None:
-        """Ask the system to read the frames of the ids [first, last) of a shard soon."""
+        """If files are mapped, ask the system to read the frames of the ids [first, last) soon."""
         if self._source is None and last > first:
             file = self._maps[shard]
             ends = np.array([first, last - 1]) // self.shards.tokens_per_frame
@@ -162,7 +165,7 @@ class FrameReader:
             mapping.read_ahead(file.data, int(starts[0]), int(stops[1]))
 
     def fetch(self, firsts: Integers, lasts: Integers, is_stopped: Callable[[], bool]) -> bool:
-        """Bring the frames `firsts` to `lasts` into the cache of files; False if there is none."""
+        """Fetch the frames `firsts[n]` to `lasts[n]` into the disk cache. False if there is none."""
         if not isinstance(self._source, CachedRows):
             return False
         starts, stops = self._find_bytes(firsts)[0], self._find_bytes(lasts)[1]
@@ -173,8 +176,10 @@ class FrameReader:
         return True
 
     def _cut_by_files(self, numbers: Integers) -> list[Integers]:
-        """Divide the places of sorted frames into parts of at most `MANY` files, which are mapped
-        at the same time."""
+        """Divide the indices of sorted frames into groups, so that few files are mapped at once.
+
+        Each group has frames of at most `MANY` files.
+        """
         if not len(numbers):
             return []
         files = np.cumsum(np.diff(self._find_shards(numbers), prepend=0) != 0) // MANY
@@ -189,7 +194,7 @@ class FrameReader:
         return _File(self._read_table(shard, data[start:]), data)
 
     def _find_table(self, shard: int) -> int:
-        """Where the table starts in a file."""
+        """Return where the table of frames starts in a shard's file."""
         size = int(self.shards.files.counts[shard])
         table = measure_table(int(self.shards.bases[shard + 1] - self.shards.bases[shard]))
         if table > size:
@@ -203,7 +208,7 @@ class FrameReader:
         return FrameTable(data, size, plain, self.frame_bytes, self.shards.name(shard))
 
     def _find_tables(self, shards: list[int]) -> dict[int, FrameTable]:
-        """The tables of files that are not mapped; those that are not known are read together."""
+        """Return the frame tables of unmapped files. Reads those that are not in memory, in parallel."""
         assert self._source is not None
         found = {shard: table for shard in shards if (table := self._tables.get(shard)) is not None}
         if new := [shard for shard in shards if shard not in found]:
@@ -219,10 +224,10 @@ class FrameReader:
         return found
 
     def _find_bytes(self, numbers: Integers) -> tuple[Integers, Integers]:
-        """Where frames start and end in all files joined end to end."""
+        """Return where frames start and end, as positions in all files joined end to end."""
         shards = self._find_shards(numbers)
         starts, stops = np.empty_like(numbers), np.empty_like(numbers)
-        # A part at a time, because the tables of all shards may be too large for memory.
+        # Some shards at a time, because the tables of all shards may be too large for memory.
         for part in cut_by_number(shards, self._most_tables):
             tables = self._find_tables(np.unique(shards[part]).tolist())
             for some in np.split(part, np.flatnonzero(np.diff(shards[part])) + 1):
@@ -246,7 +251,7 @@ class FrameReader:
         return decoded, addresses
 
     def _find_wrong_head(self, heads: Bytes, sizes: Integers) -> int | None:
-        """The place of the first frame with another header than one of its size has."""
+        """Return the index of the first frame whose header is wrong for its size, or None."""
         wrong = (heads != np.frombuffer(self._header, np.uint8)).any(axis=1)
         for place in np.flatnonzero(sizes != self.frame_bytes).tolist():  # the last of a shard
             header = make_header(int(sizes[place]))
@@ -254,7 +259,7 @@ class FrameReader:
         return int(wrong.argmax()) if wrong.any() else None
 
     def _read_maps(self, numbers: Integers) -> tuple[list[memoryview], Bytes]:
-        """The compressed frames in maps of their files, and the bytes at their starts."""
+        """Return the compressed frames, as views of mapped files, and the first bytes of each."""
         shards = self._find_shards(numbers)
         frames: list[memoryview] = []
         heads: list[Bytes] = []
@@ -269,7 +274,7 @@ class FrameReader:
         return frames, np.concatenate(heads)
 
     def _read(self, numbers: Integers) -> tuple[list[memoryview], Bytes]:
-        """The compressed frames, and the bytes at their starts, without maps."""
+        """Return the compressed frames, read without maps, and the first bytes of each."""
         assert self._source is not None
         starts, stops = self._find_bytes(numbers)
         breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
@@ -293,7 +298,7 @@ class FrameReader:
 
 
 def join_runs(addresses: Integers, lengths: Integers) -> tuple[list[int], list[int]]:
-    """Ranges of memory, with adjacent ones joined: their addresses and lengths.
+    """Join adjacent ranges of memory. Returns the addresses and lengths of the joined ranges.
 
     >>> join_runs(np.array([100, 110, 300]), np.array([10, 5, 7]))
     ([100, 300], [15, 7])
@@ -306,7 +311,10 @@ def join_runs(addresses: Integers, lengths: Integers) -> tuple[list[int], list[i
 def copy_runs(
     addresses: Integers, lengths: Integers, skip: int, held: Sequence[object], out: Bytes
 ) -> int:
-    """Fill `out` from ranges of memory, from byte `skip` on; returns how many bytes there were."""
+    """Fill `out` from ranges of memory, without their first `skip` bytes.
+
+    Returns how many bytes were copied.
+    """
     done = 0
     for address, length in zip(*join_runs(addresses, lengths), strict=True):
         part = view_memory(address, length, 1, held).view(np.uint8)[skip:][: len(out) - done]

@@ -62,19 +62,19 @@ class DocumentTable(ABC):
 
     @abstractmethod
     def at(self, token: int) -> Document:
-        """The document that contains a token of the split."""
+        """Return the document that contains a token of the split."""
 
     @abstractmethod
     def starts(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) start, and where the last of them ends."""
+        """Return where the documents [first, last) start, and where the last of them ends."""
 
     @abstractmethod
     def count_before(self, token: int) -> int:
-        """How many documents start before a token. `token` may also be the length of the split."""
+        """Return how many documents start before a token. `token` may be the length of the split."""
 
     @abstractmethod
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [row, row + length).
+        """Return where documents start in the rows [row, row + length).
 
         Returns sorted positions in the rows joined end to end. With a length of 3, position 5 is the
         last token of the second row.
@@ -136,7 +136,7 @@ class Documents(DocumentTable):
         )
 
     def at(self, token: int) -> Document:
-        """The document that contains a token of the split."""
+        """Return the document that contains a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         shard = int(np.searchsorted(self._token_starts, token, side="right")) - 1
         number = int(self._numbers[shard]) - 1  # the last document that starts before this shard
@@ -151,7 +151,7 @@ class Documents(DocumentTable):
         raise self._damaged(shard, f"no document contains token {token} of split {self._split!r}")
 
     def starts(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) start, and where the last of them ends."""
+        """Return where the documents [first, last) start, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for shard, low, high, place in split_numbers(self._numbers, first, last + 1):
             firsts = self._map(shard)["first"][low:high].astype(np.int64)
@@ -166,7 +166,7 @@ class Documents(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents start before a token. `token` may also be the length of the split."""
+        """Return how many documents start before a token. `token` may be the length of the split."""
         shard = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if shard < 0 or not self._shards.documents[shard]:
             return int(self._numbers[max(shard, 0)])
@@ -174,7 +174,7 @@ class Documents(DocumentTable):
         return int(self._numbers[shard]) + int(np.searchsorted(self._map(shard)["first"], place))
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [row, row + length); see `DocumentTable.find_starts`."""
+        """Return where documents start in rows: see `DocumentTable.find_starts`."""
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._disorder)
 
     def _find_in(self, shard: int, ranges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
@@ -212,7 +212,7 @@ class JoinedDocuments(DocumentTable):
         return self._place(part, self._parts[part][number - int(self._numbers[part])])
 
     def at(self, token: int) -> Document:
-        """The document that contains a token of the split."""
+        """Return the document that contains a token of the split."""
         token = inside(token, int(self._token_starts[-1]), "token")
         part = int(np.searchsorted(self._token_starts, token, side="right")) - 1
         return self._place(part, self._parts[part].at(token - int(self._token_starts[part])))
@@ -226,7 +226,7 @@ class JoinedDocuments(DocumentTable):
         )
 
     def starts(self, first: int, last: int) -> Integers:
-        """Where the documents [first, last) start, and where the last of them ends."""
+        """Return where the documents [first, last) start, and where the last of them ends."""
         found = np.empty(last - first + 1, np.int64)
         for part, low, high, place in split_numbers(self._numbers, first, last + 1):
             starts = self._parts[part].starts(low, high)[:-1]
@@ -236,7 +236,7 @@ class JoinedDocuments(DocumentTable):
         return found
 
     def count_before(self, token: int) -> int:
-        """How many documents start before a token. `token` may also be the length of the split."""
+        """Return how many documents start before a token. `token` may be the length of the split."""
         part = int(np.searchsorted(self._token_starts, token, side="left")) - 1
         if part < 0:
             return 0
@@ -244,7 +244,7 @@ class JoinedDocuments(DocumentTable):
         return int(self._numbers[part]) + before
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        """Where documents start in the rows [row, row + length); see `DocumentTable.find_starts`."""
+        """Return where documents start in rows: see `DocumentTable.find_starts`."""
         bounds = self._token_starts
         first = bounds.searchsorted(rows, "right") - 1
         last = bounds.searchsorted(rows + (length - 1), "right") - 1
@@ -306,9 +306,9 @@ def find_by_shard(
     find: Callable[[int, Integers], tuple[Integers, npt.NDArray[Any]]],
     damaged: Callable[[int], DatasetError],
 ) -> Integers:
-    """`DocumentTable.find_starts` for a split in several shards.
+    """Do the work of `DocumentTable.find_starts` for a split in several shards.
 
-    Documents that start at the same position, because some are empty, give that position once.
+    An empty document starts where the next one does. Such a position is returned only once.
 
     A row is divided where it crosses shards. All ranges in one shard are looked up together, by
     `find(shard, ranges)`. `ranges` has the shape (ranges, 2) and counts tokens from the start of the
@@ -369,7 +369,7 @@ def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int
 
 
 def between(bounds: Integers) -> Integers:
-    """All integers in the ranges [first, second), joined. `bounds` has the shape (ranges, 2).
+    """Return all integers in the ranges [first, second), joined. `bounds` has the shape (ranges, 2).
 
     >>> between(np.array([[3, 5], [9, 9], [0, 1]])).tolist()
     [3, 4, 0]
@@ -380,7 +380,7 @@ def between(bounds: Integers) -> Integers:
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:
-    """For each count n: its index, repeated n times, and the numbers from 0 to n - 1.
+    """Return, for each count n, its index, repeated n times, and the numbers from 0 to n - 1.
 
     >>> [part.tolist() for part in spread(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
@@ -390,7 +390,7 @@ def spread(counts: Integers) -> tuple[Integers, Integers]:
 
 
 def sums(counts: npt.ArrayLike) -> Integers:
-    """The running sums of counts, starting with 0."""
+    """Return the running sums of counts, starting with 0."""
     numbers = np.asarray(counts, np.int64)
     result = np.zeros(len(numbers) + 1, np.int64)
     np.cumsum(numbers, out=result[1:])

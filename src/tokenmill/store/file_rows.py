@@ -61,7 +61,7 @@ class FileRows(RowSource):
             copy_range(self._shards, self.counts, *self.locate(start), ids)
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """
@@ -88,7 +88,7 @@ class FileRows(RowSource):
         return read
 
     def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
-        """The bytes of the ids [start, stop) of ranges, each of which is in one shard."""
+        """Return the bytes of the ids [start, stop) of each range, which must be in one shard."""
         shards = self.starts.searchsorted(starts, "right") - 1
         firsts, lasts = starts - self.starts[shards], stops - self.starts[shards]
         found = [memoryview(b"")] * len(starts)
@@ -117,7 +117,7 @@ class FileRows(RowSource):
 
 
 def _group_equal(numbers: Integers) -> list[Integers]:
-    """The places of equal numbers, as one group for each number."""
+    """Return, for each distinct number, the indices at which it occurs."""
     order = numbers.argsort(kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
     return [group for group in groups if len(group)]

@@ -1,7 +1,8 @@
-"""Decoded frames of compressed shards, kept for the next rows. One cache serves the whole process.
+"""A cache of decoded frames of compressed shards. The whole process shares one cache.
 
-Frames that were decoded together share memory and are dropped together, the least recently used
-first, so that the cache holds at most `CACHE_BYTES`. A fork starts with an empty cache.
+Frames that were decoded together share memory and are dropped together. If the cache would exceed
+`CACHE_BYTES`, the least recently used frames are dropped. A forked process starts with an empty
+cache.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ CACHE_BYTES = 64 << 20
 
 
 class Decoded(NamedTuple):
-    """Frames that were decoded together: their numbers, and the memory of their contents."""
+    """Frames that were decoded together: their numbers, and the memory with their contents."""
 
     owner: int
     numbers: list[int]
@@ -27,7 +28,7 @@ Place = tuple[int, Decoded]  # the memory address of a frame's content, and what
 
 
 class FrameCache:
-    """Where decoded frames are in memory. The numbers of frames are those of their `owner`.
+    """Finds decoded frames in memory. Each `owner`, such as a split, numbers its own frames.
 
     >>> cache = FrameCache(100)
     >>> cache.add(Decoded(1, [5, 6], [], 60), [1000, 1030])
@@ -45,14 +46,14 @@ class FrameCache:
             os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """Forget everything. In a fork, a thread that does not exist may hold the lock."""
+        """Forget all frames, and replace the lock: after a fork, nobody may ever release the old one."""
         self._lock = threading.Lock()
         self._places: dict[int, dict[int, Place]] = {}
         self._by_use: OrderedDict[int, Decoded] = OrderedDict()
         self.bytes = 0
 
     def find(self, owner: int, numbers: list[int]) -> list[Place | None]:
-        """The places of frames; None for those that are not in the cache."""
+        """Return the memory address of each frame, and its `Decoded`; None if it is not cached."""
         with self._lock:
             places = self._places.get(owner)
             if places is None:
@@ -64,7 +65,7 @@ class FrameCache:
             return found
 
     def add(self, decoded: Decoded, addresses: list[int]) -> None:
-        """Add frames that were just decoded, and drop those that were not used for longest."""
+        """Add frames that were just decoded. If the cache is full, drop the least recently used ones."""
         with self._lock:
             places = self._places.setdefault(decoded.owner, {})
             for number, address in zip(decoded.numbers, addresses, strict=True):

@@ -1,11 +1,14 @@
 """Copy rows of tokens out of compressed shards.
 
-Guarantees: the rows are the same as from plain shards. Rows are read in the order of their frames, so a
-frame is decoded once for all rows of a call. Frames stay in the cache of the process for the next calls:
-reading in order, or in blocks that fit in it, decodes each frame once.
+A frame is a few thousand tokens that were compressed together.
 
-Costs: a row decodes the one or two frames it is in, unless they are in the cache. A call holds
-`TOGETHER` bytes of decoded ids besides its rows and the cache. `benchmarks/compression.py` measures it.
+Guarantees: the rows are the same as from plain shards. A call reads its rows in the order of their
+frames, so it decodes each frame once. Decoded frames stay in a cache for the next calls. So reading
+in order, or in blocks that fit in that cache, decodes each frame once.
+
+Costs: each row needs one or two frames, which are decoded unless they are in the cache. Besides its
+rows and the cache, a call needs memory for a few MB of decoded ids. `benchmarks/compression.py`
+measures the costs.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def find_whole(shards: Shards) -> tuple[Shards, int]:
-    """The shards that a part is a part of, and where the part starts in them."""
+    """Return the shards that a `PartOfShards` was cut from, and where the part starts in them."""
     start = 0
     while isinstance(shards, PartOfShards):
         start, shards = start + shards.start, shards.whole
@@ -37,18 +40,18 @@ def find_whole(shards: Shards) -> tuple[Shards, int]:
 
 
 def find_stored(shards: Shards) -> Shards:
-    """What is on disk: for compressed shards, their files as shards of bytes."""
+    """Return the shards as they are on disk: for compressed shards, the compressed bytes."""
     whole, _ = find_whole(shards)
     return whole.files if isinstance(whole, CompressedShards) else shards
 
 
 class FrameRows(RowSource):
-    """Reads tokens of compressed shards that are joined end to end, from token `start` on.
+    """Reads tokens of compressed shards as if they were joined end to end, from token `start` on.
 
-    `counts` has the tokens of each shard that belong to the split.
+    `counts` has the number of tokens of each shard that belong to the split.
     """
 
-    piece = 4 << 20  # bytes to read at once: more rows are in the same frames
+    piece = 4 << 20  # bytes to read at once: the more rows, the more of them share frames
 
     def __init__(
         self, shards: CompressedShards, counts: Integers, start: int, frames: FrameReader
@@ -66,10 +69,10 @@ class FrameRows(RowSource):
         cache: PieceCache | None = None,
         between: Callable[[], None] | None = None,
     ) -> FrameRows | None:
-        """The rows of compressed shards, or of a part of such shards; None for other shards.
+        """Return a reader of compressed shards, or of a part of them; None for other shards.
 
-        Files are mapped, or read without maps, or read through a cache. `between` is called before
-        each read, unless they are mapped.
+        If `cache` is given, files are read through it. Otherwise `mapped` says whether they are
+        mapped. If they are not mapped, `between` is called before each read.
         """
         counts, (shards, start) = shards.counts, find_whole(shards)
         if not isinstance(shards, CompressedShards):
@@ -90,7 +93,10 @@ class FrameRows(RowSource):
             done += last - first
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find the rows [start, start + length), to read in parts; all must be in the split."""
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
+
+        All rows must be inside the split.
+        """
 
         def read(first: int, last: int) -> npt.NDArray[Any]:
             rows = np.empty((len(starts[first:last]), length), self._shards.dtype)
@@ -111,7 +117,7 @@ class FrameRows(RowSource):
                 self._frames.read_ahead(shard, first, last)
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
-        """Bring rows into the cache of files, or ask the system to read them ahead."""
+        """Fetch rows into the disk cache; without one, ask the system to read them soon."""
         ranges = np.array(join_near(np.sort(starts), length, 0)) + self._start
         firsts, _ = self._find_frames(ranges[:, 0])
         lasts, _ = self._find_frames(ranges[:, 1] - 1)
@@ -119,7 +125,10 @@ class FrameRows(RowSource):
             super().fetch(starts, length, is_stopped)
 
     def _cut(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The shards of some tokens: each with the places of its first and last token."""
+        """Divide the tokens [start, stop) by shards, as (shard, first, last).
+
+        `first` and `last` count from the start of the shard.
+        """
         start, stop, starts = start + self._start, stop + self._start, self._shard_starts
         cuts, shard = [], int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
@@ -130,7 +139,7 @@ class FrameRows(RowSource):
         return cuts
 
     def _read_rows(self, starts: Integers, rows: npt.NDArray[Any]) -> None:
-        """Fill rows with the tokens from `starts` on, which count from the first shard's."""
+        """Fill row n with the tokens from `starts[n]` on, counted from the start of the first shard."""
         firsts, offsets = self._find_frames(starts)
         lasts, _ = self._find_frames(starts + (rows.shape[1] - 1))
         order = firsts.argsort(kind="stable")
@@ -142,7 +151,7 @@ class FrameRows(RowSource):
             self._read_group(some, firsts[some], lasts[some], offsets[some], rows)
 
     def _find_frames(self, tokens: Integers) -> tuple[Integers, Integers]:
-        """The frames of tokens, and the tokens' bytes in them."""
+        """Return each token's frame, and its first byte in the decoded frame."""
         shards = self._shard_starts.searchsorted(tokens, "right") - 1
         return self._frames.locate(shards, tokens - self._shard_starts[shards])
 
@@ -154,15 +163,15 @@ class FrameRows(RowSource):
         offsets: Integers,
         rows: npt.NDArray[Any],
     ) -> None:
-        """Fill the rows at these places, whose frames `firsts` to `lasts` fit in memory."""
+        """Fill `rows[places[n]]` from the frames `firsts[n]` to `lasts[n]`, from byte `offsets[n]` on."""
         counts = lasts - firsts + 1
         ends = np.cumsum(counts)
         numbers = np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1]))
         addresses, held = self._frames.hold(numbers)
         lengths = self._frames.measure(numbers)
         first, last = numbers.searchsorted(firsts), numbers.searchsorted(lasts)
-        # Frames that were decoded together are next to each other in memory, so most rows are in one
-        # piece. A row whose number of breaks grows along it is not.
+        # Most frames that were decoded together are next to each other in memory, so most rows are
+        # contiguous. A row is not, if there is a break between its frames.
         breaks = np.cumsum(addresses[1:] != addresses[:-1] + lengths[:-1])
         breaks = np.concatenate(([0], breaks))
         is_whole = breaks[first] == breaks[last]

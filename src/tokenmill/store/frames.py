@@ -1,13 +1,13 @@
 """The bytes of a compressed shard: zstd frames that can be decoded one by one, and their table.
 
-A file holds the ids of a plain shard in frames of `tokens_per_frame` ids; the last frame has the
-rest. After them comes the seek table of zstd's "seekable format": a skippable frame with the
-compressed and the decompressed size of every frame. `zstd -d` skips it and restores the plain shard.
+Each frame has `tokens_per_frame` ids; the last frame has the rest. After the frames comes the seek
+table of zstd's "seekable format": a skippable frame with the compressed and the decompressed size
+of every frame. `zstd -d` skips this table and restores the plain shard.
 
-Guarantees: every frame carries a checksum of its content (zstd's own, the lower half of XXH64), and a
-frame that does not match it, or has another size than the table or the manifest says, is refused. Sizes
-are compared before memory is allocated. The same ids give the same bytes with the same version of
-libzstd; other versions may compress differently, so the manifest names the version.
+Guarantees: every frame has a checksum of its content (zstd's own, the lower half of XXH64). A frame
+that does not match its checksum is refused. So is a frame whose size differs from the table or the
+manifest; sizes are compared before memory is allocated. With the same version of libzstd, the same
+ids give the same bytes. Other versions may compress differently, so the manifest names the version.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Compress = Literal["none", "zstd"]
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How shards are compressed. `library` is the version of libzstd; it may change the bytes."""
+    """How shards are compressed. `library` is the version of libzstd, which affects the bytes."""
 
     name: Literal["zstd"]
     level: Annotated[int, msgspec.Meta(ge=-(1 << 17), le=22)]
@@ -52,7 +52,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def choose_compression(name: Compress) -> Compression | None:
-    """The compression of that name, with this library and the usual settings.
+    """Return the compression with a name, with default settings; None for "none".
 
     >>> choose_compression("zstd").tokens_per_frame, choose_compression("none")
     (4096, None)
@@ -72,12 +72,12 @@ def choose_compression(name: Compress) -> Compression | None:
 
 
 def describe_compression(compression: Compression | None) -> dict[str, str]:
-    """The entry of the settings that a manifest stores; none for plain shards."""
+    """Return the entry for the settings in a manifest; an empty dict for plain shards."""
     return {} if compression is None else {"compress": compression.name}
 
 
 class Packer:
-    """Compresses the bytes of a shard, which come in blocks of any size.
+    """Compresses the bytes of a shard, given in blocks of any size.
 
     >>> packer = Packer(level=3, frame_bytes=8)
     >>> data = packer.pack(b"to be or ") + packer.pack(b"not to be") + packer.finish()
@@ -96,7 +96,7 @@ class Packer:
         self._sizes: list[tuple[int, int]] = []
 
     def pack(self, data: Any) -> bytes:
-        """The frames that these bytes complete."""
+        """Add bytes. Returns the frames that are now complete."""
         view = memoryview(data).cast("B")
         frames, place = [], 0
         if self._rest:
@@ -112,7 +112,7 @@ class Packer:
         return b"".join(frames)
 
     def finish(self) -> bytes:
-        """The last frame, if bytes are left, and the table."""
+        """Return the last frame, if bytes are left, and the table of frames."""
         last = self._compress(self._rest) if self._rest else b""
         table = np.array(self._sizes, "<u4").tobytes()
         head = _HEAD.pack(_SKIPPABLE, len(table) + _FOOT.size)
@@ -121,7 +121,7 @@ class Packer:
     def _compress(self, data: bytes | memoryview) -> bytes:
         try:
             frame = self._compressor.compress(data)
-        except self._error as error:  # the only reason: any bytes can be compressed
+        except self._error as error:  # out of memory is the only possible reason
             raise MemoryError(str(error)) from error
         assert frame.startswith(make_header(len(data)))
         self._sizes.append((len(frame), len(data)))
@@ -130,9 +130,9 @@ class Packer:
 
 @lru_cache(maxsize=64)
 def make_header(size: int) -> bytes:
-    """The header of a frame of `size` bytes: with that size and a checksum, without a dictionary.
+    """Return the header of a frame that has `size` bytes of content, a checksum and no dictionary.
 
-    A frame with another header is refused. It could ask for more memory, or have no checksum.
+    A frame with any other header is refused: it could ask for more memory, or lack a checksum.
 
     >>> make_header(8192).hex(" ")
     '28 b5 2f fd 64 00 1f'
@@ -148,20 +148,20 @@ def make_header(size: int) -> bytes:
 
 
 def count_frames(tokens: Any, tokens_per_frame: int) -> Any:
-    """The number of frames of some tokens; also for arrays."""
+    """Return how many frames some tokens take. `tokens` may be an array of counts."""
     return -(-tokens // tokens_per_frame)
 
 
 def measure_table(frames: int) -> int:
-    """The bytes of the table of a file."""
+    """Return the size in bytes of a table of `frames` frames."""
     return _HEAD.size + frames * _ENTRY.itemsize + _FOOT.size
 
 
 class FrameTable:
-    """Where the frames of a file are. Memory: an eighth of a byte per frame, besides `data`.
+    """Where the frames of a file are. Takes an eighth of a byte of memory per frame, besides `data`.
 
-    `data` is the table's bytes, and `size` the file's size in bytes. The file has `plain` bytes of
-    ids in frames of `frame_bytes`. `name` is for errors.
+    `data` is the bytes of the table, and `size` is the size of the file. Decoded, the file has
+    `plain` bytes, and a frame has `frame_bytes`. `name` is the file's name for errors.
 
     >>> packer = Packer(level=3, frame_bytes=4)
     >>> file = packer.pack(b"to be") + packer.finish()
@@ -171,7 +171,7 @@ class FrameTable:
     (np.int64(0), np.True_, np.True_)
     """
 
-    _STEP = 64  # frames per known offset
+    _STEP = 64  # frames per offset that is kept in memory
 
     def __init__(self, data: Bytes, size: int, plain: int, frame_bytes: int, name: str) -> None:
         count = count_frames(plain, frame_bytes)
@@ -209,7 +209,7 @@ class FrameTable:
             raise DamagedFileError(name, f"has a wrong size for frame {number:,} in its table")
 
     def find(self, numbers: Integers) -> tuple[Integers, Integers]:
-        """The bytes at which frames start and end in the file."""
+        """Return where frames start and end in the file, in bytes."""
         before, place = np.divmod(numbers, self._STEP)
         columns = np.arange(self._STEP)
         places = (before * self._STEP)[:, None] + columns
@@ -221,7 +221,7 @@ class FrameTable:
 
 
 class FrameError(Exception):
-    """A frame that cannot be decoded. `place` is its place among those that were given."""
+    """A frame cannot be decoded. `place` is its index in the argument of `decode`."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -229,9 +229,10 @@ class FrameError(Exception):
 
 
 def decode(frames: Sequence[Any], sizes: Integers) -> tuple[list[object], Integers]:
-    """Decode frames of `sizes` bytes; returns their memory, and the address of each content in it.
+    """Decode frames. Decoded, frame n has `sizes[n]` bytes.
 
-    The contents of most consecutive frames are next to each other. Other threads run meanwhile.
+    Returns the memory with all decoded frames, and the address of each. Most consecutive frames are
+    next to each other in memory. Other threads can run meanwhile.
     """
     import zstandard
 
@@ -250,8 +251,8 @@ def decode(frames: Sequence[Any], sizes: Integers) -> tuple[list[object], Intege
                 if _NO_MEMORY in str(reason):
                     raise MemoryError(str(reason)) from reason
                 raise FrameError(place, str(reason).partition(": ")[2]) from None
-        raise MemoryError(str(error)) from error  # one by one, they need less
-    # A segment's offset is counted from the start of a buffer: one that is 0 begins a new buffer.
+        raise MemoryError(str(error)) from error  # each frame alone can be decoded
+    # Each offset is counted from the start of a buffer, so an offset of 0 begins a new buffer.
     offsets = np.array([memory[place].offset for place in range(len(frames))], np.int64)
     firsts = np.flatnonzero(offsets == 0)
     segments: list[Any] = [memory[place] for place in firsts.tolist()]

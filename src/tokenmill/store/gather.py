@@ -87,7 +87,7 @@ class Gatherer(RowSource):
             shard, first = shard + 1, 0
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """
@@ -156,7 +156,7 @@ class Gatherer(RowSource):
         return MappedRows(places, length, self.dtype, maps)
 
     def _find_shards(self, starts: Integers) -> Integers:
-        """The index of the shard that each row starts in."""
+        """Return the index of the shard that each row starts in."""
         if len(starts) < len(self.counts):  # making a table would take longer than it saves
             return self.starts.searchsorted(starts, "right") - 1
         return self._shard_finder.find(starts)
@@ -166,7 +166,7 @@ class Gatherer(RowSource):
         return ShardFinder(self.starts)
 
     def _find_addresses(self, shards: list[int]) -> tuple[list[npt.NDArray[Any]], Integers]:
-        """The token ids in each of these shards, as arrays, and the memory address of each array.
+        """Return the token ids of each of these shards, and the memory address of each array.
 
         Refuses a shard with too few ids.
         """
@@ -188,7 +188,7 @@ def _map_shard(shards: Shards, number: int) -> _Mapped:
 
 
 def find_address(array: npt.NDArray[Any]) -> int:
-    """The memory address of an array."""
+    """Return the memory address of an array."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -234,7 +234,7 @@ class MappedRows:
 
 @lru_cache(maxsize=64)
 def _count_elements(rows: int, size: int) -> int:
-    """Into how many elements to divide each row when `rows` rows of `size` bytes are copied.
+    """Return how many elements to divide each row into, to copy `rows` rows of `size` bytes.
 
     Other threads can run while NumPy copies more than 500 elements, but not while it copies fewer. So
     if the rows are few and long, each is divided. Otherwise each row is one element.
@@ -251,14 +251,15 @@ def _count_elements(rows: int, size: int) -> int:
 def view_memory(
     address: int, count: int, size: int, held: Sequence[object]
 ) -> npt.NDArray[np.void]:
-    """The memory from an address on, as `count` overlapping elements of `size` bytes."""
+    """Return the memory from an address on, as `count` overlapping elements of `size` bytes."""
     return np.asarray(_Memory(address, count, size, held))
 
 
 class _Memory:
     """Memory as an array for NumPy, with elements that overlap.
 
-    At every byte, an element of `size` bytes begins. NumPy keeps a reference to this object, and so to the maps in `held`.
+    An element of `size` bytes begins at every byte. NumPy keeps a reference to this object, and so to
+    the maps in `held`.
     """
 
     def __init__(self, address: int, count: int, size: int, held: Sequence[object]) -> None:
@@ -293,7 +294,7 @@ class ShardFinder:
         self._steps = int(np.diff(self._near).max())
 
     def find(self, tokens: Integers) -> Integers:
-        """The index of the shard that holds each token. All tokens must be inside the split."""
+        """Return the index of each token's shard. All tokens must be inside the split."""
         if self._steps > _MOST_STEPS:
             return self._starts[:-1].searchsorted(tokens, "right") - 1
         found: Integers = self._near[tokens >> self._shift]
@@ -329,7 +330,7 @@ def cut_by_number(numbers: Integers, most: int) -> list[Integers]:
 
 
 def join_near(starts: Integers, length: int, gap: int) -> list[tuple[int, int]]:
-    """The ranges that sorted rows cover; ranges at most `gap` apart become one.
+    """Return the ranges that sorted rows cover; ranges at most `gap` apart become one.
 
     >>> join_near(np.array([0, 10, 90]), 10, gap=5)
     [(0, 20), (90, 100)]

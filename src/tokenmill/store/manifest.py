@@ -91,7 +91,7 @@ class Manifest:
     compression: Compression | None = None
 
     def to_json(self) -> bytes:
-        """The manifest as it is on disk: indented, with a final newline."""
+        """Return the bytes of the manifest's file: indented JSON, with a final newline."""
         splits = {
             name: {
                 "tokens": split.tokens,
@@ -124,7 +124,7 @@ class Manifest:
         return head + seal(head)
 
     def find_incomplete(self, folder: Path) -> str | None:
-        """The first shard file that is missing or has the wrong size; None if there is none.
+        """Return the first shard file that is missing or has the wrong size; None if there is none.
 
         Opens no file.
         """
@@ -200,7 +200,7 @@ their `dtype` and `format='raw'`.
 def check_shard_count(
     tokens: Iterable[int], tokens_per_shard: int, compression: Compression | None = None
 ) -> None:
-    """Refuse, before any work, to write more shards than a manifest can list.
+    """Raise UsageError if there would be more shards than a manifest can list.
 
     >>> check_shard_count([10**9, 5], tokens_per_shard=1000)
     Traceback (most recent call last):
@@ -233,7 +233,7 @@ def find_manifest(folder: str | os.PathLike[str]) -> bytes | None:
 
 
 def is_own(data: bytes) -> bool:
-    """Whether a file named `dataset_metadata.json` is tokenmill's manifest, or may be a damaged one.
+    """Return whether a `dataset_metadata.json` is tokenmill's manifest, or perhaps a damaged one.
 
     Common guides write other metadata to a file of the same name.
 

@@ -26,7 +26,7 @@ from tokenmill.wording import brief, harmless
 
 FORMAT = "tokenmill"
 VERSION = 3
-COMPRESSED_VERSION = 4  # of a dataset with compressed shards; otherwise the same
+COMPRESSED_VERSION = 4  # the version of datasets with compressed shards
 MOST_SPLITS = 1_000
 
 # The entries of the file. `_count_strings` relies on every entry being required, except those of
@@ -78,7 +78,7 @@ class Body(_Entry, omit_defaults=True):
 
 
 class _Kind(msgspec.Struct):
-    """The two entries that say how to read the others."""
+    """The entries `format` and `version`, which say how to read the others."""
 
     format: Any = None
     version: Any = None
@@ -94,12 +94,12 @@ _NAMES = {
 
 
 def read_kind(data: bytes) -> _Kind:
-    """The format and version of a manifest. Nothing else is checked."""
+    """Return the format and version of a manifest. Nothing else is checked."""
     return msgspec.json.decode(data, type=_Kind)
 
 
 def decode_manifest(data: bytes, name: str) -> tuple[Body, dict[str, Any], dict[str, Any]]:
-    """The entries of a manifest, its settings and its ledger, checked; `name` is for errors."""
+    """Decode and check a manifest. Returns its entries, settings and ledger. `name` is for errors."""
     try:
         body = _DECODER.decode(data)
         settings, ledger = (
@@ -113,7 +113,7 @@ def decode_manifest(data: bytes, name: str) -> tuple[Body, dict[str, Any], dict[
 
 
 def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
-    """The error for a manifest that cannot be used; it names the most basic fault."""
+    """Return the error for a manifest that cannot be used; it names the most basic fault."""
     try:
         kind = read_kind(data)
     except msgspec.ValidationError:
@@ -228,14 +228,14 @@ def _check_printable(value: str, what: str) -> None:
 
 
 def _count_quotes(data: bytes) -> int:
-    """How many quotes in a JSON text begin or end a string."""
+    """Return how many quotes in a JSON text begin or end a string."""
     if b"\\" in data:
         data = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
     return data.count(b'"')
 
 
 def _count_strings(value: Any) -> int:
-    """How many strings, including keys, the JSON text of a decoded value has.
+    """Return how many strings, including keys, the JSON text of a decoded value has.
 
     This detects repeated entries. Decoding silently keeps only the last of them, so the original text
     has more strings than the decoded value. Counting takes a hundredth of the time of decoding.
@@ -260,7 +260,7 @@ def _count_strings(value: Any) -> int:
 
 
 def _explain_strings(data: bytes) -> str:
-    """Why a manifest has other strings than its entries."""
+    """Return which entry is repeated or null, if `_count_strings` does not match the text."""
     repeated: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:
@@ -272,7 +272,7 @@ def _explain_strings(data: bytes) -> str:
 
 
 def seal(head: bytes | memoryview) -> bytes:
-    """The end of a manifest: the checksum of everything before it, and the closing brace."""
+    """Return the end of a manifest: the checksum of everything before it, and the closing brace."""
     return f'"xxh3_128": "{xxhash.xxh3_128(head).hexdigest()}"\n}}\n'.encode()
 
 

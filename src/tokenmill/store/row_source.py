@@ -1,4 +1,4 @@
-"""The part that all readers of rows share: shards as one long array of tokens."""
+"""`RowSource`, the base class of all readers of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RowReader = Callable[[int, int], npt.NDArray[Any]]  # reads the rows [first, las
 
 
 class RowSource(ABC):
-    """Reads tokens of shards that are joined end to end. `counts` has the tokens of each shard."""
+    """Reads tokens of shards as if the shards were joined end to end. Shard n has `counts[n]` tokens."""
 
     piece: int  # bytes to read at once
 
@@ -26,12 +26,12 @@ class RowSource(ABC):
         self.starts = sums(counts)
 
     def locate(self, token: int) -> tuple[int, int]:
-        """The index of the shard that holds a token, and the token's position in that shard."""
+        """Return the index of the shard that holds a token, and the token's position in that shard."""
         shard = int(np.searchsorted(self.starts, token, side="right")) - 1
         return shard, token - int(self.starts[shard])
 
     def read_token(self, token: int) -> int:
-        """The id of one token."""
+        """Return the id of one token."""
         ids = np.empty(1, self.dtype)
         self.copy(token, ids)
         return int(ids[0])
@@ -42,15 +42,15 @@ class RowSource(ABC):
 
     @abstractmethod
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads rows. Row n is [starts[n], starts[n] + length).
+        """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 
         All rows must be inside the split.
         """
 
     def read_ahead(self, starts: Integers, length: int) -> None:  # noqa: B027  (not all can)
-        """Ask the system to read rows ahead, without waiting. Does nothing if that is of no use."""
+        """Ask the system to read rows soon, without waiting. By default, does nothing."""
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
-        """Bring rows nearer, which may take long; ends early once `is_stopped` returns True."""
+        """Fetch rows into a cache, or else call `read_ahead`. Ends once `is_stopped` returns True."""
         if not is_stopped():
             self.read_ahead(starts, length)

@@ -14,7 +14,7 @@ from tokenmill.store.tables import CompressedFile
 
 
 class ShardFile:
-    """A file of tokens that has a temporary name until `finish`; `size` counts the bytes of ids."""
+    """A file of tokens that has a temporary name until `finish`. `size` is before compression."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], compression: Compression | None) -> None:
         self._packer: Packer | None = None
@@ -32,7 +32,7 @@ class ShardFile:
         self._file.__exit__(*error)
 
     def write(self, data: Any) -> None:
-        """Append ids: bytes or an array."""
+        """Append ids, as bytes or as an array."""
         self.size += memoryview(data).nbytes
         if self._packer is None:
             self._file.write(data)
@@ -41,7 +41,7 @@ class ShardFile:
             self._file.write(self._packer.pack(data))
 
     def finish(self) -> tuple[str, CompressedFile | None]:
-        """Make the file durable; returns the checksum of the ids, and the facts of compression."""
+        """Make the file durable. Returns the ids' checksum, and None or the `CompressedFile`."""
         if self._packer is None:
             return self._file.finish(), None
         self._file.write(self._packer.finish())

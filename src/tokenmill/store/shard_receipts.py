@@ -23,7 +23,7 @@ class ShardReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     shard: Shard
     facts: dict[str, bool] = msgspec.field(default_factory=dict)
-    library: str = ""  # that compressed the shard; another version makes other bytes
+    library: str = ""  # the version of libzstd: another one may write other bytes
 
     def write(self, path: Path) -> None:
         """Write the receipt; the files of the shard must be on the disk already."""
@@ -31,7 +31,7 @@ class ShardReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_shard_receipt(path: Path, name: ShardName, tokens: int) -> ShardReceipt | None:
-    """The receipt of a shard; None if the receipt is absent or damaged, or describes another shard."""
+    """Return the receipt of a shard; None if it is absent, damaged or for a different shard."""
     receipt = read_receipt(path, ShardReceipt)
     if receipt is None:
         return None
@@ -43,7 +43,7 @@ def read_shard_receipt(path: Path, name: ShardName, tokens: int) -> ShardReceipt
 
 
 def is_intact(folder: Path, shard: Shard, dtype: np.dtype[Any]) -> bool:
-    """Whether the files of a shard still have the sizes and checksums that `shard` records."""
+    """Return whether the files of a shard still have the sizes and checksums in `shard`."""
     try:
         with open_inside(folder, shard.path) as file:
             check_size(file, shard.path, shard.measure_file(dtype.itemsize))
@@ -58,5 +58,5 @@ def is_intact(folder: Path, shard: Shard, dtype: np.dtype[Any]) -> bool:
 
 
 def describe_change(shard: Shard) -> str:
-    """The notice that a shard is written again because its files changed."""
+    """Return the notice that a shard is written again because its files changed."""
     return f"{shard.path} or its document table changed after it was written; writing it again."

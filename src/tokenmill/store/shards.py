@@ -61,13 +61,13 @@ class Shards(Protocol):
         """
 
     def name(self, number: int) -> str:
-        """The file of a shard, relative to the opened path."""
+        """Return the path of a shard's file, relative to the path that was opened."""
 
     def map(self, number: int) -> npt.NDArray[Any]:
-        """The ids of a shard, in one dimension, contiguous and read-only."""
+        """Return the ids of a shard, in one dimension, contiguous and read-only."""
 
     def read(self, number: int, first: int, last: int) -> npt.NDArray[Any]:
-        """A copy of the ids [first, last) of a shard, without keeping a map."""
+        """Return a copy of the ids [first, last) of a shard, without keeping a map."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class FileShards:
         ranges: Sequence[tuple[int, int]],
         between: Callable[[], None] | None = None,
     ) -> list[bytes]:
-        """See `read_ranges` below."""
+        """Do the work of the function `read_ranges`."""
         offset, size, name = int(self.offsets[number]), self.dtype.itemsize, self.names[number]
         found = []
         with self._open(number) as file:
@@ -150,7 +150,7 @@ class FileShards:
         places: Integers,
         between: Callable[[], None] | None,
     ) -> None:
-        """See `read_rows` below."""
+        """Do the work of the function `read_rows`."""
         name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
         memory, size = rows.data.cast("B"), rows.shape[1] * width
         starts = (offset + firsts * width).tolist()
@@ -179,7 +179,7 @@ class FileShards:
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """One shard, an array in memory. `checksum` is that of the original shards, if any."""
+    """One shard that is an array in memory. `checksum` is of the shards that it was copied from."""
 
     ids: npt.NDArray[Any]
     checksum: str | None = None
@@ -316,7 +316,7 @@ def read_rows(
     places: Integers,
     between: Callable[[], None] | None = None,
 ) -> None:
-    """Read rows of one shard without a map.
+    """Read rows of one shard without mapping its file.
 
     The row that starts at position `firsts[n]` of the shard is written to `rows[places[n]]`. A file is
     opened only once. `between` is called before each row.
@@ -341,7 +341,7 @@ def read_ranges(
     ranges: Sequence[tuple[int, int]],
     between: Callable[[], None] | None = None,
 ) -> list[bytes]:
-    """The bytes of the ids [first, last) of one shard, for each range, without a map.
+    """Return the bytes of the ids [first, last) of each range, without mapping the shard's file.
 
     A file is opened only once. `between` is called before each range.
     """
@@ -353,14 +353,14 @@ def read_ranges(
 def combine_checksums(
     dtype: np.dtype[Any], counts: Integers, checksums: Sequence[str]
 ) -> str | None:
-    """The checksum of all ids, from the checksum of each shard: see `Shards.checksum`."""
+    """Return the checksum of all ids, from the checksum of each shard: see `Shards.checksum`."""
     if not checksums:
         return None
     return f"{_hash(dtype.str, *map(str, counts.tolist()))}:{_hash(*checksums)}"
 
 
 def find_object_folder(shards: Shards) -> Path | None:
-    """A folder of shards that cannot be mapped, because it is in an object store; None if all can."""
+    """Return a folder of the shards that is in an object store; None if all folders are local."""
     return next((one for one in _find_folders(shards) if not is_mappable(one)), None)
 
 
@@ -376,7 +376,7 @@ def _find_folders(shards: Shards) -> list[Path]:
 
 
 def find_file(shards: Shards, number: int, first: int = 0) -> tuple[FileShards, int, int]:
-    """The files that hold a shard, the number of its file in them, and the id that `first` is there.
+    """Return the `FileShards` that a shard is from, its number there, and the position of id `first`.
 
     `are_files` must be true for the shards.
     """
@@ -390,7 +390,7 @@ def find_file(shards: Shards, number: int, first: int = 0) -> tuple[FileShards, 
 
 
 def are_files(shards: Shards) -> bool:
-    """Whether shards are files of plain ids, or parts of such files.
+    """Return whether shards are files of plain ids, or parts of such files.
 
     >>> are_files(ArrayShard(np.arange(5)))
     False

@@ -38,7 +38,7 @@ Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardName:
-    """A shard by its split and number, and the files that it is written to.
+    """The split and number of a shard, and the paths of its files.
 
     >>> ShardName(split="train", number=3).documents_path
     'train/shard_00003.docs.npy'
@@ -55,7 +55,7 @@ class ShardName:
 
     @property
     def library(self) -> str:
-        """The library that decides the bytes of the file; empty if it is not compressed."""
+        """The version of libzstd that compresses the file; empty for a plain file."""
         return "" if self.compression is None else self.compression.library
 
     @property
@@ -94,7 +94,7 @@ class Shard(
     compressed: CompressedFile | None = None
 
     def measure_file(self, width: int) -> int:
-        """The size of the file of tokens, which have `width` bytes each."""
+        """Return the size of the file of tokens, which have `width` bytes each."""
         return self.tokens * width if self.compressed is None else self.compressed.bytes
 
     @property
@@ -129,7 +129,7 @@ class ShardTable:
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> ShardTable:
-        """Make a table of some shards."""
+        """Make a table from shards."""
         rows = list(shards)
         return cls(
             path=[shard.path for shard in rows],
@@ -156,7 +156,7 @@ class ShardTable:
         )
 
     def measure_files(self, width: int) -> npt.NDArray[np.int64]:
-        """The sizes of the files of tokens, which have `width` bytes each."""
+        """Return the sizes of the files of tokens, which have `width` bytes each."""
         return self.tokens * width if self.compressed is None else self.compressed.bytes
 
     def __iter__(self) -> Iterator[Shard]:
@@ -178,7 +178,7 @@ class CompressedFiles:
 
     @classmethod
     def of(cls, files: Sequence[CompressedFile]) -> CompressedFiles | None:
-        """The columns of some files; None if there are none."""
+        """Return the columns of some files; None if there are none."""
         if not files:
             return None
         sizes = np.array([file.bytes for file in files], np.int64)
@@ -263,7 +263,7 @@ class SourceTable:
         return (self[number] for number in range(self._count))
 
     def encode(self) -> memoryview:
-        """The bytes of `sources.jsonl`. Their checksum and number of lines are checked first."""
+        """Return the bytes of `sources.jsonl`, after checking their checksum and number of lines."""
         return self._lines.data.data
 
     def check(self) -> None:

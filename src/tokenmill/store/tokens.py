@@ -75,7 +75,7 @@ class Tokens:
         eot_id: int | None = None,
         eot: str = "after",
     ) -> Tokens:
-        """Tokens from a one-dimensional array of integers, without copying it.
+        """Make `Tokens` from a one-dimensional array of integers, without copying it.
 
         >>> Tokens.of([5, 6, 7])
         <Tokens 'train': 3 tokens (int64) in 1 shard>
@@ -117,7 +117,7 @@ class Tokens:
         return len(self._gatherer.counts)
 
     def shard_name(self, number: int) -> str:
-        """The file of a shard, relative to the opened path."""
+        """Return the path of a shard's file, relative to the path that was opened."""
         return self._shards.name(number)
 
     @overload
@@ -135,7 +135,7 @@ class Tokens:
         return ids
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """The tokens [start, stop), without keeping maps: for reading all tokens in order.
+        """Return the tokens [start, stop), without keeping maps: for reading all tokens in order.
 
         >>> Tokens.of([5, 6, 7]).read(1, 3)
         array([6, 7])
@@ -156,11 +156,11 @@ class Tokens:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         # Without this, NumPy would read the tokens one by one.
         if copy is False:
-            raise ValueError("the tokens of several shards cannot be one array without a copy")
+            raise ValueError("tokens cannot become an array without a copy: omit copy=False")
         return np.asarray(self[:], dtype)
 
     def locate(self, token: int) -> tuple[int, int]:
-        """The index of the shard that holds a token, and the token's position in that shard."""
+        """Return the index of the shard that holds a token, and the token's position in that shard."""
         return self._gatherer.locate(token)
 
     def gather(
@@ -170,7 +170,7 @@ class Tokens:
         dtype: npt.DTypeLike = np.int64,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
-        """The rows [start, start + length) for each of `starts`, as one array of `dtype`.
+        """Return the rows [start, start + length) for each of `starts`, as one array of `dtype`.
 
         `out` is an array to write the rows to. Its shape must be (len(starts), length); its dtype may
         be any integer type. An id that the dtype cannot hold is an error, never wrapped.
@@ -194,10 +194,10 @@ class Tokens:
         return out
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Find rows as `gather` does, to read them in parts.
+        """Return a function that reads the rows of `gather` in parts.
 
-        The result is a function: `read(first, last)` returns the rows [first, last) in the dtype of
-        the tokens. If the shards are few, the function keeps them mapped.
+        The function `read(first, last)` returns the rows [first, last), in the dtype of the tokens.
+        If the shards are few, the function keeps them mapped.
 
         >>> read = Tokens.of([5, 6, 7, 8]).find_rows(np.array([2, 0, 1]), 2)
         >>> read(0, 2).tolist(), read(2, 3).tolist()
@@ -212,12 +212,14 @@ class Tokens:
     def fetch(
         self, starts: Integers, length: int, is_stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Bring rows nearer before they are read: into the cache, if there is one. May take long;
-        ends early once `is_stopped` returns True."""
+        """Fetch rows into the cache before they are read. May take long.
+
+        Without a cache, calls `read_ahead`. Ends early once `is_stopped` returns True.
+        """
         self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
 
     def stream(self, is_streaming: bool) -> None:
-        """Say whether `fetch` brings rows of whole blocks into the cache, before they are read."""
+        """Set whether `fetch` gets whole blocks. A row that is needed earlier is then fetched alone."""
 
     @property
     def is_remote(self) -> bool:
@@ -256,7 +258,7 @@ class Tokens:
     def find_document_starts(
         self, starts: Integers, length: int, rows: npt.NDArray[Any] | None = None
     ) -> Integers:
-        """Where documents start in the rows [start, start + length).
+        """Return where documents start in the rows [start, start + length).
 
         Returns sorted positions in the rows joined end to end. With a length of 3, position 5 is the
         last token of the second row.
@@ -329,11 +331,11 @@ class Tokens:
         return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
 
     def in_memory(self) -> Tokens:
-        """The same tokens, copied into one array of the process's memory."""
+        """Return the same tokens, copied into one array of the process's memory."""
         return Tokens(ArrayShard(self[:], self._shards.checksum), self.split, **self._known)
 
     def unmapped(self, between: Callable[[], None] | None = None) -> Tokens:
-        """The same tokens, read from their files instead of through memory maps.
+        """Return the same tokens, read from their files instead of through memory maps.
 
         If a file is truncated while it is in use, reading it raises a DatasetError that names the
         file; with a map, the process is killed. `between` is called before each row.
@@ -344,7 +346,7 @@ class Tokens:
         return _UnmappedTokens(self._shards, self.split, between, **self._known)
 
     def cached(self, cache: PieceCache, between: Callable[[], None] | None = None) -> Tokens:
-        """The same tokens, read through a cache on local disk: for files on slow storage.
+        """Return the same tokens, read through a cache on local disk: for files on slow storage.
 
         Tokens in memory need no cache, and are returned as they are. `between` is called before
         each piece.
@@ -353,8 +355,8 @@ class Tokens:
             if self._shards.kept is None:
                 return self
             raise UsageError(
-                f"{self.shard_name(0)} cannot be cached: only files of ids can. Omit `cache_dir` and "
-                "`cache_bytes`, or import the data with: tokenmill import"
+                f"{self.shard_name(0)} cannot be cached, because it holds more than ids. Omit `cache_dir` "
+                "and `cache_bytes`, or convert the data: tokenmill import DATA --out FOLDER"
             )
         return _CachedTokens(self._shards, self.split, cache, between, **self._known)
 
@@ -425,7 +427,7 @@ class _CachedTokens(Tokens):
 
 
 def is_same_data(one: Any, other: Any) -> bool:
-    """Whether two identities can belong to the same tokens.
+    """Return whether two identities can belong to the same tokens.
 
     Their fingerprints must be equal. If both have checksums, and their files have the same lengths,
     the checksums must be equal too. If the lengths differ, checksums prove nothing: the tokens may
@@ -444,7 +446,7 @@ def is_same_data(one: Any, other: Any) -> bool:
 
 
 def join(sources: Sequence[Tokens]) -> Tokens | None:
-    """The tokens of all sources end to end; None if they cannot be joined.
+    """Return the tokens of all sources end to end; None if they cannot be joined.
 
     All sources must have the same dtype, and be all mapped or all unmapped. Their shards must not be
     copies in memory (`Shards.kept`).
