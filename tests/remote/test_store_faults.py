@@ -191,7 +191,7 @@ def test_outputs_that_change_before_a_run_resumes(
 
 
 def load(dataset: str | Path, state: dict[str, object] | None = None) -> tokenmill.Loader:
-    tokens = tokenmill.open(dataset, cache_dir=tempfile.mkdtemp())["train"]  # nothing is cached yet
+    tokens = tokenmill.open(dataset, cache_dir=tempfile.mkdtemp(dir=Path.home()))["train"]
     loader = tokenmill.Loader(tokens, batch_size=8, seq_len=64, seed=3, order="shuffled")
     if state is not None:
         loader.load_state_dict(state)
