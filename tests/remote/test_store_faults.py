@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -211,7 +211,10 @@ def test_faults_while_training_data_are_read(
     first = [batch for _, batch in zip(range(2), rows_of(loader), strict=False)]
     state = loader.state_dict()
     shard = f"{data}/train/shard_00001.bin"
-    provoke: Callable[[], object] = functools.partial(next, rows_of(load(data, state)))
+
+    def provoke() -> object:
+        return next(rows_of(load(data, state)))
+
     if fault == "no bucket":
         expected = [NO_BUCKET]
         provoke = functools.partial(load, "s3://no-such-bucket/data")

@@ -79,5 +79,5 @@ def test_ranges_are_joined_if_they_are_near_but_not_into_long_requests() -> None
     ],
 )
 def test_an_address_that_no_server_has_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match=r"is not a web address|cannot be used"):
+    with pytest.raises(UsageError, match=r"is not a web address|is not supported"):
         parse_address(address)
