@@ -18,8 +18,11 @@ CPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREAD
 # Runs before a program: records every batch that reaches a token embedding; with crash_at=N the
 # process kills itself at its N-th training batch.
 RECORDER = """
-import json, os, signal
+import atexit, json, os, signal, time
 import torch
+
+# PyTorch 2.13 aborts if the interpreter ends while a thread of gloo still frees a tensor.
+atexit.register(time.sleep, 1)
 
 def record(module, arguments, given=[]):
     if isinstance(module, torch.nn.Embedding) and module.num_embeddings > 64:

@@ -172,5 +172,5 @@ def test_texts_of_exactly_the_most_bytes_are_read(tmp_path: Path) -> None:
             break
     limit = column.total_uncompressed_size // PARSED
     assert texts_of(read(tmp_path / "x.parquet", hold_limit=limit)) == [b"x" * length]
-    with pytest.raises(TooLongError, match="bytes each"):
+    with pytest.raises(TooLongError, match="bytes on average"):
         read(tmp_path / "x.parquet", hold_limit=limit - 1)
