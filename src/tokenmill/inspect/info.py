@@ -107,7 +107,9 @@ def describe(
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    dataset = tokenmill.dataset.opening.open(path, dtype=dtype, format=format, column=column)
+    dataset = tokenmill.dataset.opening.open(
+        path, dtype=dtype, format=format, column=column, cache_bytes=0
+    )
     splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
     tables = [split.documents for split in splits if split.documents is not None]
     found = Info(

@@ -168,6 +168,8 @@ class FrameReader:
         """Fetch the frames `firsts[n]` to `lasts[n]` into the disk cache. False if there is none."""
         if not isinstance(self._source, CachedRows):
             return False
+        if is_stopped():
+            return True
         starts, stops = self._find_bytes(firsts)[0], self._find_bytes(lasts)[1]
         ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
         for _ in self._source.fetch_ranges(ranges):
