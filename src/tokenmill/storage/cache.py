@@ -19,12 +19,8 @@ a cache that is 90% full may have dropped about 1% of its pieces already.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import struct
-import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +33,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.storage.claims import Claims
 from tokenmill.storage.files import make_folder, open_entry
 
 PIECE = 1 << 17  # bytes
@@ -60,7 +57,6 @@ SET_BYTES = WAYS * PIECE + _SET_RECORDS  # the smallest cache
 _LIMIT = 16 << 30  # bytes
 _SET_PAUSE, _SET_PATIENCE = 0.0002, 0.5  # seconds to wait for a set that another process changes
 _TOUCH = 2_000_000_000  # nanoseconds until a use is recorded again
-_HAS_CLAIMS = sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLK")
 
 
 def open_cache(folder: str | os.PathLike[str] | None, limit: int | None) -> PieceCache | None:
@@ -161,7 +157,7 @@ class PieceCache:
         # The size of the index records the limit. Bytes that were never written take no space.
         os.ftruncate(self._index, self._sets * _SET_RECORDS)
         self._pieces = self._open("pieces.bin", self._sets * WAYS * PIECE)
-        self._claims = _Claims(self.folder / "claims")
+        self._claims = Claims(self.folder / "claims")
         self._is_full = False  # whether the disk is full
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -295,7 +291,7 @@ class PieceCache:
         """Claim a piece before fetching it. Gives False if another thread or process has it."""
         claims = self._claims
         if claims.process != os.getpid():  # a forked process would share its parent's claims
-            claims = self._claims = _Claims(self.folder / "claims")
+            claims = self._claims = Claims(self.folder / "claims")
         is_claimed = claims.take(key)
         try:
             yield is_claimed
@@ -333,49 +329,6 @@ class PieceCache:
                 "continues, but slowly. Free some space, or choose another `cache_dir`.",
                 stacklevel=2,
             )
-
-
-class _Claims:
-    """Claims on keys: at most one thread of one process has the claim on a key.
-
-    A claim is a lock on one byte of an empty file, at an offset made from the key. The system
-    releases the locks of a process that ends. Only Linux has such locks. On other systems, two
-    processes may fetch the same piece, which only costs time.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.process, self._handle = os.getpid(), open_entry(path)
-        self._own: set[bytes] = set()  # because threads of one process share its locks
-        self._guard = threading.Lock()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            os.close(self._handle)
-
-    def take(self, key: bytes) -> bool:
-        with self._guard:
-            if key in self._own or not self._lock(key, fcntl.F_WRLCK):
-                return False
-            self._own.add(key)
-            return True
-
-    def release(self, key: bytes) -> None:
-        with self._guard:
-            self._own.discard(key)
-            self._lock(key, fcntl.F_UNLCK)
-
-    def _lock(self, key: bytes, kind: int) -> bool:
-        if not _HAS_CLAIMS:
-            return True
-        offset = int.from_bytes(key[:8], "little") >> 2
-        request = struct.pack("hhqqi0q", kind, os.SEEK_SET, offset, 1, 0)
-        try:
-            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, request)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:  # a file system without locks
-            return True
-        return True
 
 
 def make_piece_key(file: str, number: int) -> bytes:
