@@ -241,7 +241,7 @@ class _TrainingSteps:
 
 
 class _FixedSteps:
-    """Yields the same batches in each iteration. All ranks get the same number of batches."""
+    """Yields the same batches each time it is iterated. All ranks get the same number of batches."""
 
     def __init__(self, factory: _BatchFactory, rows: int | None) -> None:
         loader = factory.make_loader().arrays

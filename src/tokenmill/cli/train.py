@@ -126,7 +126,7 @@ class RunOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments. `tensorboard` and `wandb` become the list `boards`.
+        """The keyword arguments for `tokenmill.train`. `tensorboard` and `wandb` become the list `boards`.
 
         >>> RunOptions(device="cpu", wandb=True).arguments
         {'name': None, ..., 'device': 'cpu', 'restart': False, 'boards': ['wandb']}

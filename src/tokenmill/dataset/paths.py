@@ -202,7 +202,7 @@ def _join(parts: Mapping[str, tuple[str, Contents]]) -> tuple[str, Contents]:
 
 
 def _list_facts(format: str, contents: Contents) -> dict[str, Any]:
-    """Return the facts that must be equal if folders are to be joined."""
+    """Return the properties that folders must share to be joined."""
     return {
         "format": format,
         "dtype": ", ".join(sorted({shards.dtype.name for shards in contents.splits.values()})),

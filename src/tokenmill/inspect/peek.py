@@ -18,12 +18,12 @@ from tokenmill.store.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Peek:
-    """Some tokens of a split. `ids` are these tokens, and `start` is the position of the first.
+    """A few tokens of a split. `ids` has their ids, and `id_texts` the text of each id.
 
-    `id_texts` has the text of each id, with U+FFFD for an incomplete character. `document` is the
-    document that the tokens belong to, or None if the dataset has no document table. `documents`
-    and `tokens` are the numbers of documents and tokens in the split. The first of the tokens is
-    token `shard_token` of the file `shard`.
+    The first of them is token `start` of the split, which is token `shard_token` of the file
+    `shard`. An incomplete character is shown as U+FFFD. `document` is the document that they belong
+    to, or None if the dataset has no document table. `documents` and `tokens` count all documents
+    and tokens of the split.
     """
 
     split: str

@@ -239,7 +239,7 @@ class BatchReader:
             del memory, tokens, inputs, targets, columns  # only the caller may hold references
 
     def make_buffers(self) -> BufferPool:
-        """Make memory for finished groups."""
+        """Allocate the buffers that groups of batches are copied into."""
         shape = self._shape(self.group_size * self.settings.batch_size)
         return BufferPool(shape, self.settings.dtype, _BUFFERS)
 

@@ -72,7 +72,7 @@ class _Parts(NamedTuple):
 class CachedRows(RowSource):
     """Reads tokens of shards through a cache, as if the shards were joined end to end.
 
-    `between` is called before each piece.
+    Before each piece of a file is read, `between` is called, so that a caller can stop the reading.
     """
 
     piece = 4 << 20  # bytes to read at once: missing pieces of one read are fetched together

@@ -175,11 +175,11 @@ class Settler:
     def _common_end(
         self, window: bytes, start: int, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> int:
-        """Return where the last token t of the module's proof ends; 0 if there is none.
+        """Return where the last token ends that is certain to be one of the whole text; 0 if none.
 
-        `window` is w, `start` is u, `places` are the starts of characters, and `ends` the ends of the
-        tokens of E(w). A token that ends inside a character does not count, because the rest of the
-        text would not be valid UTF-8.
+        This is the token t of the module's proof; `window` is w and `start` is u. `places` are the
+        offsets where characters start, and `ends` those where tokens of the window end. A token that
+        ends inside a character does not count, because the rest of the text would not be valid UTF-8.
         """
         low = np.searchsorted(places, len(window) - self._longest)
         stops = places[low : np.searchsorted(places, len(window), side="right")].tolist()

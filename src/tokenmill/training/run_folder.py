@@ -170,9 +170,10 @@ class Record:
         free = shutil.disk_usage(folder).free
         if (end - first) * _FLOAT.itemsize > free:
             raise WorkError(
-                f"{folder / LOSSES_NAME} has losses for {first:,} rows, but the checkpoint is at row "
-                f"{end:,}. The missing losses do not fit on this disk, which has {size(free)} free. "
-                "Restore the file from a backup, or add `restart=True` to start over."
+                f"{folder / LOSSES_NAME} is cut short: it has losses for {first:,} rows, but the "
+                f"checkpoint is at row {end:,}. To fill the gap, this disk needs more than the "
+                f"{size(free)} that are free. Free some space, restore the file from a backup, or add "
+                "`restart=True` to start over."
             )
         for start in range(first, end, _ROWS):
             self.add_losses(start, np.full(min(end, start + _ROWS) - start, np.nan, np.float32))
