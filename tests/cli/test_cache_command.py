@@ -77,7 +77,8 @@ def test_a_cache_that_is_too_small_is_filled_and_the_cure_works(data: Path, tmp_
     assert cure is not None, small.stderr
     large = run("cache", data, "--bytes", cure[1], *options(tmp_path))
     assert "The data take" not in large.stderr
-    assert float(re.search(r": ([0-9.]+) MB of 12.0 MB are", large.stdout)[1]) > 11
+    # Copies that belong to another set of the larger cache may first push out a few pieces.
+    assert float(re.search(r": ([0-9.]+) MB of 12.0 MB are", large.stdout)[1]) > 10
 
 
 def test_a_killed_command_resumes(data: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_tasks_run_in_other_processes_and_progress_adds_up() -> None:
         ("input", InputError, "bad.txt"),
         ("bug", WorkError, "(?s)bug in tokenmill.*ValueError: surprise"),
         ("kill", WorkError, "(?s)signal 9.*memory ran out.*Use half.*resumes"),
-        ("abort", WorkError, "(?s)signal 6.*memory runs out.*Use half.*resumes"),
+        ("abort", WorkError, "(?s)signal 6.*memory ran out.*Use half.*resumes"),
         ("memory", WorkError, "(?s)ran out of memory.*Use half.*resumes"),
         ("disk", WorkError, r"The disk is full \(tokens.bin\)"),
     ],

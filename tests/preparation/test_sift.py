@@ -63,5 +63,5 @@ def test_fates_that_their_segment_cannot_have_are_refused(tmp_path, tokens, reco
     plan = make_plan(tmp_path / "x.txt", tmp_path / "out", tokenizer="bytes", workers=1)
     segment = {"name": "a", "files": {"tokens": [20, ""]}, "facts": {"records": 3}}
     facts = {"records": records, "tokens": tokens, "sources": [[source, 0]]}
-    with nullcontext() if fits else pytest.raises(FolderError, match="do not fit together"):
+    with nullcontext() if fits else pytest.raises(FolderError, match="contradict each other"):
         _refuse_unfit(plan, segment, {"name": "b", "facts": facts})
