@@ -46,6 +46,7 @@ except ImportError:
     ) from None
 
 _ATTEMPTS = 4  # how often to run a task, if its process or node is lost each time
+_RAY_BYTES = 100 << 20  # of each worker process, which Ray itself takes
 _AHEAD = 2  # tasks handed to Ray for each CPU of the cluster
 _PATIENCE = 10.0  # seconds to connect
 _WAIT = 10.0  # seconds to wait for a result before looking up the size of the cluster again
@@ -121,7 +122,7 @@ class RayCluster:
         paths = [str(out), *sources]
         of_folders = {path.rpartition("/")[0]: path for path in sources}
         common = _Common(
-            workspace=Workspace(plan.tokenizer, plan.share),
+            workspace=Workspace(plan.tokenizer, plan.share + _RAY_BYTES),
             versions=_find_versions(),
             out=out,
             inputs=tuple(of_folders.values())[:_PROBES],
