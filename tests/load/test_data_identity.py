@@ -76,3 +76,18 @@ def test_a_state_that_has_only_the_sample_is_accepted(folder):
         state["sources"] = {"": {"tokens": len(tokens), "fingerprint": wrong}}
         with pytest.raises(StateError, match=r"sources\.fingerprint is"):
             make(tokens).load_state_dict(state)
+
+
+def test_a_cached_run_resumes_without_reading_the_sample_if_checksums_match(folder, tmp_path):
+    plain, other = (tokenmill.open(folder / name)["train"] for name in ("data", "other"))
+    cached = tokenmill.open(folder / "data", cache_dir=tmp_path, cache_bytes=10 << 20)["train"]
+    state = {**make(plain).state_dict(), "row": 6}
+    loader = make(cached)
+    loader.load_state_dict(state)
+    assert not any((tmp_path / "pieces.bin").read_bytes())
+    assert loader.state_dict() == state
+    with pytest.raises(StateError, match=r"sources\.fingerprint is"):
+        make(cached).load_state_dict(make(other).state_dict())
+    for broken in ({}, {"sources": 5}, {"sources": {"": {"fingerprint": ["x:y"]}}}):
+        with pytest.raises(StateError):
+            make(cached).load_state_dict({**state, **dict.fromkeys(state, None), **broken})

@@ -48,12 +48,18 @@ class Jobs:
     waits=st.lists(st.integers(0, 8), min_size=1, max_size=5),
     depth=st.integers(1, 5),
     failure=st.none() | st.integers(0, 30),
+    is_slow=st.booleans(),
 )
 def test_results_and_errors_come_in_order(
-    sizes: list[int], pauses: list[int], waits: list[int], depth: int, failure: int | None
+    sizes: list[int],
+    pauses: list[int],
+    waits: list[int],
+    depth: int,
+    failure: int | None,
+    is_slow: bool,
 ) -> None:
     jobs = Jobs(sizes, pauses, failure)
-    ahead = Prefetch(jobs, depth)
+    ahead = Prefetch(jobs, depth, is_slow=is_slow)
     fails = failure is not None and failure < len(sizes)
     there = sum(sizes[:failure] if fails else sizes)
     for number in range(there):
@@ -66,7 +72,17 @@ def test_results_and_errors_come_in_order(
     # A job starts only if fewer than `depth` earlier ones still have results.
     assert jobs.furthest <= depth * max(sizes, default=0)
     ahead.close()
-    assert not ahead._thread.is_alive()
+    assert not any(thread.is_alive() for thread in ahead._threads)
+
+
+def test_two_slow_jobs_run_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=30)  # breaks if one of them runs alone
+
+    def wait() -> Iterator[int]:
+        both.wait()
+        yield 1
+
+    assert list(Prefetch([wait(), wait()], depth=2, is_slow=True)) == [1, 1]
 
 
 def test_a_caller_that_would_wait_runs_jobs() -> None:
@@ -125,7 +141,7 @@ def test_at_most_depth_jobs_are_started_ahead() -> None:
 def test_dropping_the_object_stops_its_thread() -> None:
     ahead = Prefetch(Jobs([1] * 1_000, [1]), depth=2)
     next(ahead)
-    thread, dropped = ahead._thread, weakref.ref(ahead)
+    (thread,), dropped = ahead._threads, weakref.ref(ahead)
     del ahead
     gc.collect()
     assert dropped() is None
@@ -148,5 +164,5 @@ def test_closing_does_not_wait_for_the_rest_of_a_long_job() -> None:
     started = time.monotonic()
     ahead.close()
     assert time.monotonic() - started < 5
-    assert not ahead._thread.is_alive()
+    assert not ahead._threads[0].is_alive()
     leave_if_stopped()  # does nothing in other threads

@@ -226,7 +226,7 @@ class Loader(Generic[B]):
             is_slow = bool(self.rows.caches)
             jobs = self.reader.plan_reads(self._row, count=count, is_slow=is_slow, reach=reach)
             self._groups = (
-                Prefetch(jobs, -(-prefetch // count), helps=not is_slow)
+                Prefetch(jobs, -(-prefetch // count), is_slow=is_slow)
                 if prefetch
                 else chain.from_iterable(jobs)
             )
@@ -269,6 +269,7 @@ class Loader(Generic[B]):
         would change a row before the state's row is an error. To resume anyway, name all
         differences, as in `force=["seed"]`, or pass `force=True`.
         """
+        self.rows.learn_identity(state)
         self._move(check_state(state, self.state_dict(), force=force))
 
     def close(self) -> None:

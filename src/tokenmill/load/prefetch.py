@@ -2,11 +2,11 @@
 
 Each job yields some results. The thread runs one job after another. If the next result is not ready,
 the caller runs the next job itself. So both are busy if the thread alone is too slow. With
-`helps=False`, for jobs that wait for a network, the caller waits.
+`is_slow`, for jobs that wait for a network, the caller waits, and two threads run jobs.
 
 Guarantees: results and exceptions come in the order of the jobs. At most `depth` jobs are started
-ahead. The thread ends when the `Prefetch` object is closed or dropped, or when the program ends.
-The thread first finishes the current job, unless that job calls `leave_if_stopped`.
+ahead. The threads end when the `Prefetch` object is closed or dropped, or when the program ends.
+A thread first finishes its current job, unless that job calls `leave_if_stopped`.
 
 Costs: about 10 µs per job, because the two threads wake each other, so jobs should be large.
 """
@@ -85,7 +85,7 @@ class _Work(Generic[T]):
             return job, work
 
     def run(self) -> None:
-        """Run jobs until all are started or the work is stopped. The thread runs this function."""
+        """Run jobs until all are started or the work is stopped. Each thread runs this function."""
         _this_thread.work = self
         while not self.is_stopped and not self.are_all_started:
             if (started := self.start_next()) is not None:
@@ -119,24 +119,28 @@ def register_thread(thread: threading.Thread, work: Stoppable) -> None:
 
 
 class Prefetch(Generic[T]):
-    """Yields the results of jobs that a thread runs ahead. Jobs start one at a time.
+    """Yields the results of jobs that threads run ahead. Jobs start one at a time.
 
     >>> list(Prefetch([[1, 2], [3]], depth=1))
     [1, 2, 3]
     """
 
-    def __init__(self, jobs: Iterable[Iterable[T]], depth: int, *, helps: bool = True) -> None:
-        self._work, self._helps = _Work(jobs, depth), helps
-        # The thread does not refer to this object, so it is freed when nothing else does.
-        self._thread = threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
-        register_thread(self._thread, self._work)
+    def __init__(self, jobs: Iterable[Iterable[T]], depth: int, *, is_slow: bool = False) -> None:
+        self._work, self._helps = _Work(jobs, depth), not is_slow
+        # The threads do not refer to this object, so it is freed when nothing else does.
+        self._threads = [
+            threading.Thread(target=self._work.run, name="tokenmill", daemon=True)
+            for _ in range(1 + is_slow)
+        ]
         # Not __del__: at exit, the names of this module may be gone before the object is.
         finalize(self, self._work.stop)
-        self._thread.start()
+        for thread in self._threads:
+            register_thread(thread, self._work)
+            thread.start()
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread runs in this process: a forked process does not inherit the thread."""
+        """Whether the threads run in this process: a forked process does not inherit threads."""
         return self._work.process == os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -167,10 +171,11 @@ class Prefetch(Generic[T]):
                     work.changed.wait()
 
     def close(self) -> None:
-        """Stop the thread and wait until it ends; give up waiting if a job takes very long."""
+        """Stop the threads and wait until they end; give up waiting if a job takes very long."""
         self._work.stop()
-        if self.is_of_this_process and self._thread.is_alive():  # Ctrl-C may come before it starts
-            self._thread.join(LAST_WAIT)
+        for thread in self._threads if self.is_of_this_process else ():
+            if thread.is_alive():  # Ctrl-C may come before it starts
+                thread.join(LAST_WAIT)
 
 
 @atexit.register
