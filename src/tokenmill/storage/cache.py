@@ -14,7 +14,9 @@ and a change of the limit. A lower limit drops the pieces beyond it.
 
 Costs: a lookup reads 4 kB of the index (5 µs). `get` hashes the whole piece (20 µs). After `hold`,
 which hashes the piece once, reading 2 kB of the piece takes 2 µs. Some sets fill up before others:
-a cache that is 90% full may have dropped about 1% of its pieces already.
+a cache that is 90% full may have dropped about 1% of its pieces already. After the limit grows, some
+pieces belong to other sets. Their old copies are of no use, and take up to a tenth of the cache until
+newer pieces replace them.
 """
 
 from __future__ import annotations
