@@ -105,6 +105,6 @@ def lacks_memory(error: BaseException) -> bool:
         return any(mark in said for mark in _NOT_MAPPED) or (
             cause is not None and lacks_memory(cause)
         )
-    if isinstance(error, RuntimeError):  # of Python's threads: there is no memory for a stack
+    if isinstance(error, RuntimeError):  # there is no memory for the stack of a new thread
         return str(error) == "can't start new thread"
     return isinstance(error, MemoryError)

@@ -8,7 +8,7 @@
 
 Guarantees: the batches and rows are the same as from `tokenmill.Loader`, with any number of Grain's
 threads and worker processes. Rows are already in their final order, so do not shuffle them. To
-resume, the state of Grain's own iterators is enough. When it loads a checkpoint, Grain compares the
+resume, save only the state of Grain's own iterator. When Grain loads a checkpoint, it compares the
 `repr` of the source with the `repr` in the checkpoint. So the `repr` of these sources describes the
 data and the order of rows, but has no paths: the files may be moved.
 
@@ -115,6 +115,8 @@ class TokenBatches:
 class TokenRows:
     """A source of rows: the first `limit_rows` rows, or one epoch by default.
 
+    A `Mixture` needs `limit_rows`, because each of its sources has its own epochs.
+
     >>> rows = TokenRows(Tokens.of(range(1_000)), seq_len=4, seed=1)
     >>> len(rows), rows[0].inputs
     (249, array([440, 441, 442, 443], dtype=int32))
@@ -162,7 +164,7 @@ class TokenRows:
 def make_dataset(
     data: Tokens | Mixture, *, batch_size: int, seq_len: int, **settings: Any
 ) -> grain.MapDataset[Any]:
-    """Make a Grain dataset of batches. `settings` are as in `tokenmill.Loader`.
+    """Return a Grain dataset of batches. `settings` are as in `tokenmill.Loader`.
 
     >>> dataset = make_dataset(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
     >>> dataset[1_000_000].inputs.shape

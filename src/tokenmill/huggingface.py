@@ -78,7 +78,8 @@ class TokenRows(Dataset[dict[str, torch.Tensor]]):
 def _check_division() -> None:
     """Raise an error if Accelerate would give all rows to every process.
 
-    On a machine without a GPU, Accelerate joins the process group but does not divide the data.
+    On a machine without a GPU, Accelerate joins torch's process group, but by default does not
+    divide the data among its processes.
     """
     accelerate = sys.modules.get("accelerate.state")
     if accelerate is None or not torch.distributed.is_initialized():

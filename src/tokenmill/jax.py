@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 try:
     import jax
-    from jax._src import distributed  # the store of all processes has no public name
+    from jax._src import distributed  # no public module gives access to the key-value store
     from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 except ModuleNotFoundError as error:
     error.add_note("Install it with: pip install 'tokenmill[jax]'")
@@ -50,7 +50,7 @@ _NOT_SETTABLE = {
 }
 
 _TIMEOUT = 60_000  # ms to wait for the coordinator
-_PLACED_AHEAD = 2  # batches that are copied to the devices ahead
+_PLACED_AHEAD = 2  # how many batches are copied to the devices before they are needed
 
 
 class Batch(NamedTuple):
@@ -227,7 +227,7 @@ class Loader(LoaderAdapter[B]):
         while len(self._placed) < self._ahead:
             try:
                 self._place_next()
-            except (StopIteration, TokenmillError, OSError):  # `__next__` will raise it again
+            except (StopIteration, TokenmillError, OSError):  # a later call raises it again
                 break
         return batch
 
@@ -274,7 +274,7 @@ class Loader(LoaderAdapter[B]):
         return cast(B, DocumentedBatch(inputs, targets, documents))
 
     def _place(self, rows: npt.NDArray[Any]) -> jax.Array:
-        """Make the global array of a step. `rows` are the rows that this process has read."""
+        """Return the global array of a step. `rows` are the rows that this process has read."""
 
         def take(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
             assert index is not None
@@ -301,7 +301,7 @@ def _choose_sharding(sharding: Sharding | None, mesh: Mesh | None, data_axis: st
 
 
 def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader) -> None:
-    """Raise an error if another process with the same arrays has other settings."""
+    """Raise an error if the processes that share the arrays have different settings."""
     client: Any = distributed.global_state.client
     if sharding.is_fully_addressable or client is None:
         return
@@ -316,10 +316,10 @@ def _compare_processes(sharding: Sharding, batch_size: int, loader: ArrayLoader)
 
 
 def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
-    """Divide the rows of a step into equal blocks, so that one block has all rows of this process.
+    """Return which block of a step's rows this process reads, and the number of blocks.
 
-    Return the index of that block and the number of blocks, for the smallest possible blocks. If
-    this process has rows 4 and 5 of 8 rows, there are 4 blocks of 2 rows, and the result is (2, 4).
+    Blocks are equal. They are as small as possible, but one block has all rows of this process. If
+    this process needs rows 4 and 5 of 8, there are 4 blocks of 2 rows, and the result is (2, 4).
     """
     rows = shape[0]
     if rows < 1:

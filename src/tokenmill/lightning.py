@@ -159,7 +159,7 @@ class TokenDataModule(pl.LightningDataModule):
 
 @dataclass(frozen=True)
 class _BatchFactory:
-    """Makes iterators of batches. The batches are made in this process or in workers."""
+    """Makes iterators of batches. If `workers` is not 0, worker processes make the batches."""
 
     data: Tokens | Mixture
     settings: Mapping[str, Any]
@@ -170,7 +170,10 @@ class _BatchFactory:
         return Loader(self.data, device=self.device, **self.settings, **limit)
 
     def iterate(self, loader: Loader, row: int) -> Iterator[AnyBatch]:
-        """Iterate over batches from `row` on. Without workers, `loader` must be at `row`."""
+        """Return an iterator of the batches from `row` on.
+
+        Without workers, the iterator is `loader` itself, which must be at `row`.
+        """
         if not self.workers:
             return loader
         settings = {name: value for name, value in self.settings.items() if name != "prefetch"}
@@ -183,8 +186,8 @@ class _BatchFactory:
 class _TrainingSteps:
     """Yields the batches of one epoch in each iteration, from the current row of the run on.
 
-    Without `__len__`, Lightning would fetch a batch in advance, and checkpoints would be one batch
-    ahead.
+    `__len__` is needed: without it, Lightning would fetch a batch in advance, and checkpoints would
+    be one batch ahead.
     """
 
     def __init__(
@@ -198,7 +201,8 @@ class _TrainingSteps:
         windows = sum(order.windows for order in rows.orders)
         self._length = steps or max(1, windows // self._loader.arrays.global_batch)
         self._row = 0
-        # How many batches the trainer has finished, and the first row of the next batch.
+        # For the first batch that the trainer has not finished: how many batches were finished
+        # before it, and its first row.
         self._unfinished: tuple[int, int] = (-1, 0)
 
     def __len__(self) -> int:
@@ -218,7 +222,8 @@ class _TrainingSteps:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        # After a signal or an exception, a checkpoint may be saved in the middle of a step.
+        # After a signal or an exception, a checkpoint may be saved in the middle of a step. Then
+        # the state is the first row of the unfinished batch.
         finished, row = self._unfinished
         if self.trainer is None or self._count_finished() != finished:
             row = self._row

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Display", "Nobody", "Unit", "Watcher", "watching"]
 
-Unit = Literal["bytes", "tokens"]  # unit of the work of a stage
+Unit = Literal["bytes", "tokens"]  # what a stage counts
 
 # Seconds before the first line and between lines, outside terminals and notebooks.
 _FIRST_LINE, _EVERY = 2.0, 10.0
@@ -33,9 +33,9 @@ class Watcher(Protocol):
     """Receives the progress of some work."""
 
     def begin(self, stage: str, total: int, done: int = 0, unit: Unit = "bytes") -> None:
-        """Called when a stage such as "tokenizing" starts. Earlier runs did `done` of `total` units.
+        """Called when a stage such as "tokenizing" starts. It has `total` units of work.
 
-        `total` is 0 if the amount of work is unknown.
+        Earlier runs have already done `done` units. `total` is 0 if the amount of work is unknown.
         """
 
     def advance(self, amount: int, tokens: int = 0, documents: int = 0, dropped: int = 0) -> None:
@@ -209,7 +209,7 @@ def _is_terminal() -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether this runs in a Jupyter kernel, without importing IPython."""
+    """Return whether this process is a Jupyter kernel, without importing IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -42,7 +42,7 @@ def make_dataset(
     prefetch: int = 4,
     **settings: Any,
 ) -> tf.data.Dataset:
-    """Make a dataset of batches from row `start` on: (inputs, targets), each (rows, seq_len).
+    """Return a dataset of batches from row `start` on: (inputs, targets), each (rows, seq_len).
 
     `start` must be a multiple of the rows per step, `batch_size * world_size`. To resume after n
     steps, pass `start=n * batch_size * world_size`. With `documents=True`, an element has two more
@@ -81,8 +81,8 @@ def make_dataset(
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def place(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         # Split tokens into inputs and targets here, because each tensor that comes from Python
-        # costs time. A step always gives the same batch, so `stateful` is False. Only then can
-        # TensorFlow save an iterator.
+        # costs time. A step always gives the same batch, so `stateful` may be False. TensorFlow
+        # can save an iterator only if it is False.
         tokens, *found = tf.numpy_function(read, [step], kinds, stateful=False)
         tensors = [tokens[:, :-1], tokens[:, 1:], *found]
         return tuple(tf.ensure_shape(tensor, shape) for tensor in tensors)

@@ -95,7 +95,7 @@ class Loader(LoaderAdapter[B]):
     """Like `tokenmill.Loader`, but batches are tensors on a device.
 
     `settings` are as in `tokenmill.Loader`. With `contiguous=False`, inputs and targets are views
-    of one tensor. Making these views is twice as fast on the CPU, but PyTorch then refuses
+    of one tensor. Making a batch then takes half the time on the CPU, but PyTorch refuses
     `targets.view(-1)`, and `targets.reshape(-1)` copies.
 
     >>> loader = Loader(Tokens.of(range(1_000)), batch_size=2, seq_len=4, seed=1)
@@ -175,7 +175,7 @@ class Loader(LoaderAdapter[B]):
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # PyTorch keeps the pinned tensor until the copy is done
             return tensor.to(self.device, non_blocking=True)
-        return tensor.to(self.device)  # waits, because the loader reuses the memory
+        return tensor.to(self.device)  # waits for the copy, because the loader reuses the memory
 
 
 class TokenBatches(IterableDataset[B]):
@@ -250,7 +250,7 @@ class TokenBatches(IterableDataset[B]):
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002
         """Raise an error if this dataset already divides its rows among ranks.
 
-        Accelerate calls this method before it divides the batches among ranks itself.
+        Accelerate calls this method, and would then divide the batches among ranks a second time.
         """
         rank, world_size = self._loader.rank, self._loader.world_size
         if world_size > 1:
@@ -289,8 +289,9 @@ class TokenBatches(IterableDataset[B]):
 class TokenRows(Dataset[Batch]):
     """A map-style dataset of rows: the first `limit_rows` rows, or one epoch by default.
 
-    A `DataLoader` asks for all rows of a batch at once, so they are read together. The rows are
-    already in their final order, so do not shuffle them.
+    A `Mixture` needs `limit_rows`, because each of its sources has its own epochs. A `DataLoader`
+    asks for all rows of a batch at once, so they are read together. The rows are already in their
+    final order, so do not shuffle them.
 
     After `set_epoch(epoch)`, index i is row `epoch * len(rows) + i`. Accelerate calls `set_epoch`
     automatically. With `order="sequential"`, all epochs have the same rows, as validation needs.
@@ -342,7 +343,7 @@ class TokenRows(Dataset[Batch]):
         return [Batch(row[:-1], row[1:]) for row in self.read(rows)]
 
     def read(self, rows: Sequence[int]) -> torch.Tensor:
-        """Read the tokens of rows into an int64 tensor of shape (rows, seq_len + 1).
+        """Return the tokens of some rows as an int64 tensor of shape (rows, seq_len + 1).
 
         >>> TokenRows(Tokens.of(range(100)), seq_len=4, order="sequential").read([2, 0])
         tensor([[ 8,  9, 10, 11, 12],
@@ -359,7 +360,7 @@ class TokenRows(Dataset[Batch]):
 
 
 def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> ArrayLoader:
-    """Make a NumPy loader. The rank comes from torch.distributed, if that is initialized."""
+    """Return a NumPy loader. By default, the rank comes from an initialized torch.distributed."""
     settings = dict(settings)
     if isinstance(dtype := settings.get("dtype"), torch.dtype):
         settings["dtype"] = str(dtype).removeprefix("torch.")
@@ -374,7 +375,7 @@ def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> A
 
 
 def compare_ranks(loader: ArrayLoader) -> None:
-    """Raise an error if another rank has posted other settings. Do not wait for other ranks."""
+    """Raise an error if another rank has posted different settings. Never waits for other ranks."""
     store = torch.distributed.distributed_c10d._get_default_store()
     # A worker process is a fork of its rank and shares the rank's connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:

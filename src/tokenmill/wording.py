@@ -58,7 +58,7 @@ def harmless(text: str) -> str:
 
 
 def one_line(name: object) -> str:
-    r"""Make a name from untrusted data safe to print within a line.
+    r"""Return a name from untrusted data in a form that is safe to print within a line.
 
     >>> one_line("a.txt\nDone.")
     'a.txt\\nDone.'

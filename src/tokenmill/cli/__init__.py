@@ -24,7 +24,8 @@ _POLL = 0.005  # seconds between checks whether an import has ended
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:
     """Run the command line, and return the exit status.
 
-    `flags` maps arguments to the names that a calling script uses. Error messages show those names.
+    `flags` maps names of Python arguments to the flags of a calling script. Error messages show
+    those flags.
 
     >>> main(["info", "no/such/folder"])
     1

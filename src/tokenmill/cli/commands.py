@@ -35,7 +35,7 @@ _COMMANDS = {
     "export": ("export:export", "Convert tokens to another program's format."),
     "reshard": ("reshard:reshard", "Copy a dataset into shards of another size."),
 }
-# cyclopts calls an optional argument [ARGS].
+# By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
@@ -84,7 +84,7 @@ def _name_missing(error: CycloptsError) -> str | None:
 
 
 def _use_docstring(arguments: Sequence[str]) -> None:
-    """Make `COMMAND --help` show the docstring instead of the short text in the list of commands."""
+    """Make `COMMAND --help` show the docstring instead of the short text in `_COMMANDS`."""
     _, apps, _ = app.parse_commands(arguments)
     for command in apps[1:]:
         if command.default_command is not None and not command.name[0].startswith("-"):

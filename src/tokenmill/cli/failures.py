@@ -111,7 +111,7 @@ def fill_closed_streams() -> None:
 
 
 def drop_unwritten() -> None:
-    """Discard output that cannot be written to stdout or stderr; Python would fail at exit."""
+    """Discard output that cannot be written to stdout or stderr. Otherwise Python fails at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -34,7 +34,7 @@ from tokenmill.wording import count, counted, duration, one_line, size
 
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
-_FAULTS = 20  # at most so many faults are listed
+_FAULTS = 20  # maximum number of faults listed
 
 
 def prepare(

@@ -71,7 +71,8 @@ class DataOptions:
     cache_dir
         Folder of the disk cache for data in an object store. By default, ~/.cache/tokenmill.
     cache_bytes
-        Maximum size of that cache, such as 200GB. By default, 17 GB or half of the free space; 0 means no cache.
+        Maximum size of that cache, such as 200GB. By default, 17 GB or half of the free space; 0
+        means no cache.
     """
 
     input_file: Path | None = None
@@ -126,7 +127,9 @@ class RunOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for `tokenmill.train`. `tensorboard` and `wandb` become the list `boards`.
+        """The keyword arguments for `tokenmill.train`.
+
+        `tensorboard` and `wandb` become the list `boards`.
 
         >>> RunOptions(device="cpu", wandb=True).arguments
         {'name': None, ..., 'device': 'cpu', 'restart': False, 'boards': ['wandb']}

@@ -108,7 +108,7 @@ class LocalTokenizedDataset(IterableDataset[Any]):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """Return the number of sequences on this rank or, with `batch_size`, of batches."""
+        """Return this rank's number of sequences or, with `batch_size`, its number of batches."""
         if self._batch_size is not None:
             return len(self._batches())
         rank, world_size = find_rank(None, None)
@@ -305,7 +305,7 @@ def encode_text(tokenizer: Any, text: bytes) -> npt.NDArray[np.uint32]:
     """Encode a text to the ids that `tokenmill pretokenize` would write.
 
     `tokenizer` is a name or path, a `tokenmill.Tokenizer`, or another object with `encode(text)`.
-    The ids of such an object are used unchanged.
+    The ids from another object are used unchanged; no end-of-text id is added.
 
     >>> encode_text("gpt2", b"Hello world").tolist()
     [15496, 995, 50256]

@@ -178,7 +178,10 @@ class TextBatches:
 def read_configs(
     d_config: Any, m_config: Any, t_config: Any, tokenizer_name: str, pad_token_id: int | None
 ) -> tuple[TextBatches, int]:
-    """Make the batches that the three configurations describe; also return how many to prefetch."""
+    """Return the batches that the three configurations describe, and how many to prefetch.
+
+    `d_config` is about the data, `m_config` about the model, and `t_config` about training.
+    """
     source = TextDataSource(
         read_setting(d_config, "dataset_name"),
         read_setting(d_config, "split", "train"),
@@ -198,7 +201,10 @@ def read_configs(
 
 
 def read_setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
-    """Return a value of a configuration, which is a mapping or an object with attributes."""
+    """Return a value of a configuration, which is a mapping or an object with attributes.
+
+    Without a `default`, a missing value raises `UsageError`.
+    """
     if isinstance(config, Mapping):
         found = config.get(name, default)
     else:
@@ -211,7 +217,10 @@ def read_setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
 def open_texts(
     path: Path, tokenizer: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> Dataset:
-    """Open the tokens of a text; make the tokens first if they do not exist."""
+    """Open the tokens of a text file or folder; tokenize the text first if that was not done yet.
+
+    `path` may also be a prepared dataset, which is opened.
+    """
     if not path.exists():
         raise InputError(
             f"{path} does not exist. dataset_name is a file or folder of texts; a dataset on the "
@@ -241,7 +250,10 @@ def open_texts(
 
 
 def _cut(tokens: Tokens, length: int) -> tuple[Integers, Integers]:
-    """Return the starts and lengths of examples: documents cut to at most `length` + 1 tokens."""
+    """Return the starts and lengths of examples: documents cut to at most `length` + 1 tokens.
+
+    The last token of an example is the first token of the next one in the same document.
+    """
     found = [np.empty(0, np.int64)]
     for first in range(0, len(tokens), _BLOCK):
         size = min(_BLOCK, len(tokens) - first)

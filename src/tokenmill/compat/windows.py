@@ -4,8 +4,9 @@ A window is `block_size` + 1 consecutive tokens. `TokenizedDataset` and `downloa
 are for llm.c shards; `GPTDataLoader` is for prepared datasets and for text in memory.
 
 Guarantees: all possible windows are equally likely, so small shards are not overrepresented. A
-window may cross shard boundaries. Batches depend only on the seed and the rank; the rank comes from
-the launcher's environment variables. The header of a shard is not mistaken for tokens.
+window may cross shard boundaries. For the same data and sizes, batches depend only on the seed, the
+rank and the number of ranks; the launcher's environment variables set the last two. The header of a
+shard is not mistaken for tokens.
 """
 
 from __future__ import annotations

@@ -54,9 +54,10 @@ TOKENS_PER_SHARD = 100_000_000
 class Exported:
     """The result of `export`.
 
-    `tokens` has the number of tokens in each split. `files` names all files, also those of earlier
-    runs. `documents` has the number of documents that a reader of the format finds in each split;
-    the number is None if these are not the documents of the source. `notes` lists all differences.
+    `tokens` has the number of tokens in each split. `files` names all files, including those from
+    earlier runs, and `files_done_before` counts the latter. `documents` has the number of documents
+    that a reader of the format finds in each split, or None if these are not the documents of the
+    source. `notes` lists all differences from the source.
     """
 
     path: Path
@@ -187,7 +188,7 @@ class _Export:
                 continue
             make_subfolder(folder, path.parent)
             job.write(path, watcher.advance)
-        # The run that wrote the existing files may have failed to flush their folders.
+        # An earlier run that wrote files may have been killed before it flushed their folders.
         for parent in {(folder / name).parent for name in names} if before else ():
             sync_folder(parent)
         return names, before
@@ -244,9 +245,10 @@ class _Export:
             starts = skip_empty(starts, len(tokens))
         if self.format.keeps_documents or is_moved:
             return starts
-        # The end-of-text id was not moved, because the split begins or ends within a document. If
-        # the id is then on the wrong side for this format, each id is read as part of the other
-        # document next to it, so all document starts but the first shift by one token.
+        # The end-of-text ids were not moved: they are already on the side that the format needs, or
+        # the split begins or ends within a document. In the second case, readers of the format add
+        # each end-of-text id to the document on its other side, so all document starts but the
+        # first shift by one token.
         sides = {"before": 0, "after": 1}
         shift = sides[self.format.eot] - sides[self.source.contents.eot]
         return (np.where(some > 0, some + shift, 0) for some in starts)
@@ -297,7 +299,7 @@ def _find_tokenizer_name(source: Dataset) -> str | None:
 def compare(
     tokens: Tokens, written: Tokens, advance: Callable[[int], None], *, block: int = BLOCK
 ) -> None:
-    """Raise an error with the position if a written token differs from the source."""
+    """Raise `DatasetError`, naming the first difference, unless the written tokens are the same."""
     if len(tokens) != len(written):
         what = f"has {len(written):,} tokens, expected {len(tokens):,}"
         raise _differ(written.split, what)

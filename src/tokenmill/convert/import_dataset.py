@@ -191,10 +191,10 @@ def _import(
 
 
 def _list_sources(dataset: Dataset, split: str) -> list[Source]:
-    """List the files of a split, to record them as the sources of its documents.
+    """Return the files of a split as the sources of its documents.
 
-    A size counts only the bytes of ids. The unit is "row", because the offset of a document counts
-    tokens, not bytes.
+    The size of a source counts only the bytes of ids. Its unit is "row", because a document's
+    offset in the file counts tokens, not bytes.
     """
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
@@ -247,8 +247,9 @@ def _make_one_per_file(shards: Shards, split: str) -> FileDocuments:
 class HashedDocuments:
     """Makes document records for tokens. The key of a document is a hash of its ids.
 
-    `facts` says whether the end-of-text id is after, or before, every document. `block` is how many
-    tokens are read at once.
+    `facts` says whether every document ends with the end-of-text id, and whether every document
+    begins with it. `counts` are the tokens per file, `first_source` is the number of the first file
+    in the list of sources, and `block` is how many tokens are read at once.
     """
 
     def __init__(
@@ -277,7 +278,10 @@ class HashedDocuments:
                 yield self._make_records(np.append(starts, end), start)
 
     def _make_records(self, starts: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
-        """Make the records of documents. `starts` ends with the end of the last document."""
+        """Return the records of documents, with `first` counted from token `start`.
+
+        `starts` has the start of each document, and then the end of the last one.
+        """
         table = np.empty(len(starts) - 1, DOCUMENT_DTYPE)
         keys = b"".join(self._hash(starts))
         table["key"] = np.frombuffer(keys, ">u8").reshape(-1, 2)

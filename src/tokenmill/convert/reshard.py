@@ -137,7 +137,10 @@ def _change_settings(
 
 
 def _compare_ids(source: Manifest, made: Manifest) -> None:
-    """Check that splits with unchanged shard lengths have unchanged checksums."""
+    """Raise `DamagedFileError` if the ids of a shard have changed.
+
+    Only splits whose shards have the same lengths as before can be compared.
+    """
     for name, split in made.splits.items():
         before = source.splits[name].shards
         if np.array_equal(before.tokens, split.shards.tokens):
@@ -165,7 +168,7 @@ def _count_contents(manifest: Manifest) -> list[tuple[str, int, int]]:
 
 
 class _TableRecords:
-    """Reads document records of a prepared split, for any range of its tokens."""
+    """The `DocumentRecords` of a prepared split: reads the records for any range of its tokens."""
 
     def __init__(self, folder: Path, split: Split) -> None:
         self.folder, self.split = folder, split

@@ -44,7 +44,7 @@ from tokenmill.store.tables import Shard, ShardName, ShardTable
 from tokenmill.store.tokens import Tokens
 
 RECORD = f"{WORK_NAME}/conversion.json"
-MARKS = (RECORD, MANIFEST_NAME)  # of a folder with an unfinished or finished conversion
+MARKS = (RECORD, MANIFEST_NAME)  # files that mark an unfinished or a finished conversion
 
 
 class DocumentRecords(Protocol):
@@ -78,7 +78,8 @@ def write_splits(
 ) -> tuple[dict[str, Split], list[dict[str, bool]]]:
     """Write missing or changed shards; return the splits, and the facts about each shard.
 
-    Raise an error if an id is not below `vocab_size`.
+    `splits` has, by name, the tokens of each split and their document records. Raises
+    `DatasetError` if an id is not below `vocab_size`.
     """
     lengths = (len(tokens) for tokens, _ in splits.values())
     check_shard_count(lengths, tokens_per_shard, compression)
@@ -166,7 +167,8 @@ def write_manifest(folder: Path, manifest: Manifest, tokenizer_state: bytes) -> 
 def read_finished(folder: Path) -> Manifest | None:
     """Return the manifest of a finished dataset, or None; remove a leftover work folder.
 
-    Call this with the lock of the folder: without it, another run may be about to finish.
+    Call this only while holding the folder's lock. Otherwise another run may still need the work
+    folder.
     """
     if not (folder / MANIFEST_NAME).exists():
         return None
@@ -184,14 +186,17 @@ def read_finished(folder: Path) -> Manifest | None:
 
 
 def refuse_other_dataset(folder: Path) -> NoReturn:
-    """Raise an error: the folder holds another finished dataset than the requested one."""
+    """Raise `FolderError`: the folder holds a finished dataset, but not the requested one."""
     raise FolderError(
         f"{folder} holds another finished dataset. Choose another `out`, or delete that folder."
     )
 
 
 def check_checksums(folder: Path, manifest: Manifest) -> None:
-    """Read every shard and table of a prepared dataset, and refuse the first that is damaged."""
+    """Read every shard and document table of a prepared dataset, and compare their checksums.
+
+    Raises `DamagedFileError` at the first difference.
+    """
     for split in manifest.splits.values():
         for shard in split.shards:
             for path, expected in (

@@ -1,9 +1,9 @@
 """`tokenmill.cache`: copy a dataset into the disk cache before a job, and measure how much is cached.
 
 The cache stores files in pieces. Guarantees: the cache stays within its limit, and each piece is
-checked when it is read. After an interruption, the same call resumes: pieces that are in the cache are
-not fetched again. Costs: 16 requests of up to 1 MB run at once. Measuring reads the index of the cache,
-and lists the objects of a dataset in an object store.
+checked when it is read. After an interruption, the same call resumes: pieces that are in the cache
+are not fetched again. Costs: 16 requests of up to 1 MB run at once. Measuring reads the index of
+the cache. If the dataset is in an object store, measuring also lists its objects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tokenmill.wording import size
 
 _AT_ONCE = 1 << 30  # bytes of tokens to look up and fetch at once
 _FILLED = 0.9  # how far to fill a cache that is too small; more would replace pieces just fetched
-_ROOM = 1.25  # times the size of the data: a limit at which the cache drops almost no pieces
+_ROOM = 1.25  # a cache of this many times the size of the data drops almost no pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,9 @@ def cache(
 ) -> CacheReport:
     """Copy the tokens of a dataset into the disk cache, so that a job need not wait for them.
 
-    After an interruption, the same call resumes. If the cache is too small for the data, nine tenths
-    of the cache are filled with the beginning of the data, and a notice says so. A job then fetches
-    the rest when it needs it.
+    After an interruption, the same call resumes. If the cache is too small for the data, nine
+    tenths of the cache are filled with the beginning of the data, and a notice says so. A training
+    job then fetches the rest of the data when needed.
 
     >>> import tempfile, numpy
     >>> folder = Path(tempfile.mkdtemp())
@@ -141,7 +141,7 @@ def cache(
 
 
 def find_cached(dataset: Dataset, cache_dir: str | os.PathLike[str] | None) -> CacheReport | None:
-    """Return how much of a dataset is in the cache in a folder, or None if there is no cache."""
+    """Return how much of a dataset is in the cache in `cache_dir`; None if there is no cache."""
     folder = find_cache_folder(cache_dir)
     limit = find_limit(folder)
     if limit is None:
@@ -172,7 +172,7 @@ def _make_source(dataset: Dataset, name: str, cache: PieceCache) -> CachedRows:
 
 
 def _plan(sources: dict[str, CachedRows], cache: PieceCache, watcher: Watcher) -> dict[str, int]:
-    """Return how many ids of each split to fetch."""
+    """Return how many ids of each split to fetch. Print a notice if the cache cannot hold all."""
     sizes = {
         name: int(source.starts[-1]) * source.dtype.itemsize for name, source in sources.items()
     }

@@ -61,9 +61,9 @@ hf://datasets/OWNER/NAME; append /FOLDER or /FILE for a part of it.
     shards
         Numbers of the token files to fetch, such as "1-3". A file's number is the last in its name.
     split
-        Fetch only files with this word in their names.
+        Fetch only files with this word in their paths.
     max_files
-        Fetch at most this many files.
+        Fetch at most this many files, not counting the index files that belong to token files.
     to
         The folder for the files, by default data/NAME. Files have the same names there as in the
         repository.

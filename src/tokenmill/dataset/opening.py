@@ -80,7 +80,7 @@ class Dataset(Mapping[str, Tokens]):
         self.eot_id = contents.eot_id
         self._given = tokenizer
         self._cache = cache
-        self._is_cached = is_cached  # in the default cache, if possible
+        self._is_cached = is_cached  # whether to read through the default cache, if possible
         self._tokens: dict[str, Tokens] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -153,14 +153,17 @@ class Dataset(Mapping[str, Tokens]):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a tokenizer is stored with the data. Failing to load it is then an error."""
+        """Whether a tokenizer is stored with the data. If so, failing to load it is an error."""
         if self.manifest is not None:
             return not _is_unknown(self.manifest)
         return self.contents.shard_of is not None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens: passed to `open`, or named by the data."""
+        """The tokenizer that made the tokens: passed to `open`, or stored or named in the data.
+
+        Raises a TokenizerError if the tokenizer is unknown.
+        """
         if self._given is not None:
             return self._given
         if self.manifest is not None and not _is_unknown(self.manifest):
@@ -220,8 +223,9 @@ tokenmill prepare TEXTS --out no/such/folder
         The column with the tokens, in formats with several columns.
     cache_dir, cache_bytes
         Tokens in an object store are read through a cache on disk. If you pass `cache_dir` or
-        `cache_bytes`, tokens in local files are too. `cache_dir` is the folder of the cache, by default
-        ~/.cache/tokenmill. `cache_bytes` is its size, by default 17 GB or half of the free space.
+        `cache_bytes`, tokens in local files are too. `cache_dir` is the folder of the cache, by
+        default ~/.cache/tokenmill. `cache_bytes` is the limit of the cache. By default, an existing
+        cache keeps its limit, and a new cache gets 17 GB, but at most half of the free space.
         `cache_bytes=0` means no cache.
     """
     paths = find_all(path)
@@ -260,12 +264,12 @@ tokenmill prepare TEXTS --out no/such/folder
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer in a dataset folder, without comparing it with the manifest."""
+    """Return the tokenizer in a dataset folder, without comparing it with the manifest."""
     return read_saved_tokenizer(folder)[0]
 
 
 def read_saved_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Load the tokenizer in a dataset folder; also return the saved state."""
+    """Return the tokenizer in a dataset folder, and the saved state that it was loaded from."""
     from tokenmill.tokenizers import from_state
     from tokenmill.tokenizers.limits import MOST_BYTES, parse_object
 
@@ -327,7 +331,7 @@ def _drop_empty(path: Path, contents: Contents) -> Contents:
 
 
 def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Contents:
-    """Hold out the end of the only split as `val`."""
+    """Return contents in which the last `val_fraction` of the split `train` is the split `val`."""
     if val_fraction is None:
         return contents
     if tuple(contents.splits) != ("train",):

@@ -32,7 +32,7 @@ _SHARDS = (".bin", ".npy", ".ds", ".mds", ".array_record", ".arrayrecord")
 
 
 def find_all(paths: AnyPaths) -> list[Path]:
-    """Find the files and folders for a path, a glob or a list of these.
+    """Return the files and folders for a path, a glob or a list of these.
 
     Matches of a glob are sorted by name, with numbers compared as numbers. Lists keep their order.
 
@@ -70,6 +70,8 @@ def _check_matches(pattern: AnyPath, found: list[str]) -> list[Path]:
 def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ...] | None]]:
     """Group consecutive files of the same folder; yield each folder with the names of its files.
 
+    For a path that is itself a folder, yield the folder with None.
+
     >>> list(group_by_folder([Path("a/1.bin"), Path("a/2.bin"), Path("b/1.bin")]))
     [(PosixPath('a'), ('1.bin', '2.bin')), (PosixPath('b'), ('1.bin',))]
     """
@@ -83,7 +85,10 @@ def group_by_folder(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ..
 
 
 def find(path: AnyPath) -> Path:
-    """Return the local file or folder for a path; raise an error if there is none."""
+    """Return the file or folder for a path; raise an error if there is none.
+
+    For a path on the Hub, fetch the files first, and return where they are on disk.
+    """
     if is_hub_path(path):
         from tokenmill.hub.cache import find_cached_dataset
 
@@ -150,7 +155,11 @@ def _find_common(paths: Sequence[Path]) -> Path:
 
 
 def _check_all_used(folder: Path, chosen: tuple[str, ...], format: str, contents: Contents) -> None:
-    """Raise an error if a file that the user named is not in the format of the others."""
+    """Raise an error if a file that the user named is not used in `contents`.
+
+    Such a file is not in the format of the other files. Empty files, and files that belong to a
+    used file, such as its index, are allowed.
+    """
     used = {
         shards.name(number)
         for shards in contents.splits.values()

@@ -57,7 +57,7 @@ class Problems:
         self.add(error.file, error.what, error.cure)
 
     def all(self) -> list[Problem]:
-        """Return the problems as found, and for each file how many more were omitted.
+        """Return the problems found; for a file with too many, one more entry counts the rest.
 
         >>> problems = Problems()
         >>> for n in range(7):

@@ -12,8 +12,8 @@ For other formats, see `_examine_foreign`. `verify` does not stop at the first p
 at most a few problems per file. The reports `rejected.jsonl` and `repaired.jsonl` have no checksums
 and are not checked.
 
-Costs: the shards are read once, at the speed of the disk. Memory is some tens of megabytes for
-shards of any size; `verify_split` has the details.
+Costs: shards are read once, or twice if they are compressed, at the speed of the disk. Memory is
+some tens of megabytes for shards of any size; `verify_split` has the details.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def examine(
     limits: Limits | None = None,
     **options: Any,
 ) -> Findings:
-    """Check tokens like `verify`, but return counts and notes too. `limits` bounds the memory."""
+    """Check tokens like `verify`, but return counts and notes too. `limits` bounds memory use."""
     first, *others = find_all(path)
     has_manifest = False
     with suppress(OSError):  # if the folder cannot be read, `open` raises the error below
@@ -139,7 +139,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _list_known_files(manifest: Manifest) -> set[str]:
-    """List the files that belong in the dataset's folder."""
+    """Return the paths of all files that belong to a dataset, relative to its folder."""
     known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
     for split in manifest.splits.values():
         for shard in split.shards:
@@ -271,7 +271,7 @@ def _list_unknown_files(folder: Path, known: set[str]) -> list[str]:
 
 
 def _examine_foreign(dataset: Dataset, watcher: Watcher) -> Findings:
-    """Check tokens in another format.
+    """Check tokens that are not a prepared dataset.
 
     Without checksums, only these problems can be found: a wrong header or size, an id that is not
     in the vocabulary, and documents that overlap or do not cover their file.

@@ -5,8 +5,9 @@ tokens without overlap and have the end-of-text id in the right place. No docume
 a validation text that is also trained on would make the validation loss wrong. Texts are compared
 by their 128-bit keys.
 
-Costs: every file is read once from start to end, in chunks. Document tables are read a second time
-to find where the end-of-text ids must be. Memory is a few chunks for shards of any size.
+Costs: every file is read from start to end, in chunks. Compressed shards are read a second time to
+decompress them, and document tables to find where the end-of-text ids must be. Memory is a few
+chunks for shards of any size.
 
 Splits are compared in two steps. First, up to `Limits.keys` keys of a smaller split are loaded into
 memory. Then the document tables of the larger splits are searched for these keys, chunk by chunk.
@@ -60,7 +61,7 @@ def check_split(
     advance: Callable[[int], None],
     limits: Limits,
 ) -> None:
-    """Check a split and collect its problems. Call `advance` with the number of bytes read."""
+    """Check a split, and add what is wrong to `problems`. Report bytes read to `advance`."""
     _SplitCheck(folder, manifest, name, problems, advance, limits).run()
 
 
@@ -121,9 +122,10 @@ class _SplitCheck:
             )
 
     def check_table(self, shard: Shard, start: int, number: int) -> bool:
-        """Check a document table.
+        """Check a document table; return whether it is sound, without gaps between documents.
 
-        Return whether it is sound and each document starts where the previous document ends.
+        `start` is the position of the shard's first token in the split. `number` is the number of
+        the shard's first document in the split.
         """
         path, is_tiled = shard.documents_path, True
         digest = xxhash.xxh3_128()
@@ -304,12 +306,12 @@ def _read(file: BinaryIO, path: str, buffer: npt.NDArray[np.uint8]) -> npt.NDArr
 
 
 def _view(chunk: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """View a chunk as ids or records. Bytes after the last complete one are omitted."""
+    """View a chunk as ids or records. An incomplete id or record at its end is omitted."""
     return chunk[: len(chunk) - len(chunk) % dtype.itemsize].view(dtype)
 
 
 def check_overlap(folder: Path, manifest: Manifest, problems: Problems, limits: Limits) -> None:
-    """Report each document table that has documents which are also in a smaller split."""
+    """Report each document table with documents that are also in a split with fewer documents."""
     by_size = sorted(manifest.splits, key=lambda name: manifest.splits[name].documents)
     for place, small in enumerate(by_size):
         larger = by_size[place + 1 :]

@@ -2,8 +2,8 @@
 
 `tokenmill.open` tries the formats in the order of `FORMATS` and takes the first that accepts the
 data. Formats with a magic number or a manifest are tried first. If no format accepts the data, the
-error gives the reason of each. To add a format, write a module with a subclass of `base.Format`,
-and add the class to `FORMATS`.
+error says for each format why not. To add a format, write a module with a subclass of
+`base.Format`, and add an instance of it to `FORMATS`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WRITABLE = {one.name: one for one in FORMATS if one.is_writable}
 
 
 def find_writable(name: str) -> Format:
-    """Return the format with this name or alias; it must be one that can be written."""
+    """Return the writable format with this name or alias; raise an error if there is none."""
     for one in WRITABLE.values():
         if name in (one.name, *one.aliases):
             return one
@@ -97,6 +97,6 @@ def _explain_failure(request: OpenRequest, reasons: list[str]) -> DatasetError:
 
 
 def _find_datasets(folder: Path) -> list[str]:
-    """Find up to five prepared datasets in a folder, to suggest them in an error."""
+    """Return the paths of up to five prepared datasets in a folder, to suggest them in an error."""
     inside = sorted(folder.iterdir())[:_MOST_INSIDE] if folder.is_dir() else []
     return [str(path) for path in inside if (path / MANIFEST_NAME).is_file()][:5]

@@ -31,7 +31,7 @@ from tokenmill.store.documents import sums
 
 SHARD_BYTES = 32 << 20
 _KEPT = 8  # shards that stay in memory
-_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # limits of one read, approximate
+_MOST_RECORDS, _MOST_BYTES = 64, 4 << 20  # of one read, approximately
 _ENDINGS = (".array_record", ".arrayrecord")
 _MAGIC = bytes.fromhex("83af70d10d884a3f")
 
@@ -83,7 +83,10 @@ class ArrayRecord(Format):
     def _find_ranges(
         self, folder: Path, names: list[str], dtype: np.dtype[Any]
     ) -> tuple[tuple[_RecordRange, ...], bool]:
-        """Group consecutive records into ranges; also return whether record lengths differ."""
+        """Return ranges of consecutive records, and whether records differ in length.
+
+        Each range has about `shard_bytes` bytes and becomes one shard.
+        """
         ranges: list[_RecordRange] = []
         lengths: set[int] = set()
         for name in names:
@@ -144,7 +147,7 @@ def _read_records(folder: Path, name: str, first: int, last: int | None) -> Iter
 
 @dataclass(frozen=True, kw_only=True)
 class RecordShards:
-    """Shards of records. A shard is read into memory when it is used."""
+    """The shards of a split. Each is a range of records, read into memory when it is used."""
 
     folder: Path
     ranges: tuple[_RecordRange, ...]

@@ -1,9 +1,9 @@
 """The base class of formats: a name, how to read a path and, optionally, how to write a dataset.
 
-To add a format, write one module with a subclass of `Format`, and add the class to `FORMATS` in
+To add a format, write one module with a subclass of `Format`, and add an instance to `FORMATS` in
 `tokenmill.formats`. The method `read` decides whether the data at a path is in the format. It
-should open as few files as possible, and check only the headers of the first and the last shard.
-`FileShards` takes a check that runs for each other shard when the shard is first used.
+should open as few files as possible, and check only the headers of the first and the last shard. To
+check the others later, pass a `check` to `FileShards`, which calls it whenever it opens a shard.
 
 Files may be untrusted. So `read` must refuse names that lead out of the folder, negative numbers
 and sizes that do not match. `indexed_folder.Entry` does this for the values of a JSON file.
@@ -40,11 +40,11 @@ class NotThisFormat(Exception):  # noqa: N818  (an answer, not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """The path and options of a call of `tokenmill.open`. An option that was not passed is None.
+    """The path and the options passed to `tokenmill.open`. An option that was not passed is None.
 
     If the user named single files, `path` is their folder and `chosen` lists them in the user's
-    order. `files` then has only these files and the files that belong to them, as `x.idx` belongs
-    to `x.bin`.
+    order. `files` then has only these files, `meta.json`, and files that belong to the chosen ones,
+    as `x.idx` belongs to `x.bin`.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class OpenRequest:
 
     @property
     def others(self) -> Mapping[str, str]:
-        """Maps the other entries of the folder to a text such as "is a folder"."""
+        """Maps the name of each entry that is not a file to the reason, such as "is a folder"."""
         return self._entries[1]
 
     @cached_property
@@ -185,28 +185,33 @@ class Format(ABC):
         return type(self).plan is not Format.plan
 
     def plan(self, request: WriteRequest, /) -> Iterator[FileJob]:
-        """Yield the files to write, in order. The file by which `read` knows the format is last.
+        """Yield a job for each file to write, in the order of writing.
 
-        A resumed export calls `plan` again, and `plan` must yield the same files. Existing files
-        are skipped, so each file must be writable on its own. Afterwards, `read_written` reads the
-        files, and their ids and documents are compared with the source. If the format cannot hold
-        the data, raise an error here if possible, otherwise when the file is written.
+        A resumed export calls `plan` again, and `plan` must yield the same files. Jobs for existing
+        files of ids are then skipped; indexes and metadata are written again. So a job may read
+        earlier files from disk, but must not rely on earlier jobs having run. Afterwards,
+        `read_written` reads the files, and their ids and documents are compared with the source. If
+        the format cannot hold the data, raise an error here if possible, otherwise when the file is
+        written.
         """
         raise NotImplementedError(f"{self.name} cannot be written")
 
     def find_assumed_eot(self, _request: WriteRequest, /) -> int | None:
-        """Return the end-of-text id that other programs assume by default, or None."""
+        """Return the end-of-text id that programs assume for this format; None if they assume none.
+
+        If the dataset has another id, the notes of the export say so.
+        """
         return None
 
     def read_written(self, folder: Path, splits: list[str], /) -> Contents:
-        """Read the folder of an export; `splits` names the splits that were written."""
+        """Return the contents of an export's folder; `splits` names the splits to expect there."""
         found = self._read_all(folder)
-        if len(splits) == len(found.splits) == 1:  # a single split may be called train
+        if len(splits) == len(found.splits) == 1:  # `read` may call the only split "train"
             return _rename_split(found, *found.splits, *splits)
         return found
 
     def read_each(self, paths: Mapping[str, Path]) -> Contents:
-        """Read one split from each path, and combine the contents. For use in `read_written`."""
+        """Return the combined contents of several paths, one split each. Helps `read_written`."""
         found = [
             _rename_split(self._read_all(path), "train", split) for split, path in paths.items()
         ]

@@ -135,10 +135,10 @@ def _write_index(part: TokenRange, path: Path, _: Advance) -> None:
 
 
 def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
-    """Find the names that empty unshuffled files would have if they were shuffled.
+    """Return the names that empty unshuffled files would have if they were shuffled.
 
-    A task without documents leaves an empty unshuffled file. Without the other name, `check_gaps`
-    would report that the file of this task is missing.
+    A datatrove task without documents leaves an empty unshuffled file. With the shuffled name in
+    the list as a stand-in, `check_gaps` does not report the file of this task as missing.
 
     >>> _find_stand_ins(["00000_00000_doc_shuffled.ds", "00001_unshuffled.ds"],
     ...            {"00000_00000_doc_shuffled.ds": 4, "00001_unshuffled.ds": 0})
@@ -155,7 +155,7 @@ def _find_stand_ins(names: list[str], files: Mapping[str, int]) -> list[str]:
 
 
 def _find_sizes(path: Path) -> Mapping[str, int]:
-    """Return the sizes of a file, its index and its metadata."""
+    """Return the sizes of a file, its index and its metadata, by name. Omit missing files."""
     beside = [path, *(path.with_name(path.name + end) for end in (".index", ".metadata"))]
     return {one.name: one.stat().st_size for one in beside if one.is_file()}
 
@@ -235,7 +235,7 @@ def _parse_count(text: str) -> int | None:
 
 
 def _choose_dtype(request: OpenRequest, facts: Mapping[str, _Facts]) -> np.dtype[Any]:
-    """Find the dtype of the ids; raise an error if it is not the same in all files."""
+    """Return the dtype of the ids; raise an error if it is not the same in all files."""
     widths = {one.width: name for name, one in facts.items() if one.width is not None}
     if len(widths) > 1:
         names = " and ".join(f"{name} has {width} bytes per id" for width, name in widths.items())

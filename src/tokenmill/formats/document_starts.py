@@ -45,8 +45,11 @@ def find_document_starts(
 
 
 def _find_by_eot(tokens: Tokens, low: int, high: int) -> Integers:
-    """Find the starts in [low, high) by the end-of-text id. Read a copy: no shard stays mapped."""
-    if tokens.eot_id is None:  # the call below raises an error that explains this
+    """Return the positions in [low, high) where documents start, found by the end-of-text id.
+
+    The tokens are read as a copy, so that no shard stays memory-mapped.
+    """
+    if tokens.eot_id is None:  # this call raises an error that says how to pass the id
         return tokens.find_document_starts(np.array([low]), high - low) + low
     after = tokens.eot != "before"
     first = max(low - after, 0)
@@ -67,7 +70,7 @@ def find_next_start(tokens: Tokens, place: int, *, window: int = WINDOW) -> int:
 
 
 def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, int]]:
-    """Divide tokens into ranges of whole documents, each of at least `least` tokens but the last.
+    """Yield ranges (start, stop) of whole documents. Only the last may be shorter than `least`.
 
     >>> list(split_between_documents(Tokens.of([5, 0, 6, 7, 0, 8, 0], eot_id=0), 3))
     [(0, 5), (5, 7)]
@@ -80,7 +83,7 @@ def split_between_documents(tokens: Tokens, least: int) -> Iterator[tuple[int, i
 
 
 def skip_empty(blocks: Iterator[Integers], length: int) -> Iterator[Integers]:
-    """Yield only the starts of documents that have tokens. `length` is the number of all tokens.
+    """Yield only the starts of documents that have tokens. `length` is where the last one ends.
 
     >>> [some.tolist() for some in skip_empty(iter([np.array([0, 2, 2]), np.array([2, 5])]), 5)]
     [[0, 2], []]

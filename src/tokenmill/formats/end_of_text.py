@@ -1,9 +1,9 @@
 """Move the end-of-text id before or after each document, as a format needs it.
 
 Let E be the end-of-text id. With E after each document, a split is `a E b E c E`; with E before
-each document, it is `E a E b E c`. To convert one into the other, one E moves from one end of the
-split to the other. A split such as `a E b E c`, which begins or ends within a document, is not
-changed.
+each document, it is `E a E b E c`. To convert one form into the other, a single E moves from one
+end of the split to the other end. A split such as `a E b E c`, which begins or ends within a
+document, is not changed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from tokenmill.store.tokens import Tokens
 
 
 def move_eot(contents: Contents, side: str) -> tuple[Contents, list[str]]:
-    """Return the contents with the end-of-text id on `side` of documents, and the changed splits.
+    """Return the contents with the end-of-text id on the given side of each document.
 
-    Nothing is written: the result is a view of the same shards.
+    `side` is "before" or "after". Also return the names of the changed splits. Nothing is written:
+    the result is a view of the same shards.
 
     >>> after = Contents(splits={"train": ArrayShard(np.array([5, 6, 0, 7, 0]))}, eot_id=0)
     >>> before, moved = move_eot(after, "before")

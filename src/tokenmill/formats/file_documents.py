@@ -50,7 +50,7 @@ class DocumentStarts:
     find: Callable[[Integers], Integers]
 
     def count_before(self, tokens: Integers, *, inclusive: bool = False) -> Integers:
-        """Count the documents that start before each token or, if `inclusive`, at the token too."""
+        """Return how many documents start before each token; if `inclusive`, before or at it."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self.count, np.int64)
         while (low < high).any():
@@ -101,10 +101,11 @@ def check_coverage(name: str, starts: DocumentStarts, tokens: int) -> None:
 
 
 class FileDocuments(DocumentTable):
-    """The documents of a split that is stored in files of another format.
+    """The documents of a split that is stored in another program's files.
 
-    `tokens` has the number of tokens of each file. Without `kept`, indexes are memory-mapped. With
-    `kept`, the document starts of the last `kept` files in use are held in memory.
+    `tokens` has the number of tokens of each file. By default, indexes are memory-mapped. If an
+    index cannot be mapped, pass `kept`: the document starts of the `kept` most recently used files
+    stay in memory.
 
     >>> starts = DocumentStarts(2, lambda numbers: np.array([0, 3, 9])[numbers])
     >>> indexes = DocumentIndexes(names=["x.idx"], counts=[2], read=lambda _: starts)

@@ -1,12 +1,12 @@
 """Folders whose `index.json` lists their files, as in LitData and MosaicML Streaming.
 
 The index may be untrusted: every entry is checked, and no file name in the index may lead out of
-the folder. Instead of one index, a folder may have the subfolders `train` and `val`, each with an
-index.
+the folder. Instead of one index, a folder may have the subfolders `train`, `val` (or `validation`)
+and `test`, each with an index.
 
-In both formats, a file starts with 32-bit numbers: the number of its documents, the start of each
-document, and the end of the last. So a file must be shorter than 4 GiB. No document crosses files.
-An export makes the index from the files that it has written.
+In both formats, a file starts with 32-bit numbers: how many documents it has, the byte where each
+document starts, and the byte where the last one ends. So a file must be shorter than 4 GiB. No
+document crosses files. An export makes the index from the files that it has written.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _FOLDERS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 @dataclass(frozen=True)
 class Entry:
-    """A JSON object in an index. Its methods return values and check them first."""
+    """A JSON object in an index. Its methods check a value before they return it."""
 
     where: str
     value: Any
 
     def get(self, key: str, kind: type) -> Any:
-        """Return the value of a key: an object of type `kind`. Numbers must not be negative."""
+        """Return the value of a key; raise an error if it is negative or not of type `kind`."""
         value = self.value.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.damaged(f"{key!r} has the wrong type: {str(value)[:40]!r}")
@@ -50,7 +50,7 @@ class Entry:
         return value
 
     def name(self, key: str) -> str:
-        """Return the value of a key: the name of a file in the folder."""
+        """Return the value of a key; raise an error if it does not name a file in the folder."""
         value = str(self.get(key, str))
         pure = PurePosixPath(value)
         if not value.isprintable() or not pure.name or pure.is_absolute() or "\\" in value:
@@ -60,14 +60,14 @@ class Entry:
         return value
 
     def entries(self, key: str) -> list[Entry]:
-        """Return the value of a key: a list of JSON objects."""
+        """Return the value of a key; raise an error if it is not a list of JSON objects."""
         found = self.get(key, list)
         if not all(isinstance(one, dict) for one in found):
             raise self.damaged(f"{key!r} is not a list of objects")
         return [Entry(self.where, one) for one in found]
 
     def entry(self, key: str) -> Entry:
-        """Return the value of a key: a JSON object."""
+        """Return the value of a key; raise an error if it is not a JSON object."""
         return Entry(self.where, self.get(key, dict))
 
     def damaged(self, what: str) -> DatasetError:
@@ -87,8 +87,8 @@ class IndexedFolder(Format):
     """A format with one folder per split.
 
     Each file holds whole documents. All files but the last have at least `tokens_per_shard` tokens.
-    `file_name` is the pattern of file names, with {} for the number. `wide_dtype` is the dtype for
-    ids that need 4 bytes.
+    `file_name` is the pattern of file names, with {} for the number of the file. `wide_dtype` is
+    the dtype for ids that need 4 bytes.
     """
 
     keeps_documents = True
@@ -103,7 +103,7 @@ class IndexedFolder(Format):
     def make_index(
         self, files: list[WrittenFile], dtype: np.dtype[Any], tokens_per_shard: int
     ) -> bytes:
-        """Return the bytes of the index of all files of a split."""
+        """Return the content of the `index.json` that lists all files of a split."""
 
     def plan(self, request: WriteRequest) -> Iterator[FileJob]:
         dtype = request.choose_dtype(wide=self.wide_dtype)
@@ -131,9 +131,9 @@ class IndexedFolder(Format):
 
 
 def read_indexes(request: OpenRequest, key: str) -> dict[str, tuple[OpenRequest, Entry]]:
-    """Return, for each split, a request for its folder, and its index.
+    """Return, for each split, the request to open its folder, and the content of its `index.json`.
 
-    Raise NotThisFormat if an index has no `key`.
+    Raise NotThisFormat if there is no index, or an index has no `key`.
     """
     if not request.is_folder:
         raise NotThisFormat(f"it is a file, not a folder with {INDEX}")

@@ -40,7 +40,7 @@ TENSORS = {11: "u1", 12: "i1", 13: "i2", 14: "i2", 15: "i4", 16: "i4", 17: "i8",
 _ARRAYS = {0: "i1", 1: "i2", 2: "i4", 3: "i8", 4: "u1", 5: "u2", 6: "u4", 7: "u8"}
 _KINDS = {"no_header_tensor": TENSORS, "no_header_numpy": _ARRAYS}
 _WORD = np.dtype("<u4")
-_MOST_BYTES = 1 << 60  # total size of all chunks, so that sums fit in 64 bits
+_MOST_BYTES = 1 << 60  # limit for the total size of all chunks, so that sums fit in 64 bits
 # How LitData describes an item that is a single value, not a tree of values.
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
@@ -107,7 +107,7 @@ class LitData(IndexedFolder):
             }
             for file in files
         ]
-        # With the real time, two exports of the same data would differ.
+        # `updated_at` is constant: with the real time, two exports of the same data would differ.
         index = {"chunks": chunks, "config": config, "updated_at": "0.0"}
         return orjson.dumps(index, option=orjson.OPT_SORT_KEYS)
 

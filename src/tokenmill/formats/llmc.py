@@ -6,8 +6,9 @@ tokenizer. The magic number 20240520 is taken to mean the tokenizer of GPT-2. Th
 20240801 is taken to mean Llama 3's vocabulary size and end-of-text id; its tokenizer stays unknown.
 
 The shards of a folder are assigned to splits by words in their names, such as `val`. If no name
-says `val`, the last shard becomes `val`, unless the user named the files. Checked at opening: all
-sizes, and the headers of the first and last shard. Checked when a shard is first used: its header.
+says `val`, the last shard becomes `val`, unless the user named the files or passed `val_fraction`.
+Checked at opening: all sizes, and the headers of the first and last shard. Checked when a shard is
+first used: its header.
 """
 
 from __future__ import annotations

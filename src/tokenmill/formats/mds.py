@@ -20,8 +20,8 @@ For this check, a compressed shard is decompressed once, up to the size in the i
 `MOST_BYTES` is refused.
 
 Exports are not compressed. They have one sample per document in the column `tokens`, as
-`ndarray:uint16` or `ndarray:uint32`, in the same bytes as from `MDSWriter` without a size limit.
-MDS cannot store empty arrays, so empty documents are omitted.
+`ndarray:uint16` or `ndarray:uint32`. The bytes are those that `MDSWriter` writes without a size
+limit. MDS cannot store empty arrays, so empty documents are omitted.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Mds(IndexedFolder):
 
 
 def _make_config(dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Return the entries that are in the index and in every shard."""
+    """Return the settings that are stored both in the index and in every shard."""
     return {
         "column_encodings": [f"ndarray:{dtype.name}"],
         "column_names": ["tokens"],
@@ -212,7 +212,7 @@ def _read_file(folder: Path, entry: Entry) -> _File:
 
 
 def _find_layout(request: OpenRequest, entry: Entry) -> Layout:
-    """Find out where the tokens are in a sample, from the first entry of an index."""
+    """Return where the tokens are in a sample, according to the first entry of an index."""
     if entry.value.get("format") != "mds" or entry.value.get("version") != 2:
         raise DatasetError(
             f"{entry.where} has shards of the format {str(entry.value.get('format'))[:20]!r}, "
@@ -285,7 +285,7 @@ class MdsShards:
 
     @cached_property
     def counts(self) -> Integers:
-        """The number of ids in each shard at opening. A shard that changes later is refused."""
+        """The number of ids in each shard. If a shard changes later, reading it raises an error."""
         if self.layout.kind == FIXED:
             counts = [file.samples * self.layout.count for file in self.files]
         else:
@@ -316,7 +316,7 @@ class MdsShards:
         return self._gather(number, first, last).copy()
 
     def find_samples(self, number: int) -> _Samples:
-        """Find where the ids of each sample are in a shard."""
+        """Return where the ids of each sample are in a shard."""
         file, name = self.files[number], self.name(number)
         try:
             changed = (self.folder / name).stat().st_mtime_ns

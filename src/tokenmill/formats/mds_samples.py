@@ -6,7 +6,7 @@
              number of bytes per length, then the length of each dimension; then the ids
 
 Every offset and size is checked against the bytes of the shard, for `_SAMPLES` samples at once.
-The result takes 16 bytes of memory per sample.
+The positions that are found take 16 bytes of memory per sample.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Layout:
 
 
 def load_shard(folder: Path, name: str, size: int, compression: str | None) -> Bytes:
-    """Map or decompress the bytes of a shard; raise an error if there are not `size` bytes.
+    """Return the bytes of a shard, mapped or decompressed; there must be exactly `size` bytes.
 
     Decompressing stops once there are more than `size` bytes.
     """
@@ -101,7 +101,7 @@ def find_samples(name: str, raw: Bytes, samples: int, layout: Layout) -> tuple[I
 def _find_some(
     name: str, raw: Bytes, offsets: Integers, layout: Layout
 ) -> tuple[Integers, Integers]:
-    """Do the same as `find_samples`, for the samples between these offsets."""
+    """Return the same as `find_samples`, for the samples between consecutive `offsets`."""
     begins, ends = offsets[:-1], offsets[1:]
     if (ends < begins).any() or ends[-1] > len(raw):
         raise _damaged(name, "has samples out of order or beyond its end")
@@ -131,7 +131,7 @@ def _find_some(
 
 
 def _array_headers(name: str, raw: Bytes, first: Integers, last: Integers) -> Integers:
-    """Return the size of the header of each array, which must have one dimension."""
+    """Return the size of each array's header in bytes. Each array must have one dimension."""
     if (first >= last).any():
         raise _damaged(name, "has an array without a shape")
     kinds = raw[first].astype(np.int64)
@@ -177,7 +177,10 @@ def measure_samples(lengths: Integers, width: int) -> Integers:
 
 
 def write_samples(file: AtomicFile, part: TokenRange, starts: list[int], advance: Advance) -> None:
-    """Write one sample per document. Short documents are written together in one call."""
+    """Write one sample per document. Short documents are written together in one call.
+
+    `starts` has the position of each document's first token, and then the end of the last document.
+    """
     low, width = 0, part.dtype.itemsize
     while low < len(starts) - 1:
         high = bisect_right(starts, starts[low] + part.block) - 1

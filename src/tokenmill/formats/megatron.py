@@ -246,7 +246,7 @@ class _Index:
             due = int(pointers[-1] + lengths[-1] * width)
 
     def find_starts(self, numbers: Integers) -> Integers:
-        """Find the first token of each document, with two lookups in the index per document."""
+        """Return where each document starts, in tokens. Each takes two lookups in the index."""
         sequences = self.documents[numbers].astype(np.int64)
         count = len(self.pointers)
         if ((sequences < 0) | (sequences > count)).any():
@@ -261,7 +261,7 @@ class _Index:
 
 
 def _check_pair(file: BinaryIO, name: str) -> None:
-    """Check the index of a `.bin`. The result is cached until the index or the size changes."""
+    """Check the index of a `.bin`, and cache the result until the index or the `.bin` changes."""
     path = as_path(file.name)
     index = path.with_name(_index_name(path.name))
     try:

@@ -90,7 +90,7 @@ def _make_shards(request: OpenRequest, names: list[str]) -> FileShards:
 
 
 def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, int, int]:
-    """Return the dtype, number and offset of the ids in a file, and the size of the file."""
+    """Return the ids' dtype, how many there are, the byte where they start, and the file's size."""
     with open_foreign(request.folder, name) as file:
         start = file.read(LONGEST_HEADER)
         size = file.seek(0, io.SEEK_END)
@@ -104,7 +104,7 @@ def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, i
 
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
-    """Parse a header; return the number, dtype and offset of the ids."""
+    """Parse a header; return how many ids there are, their dtype, and the byte where they start."""
     # Parse from memory: from a file, NumPy would read as many bytes as a damaged header says.
     file = io.BytesIO(start)
     try:

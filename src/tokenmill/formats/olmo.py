@@ -73,7 +73,7 @@ def _read_starts(folder: Path, names: list[str], counts: list[int], number: int)
         if not (start.isdigit() and end.isdigit() and len(start) < 19 and len(end) < 19):
             what = f"does not start line {line_number:,} with two numbers ({line[:80]!r})"
             raise DamagedFileError(name, what, _CURE)
-        # Refuse empty documents: without them, a file cannot have more documents than tokens.
+        # Refuse empty documents. Then there are no more documents than tokens, which bounds memory.
         if int(start) != starts[-1] or not int(start) < int(end) <= tokens:
             raise DamagedFileError(
                 name,

@@ -76,7 +76,7 @@ class Raw(Format):
 
 
 def _list_splits(request: OpenRequest) -> dict[str, dict[str, int]]:
-    """Return the files of each split in order, and the sizes of all files."""
+    """Return, for each split, its files in order: a map from each name to the file's size."""
     if names := list(request.chosen or list_shards(request, ".bin")):
         return {
             split: {name: request.files[name] for name in some}
@@ -101,7 +101,7 @@ def make_shards(
 ) -> FileShards:
     """Make shards of files that hold only ids.
 
-    `check` is called now for the first and the last file, and for every file when it is first used.
+    `check` is called now for the first and the last file, and later for every file that is opened.
     """
     dtype = fix_byte_order(dtype)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
@@ -150,8 +150,8 @@ def _refuse_header(file: BinaryIO, name: str) -> None:
 
 
 def _read_beside(path: Path) -> dict[str, Any]:
-    """Find facts about a raw file, in a JSON file next to it or in a dataset's manifest."""
-    if path.suffix == ".json":  # this JSON file is the file to open
+    """Return facts about a raw file, such as the dtype; {} if no JSON file or manifest has them."""
+    if path.suffix == ".json":  # the file to open is itself a JSON file
         return {}
     for name in (f"{path.stem}.json", f"{path.name}.json", "meta.json"):
         if known := read_metadata(path.with_name(name)):

@@ -28,9 +28,9 @@ def list_shards(request: OpenRequest, ending: str) -> list[str]:
 
     Names are sorted, with numbers compared as numbers. Files that the user named keep their order.
 
-    A broken link or a folder may have this ending too, perhaps in place of a missing shard. This is
-    an error if a file has the same ending, or the same name with another ending. Otherwise such an
-    entry is skipped.
+    A broken link or a folder with this ending may be in place of a shard. Such an entry raises an
+    error if a file has the same ending, or the same name with another ending. Otherwise the entry
+    is skipped.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -78,7 +78,7 @@ def sort_names(names: list[str]) -> list[str]:
 
 
 def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[str]]:
-    """Assign shards to splits by name; raise an error if a numbered shard is missing."""
+    """Return the shards of each split, by name; raise an error if a numbered shard is missing."""
     if not request.is_folder:
         return {"train": list(names)}
     splits = {split: some for split, some in split_by_name(names).items() if some}
@@ -88,7 +88,7 @@ def split_shards(request: OpenRequest, names: Sequence[str]) -> dict[str, list[s
 
 
 def split_by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """Assign names to splits.
+    """Return the names that belong to each split.
 
     A name with a word for validation goes to `val`. A name with a word for testing goes to `test`,
     unless it also has a word for training. All other names go to `train`. If all names would go to

@@ -1,7 +1,7 @@
 """Shared by the writers of all formats: the request to write, and jobs that write one file each.
 
-Each file is made from a range of tokens, independently of other files. A file gets its final name
-only when it is complete, and is then not written again. One block of tokens is in memory at a time.
+Each file is written by its own job. A file gets its final name only when it is complete. So a
+resumed export keeps the existing files of ids. One block of tokens is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class FileJob:
     """A file to write. `write(path, advance)` writes it and reports its progress to `advance`.
 
     `name` is relative to the folder of the export. It may include one subfolder, as in
-    `train/000.bin`; the subfolder is created. `tokens` is 0 for a file without ids. `write` must
-    use `AtomicFile` or `write_file` of `storage.files`, because a file that exists counts as
-    complete.
+    `train/000.bin`; the subfolder is created. `tokens` is the number of ids in the file, or 0 for
+    an index or metadata. `write` must use `AtomicFile` or `write_file` of `storage.files`, because
+    a file of ids that exists counts as complete.
     """
 
     name: str

@@ -6,8 +6,8 @@ programs share these files. A name under `snapshots` is a hard link to its blob,
 hard links, because a prepared dataset refuses symbolic links that lead out of its folder.
 
 A file gets its name only after its checksum was verified, so a file of the right size counts as
-present. Opening costs one request, or none if the path names a commit. Without a network, the last
-known commit is used, if all requested files are present.
+present. If all files are in the cache, opening costs one request, or none if the path names a
+commit. Without a network, the last known commit is used, if all requested files are present.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def find_cached_dataset(text: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The files at a Hub path. If the Hub could not be reached, `offline` is the error."""
+    """The files at a Hub path. `offline` is None, or the error if the Hub cannot be reached."""
 
     where: HubPath
     folder: Path  # the folder of the repository in the cache
@@ -95,7 +95,10 @@ def _find(where: HubPath) -> _Found:
 
 
 def _find_commit(where: HubPath, folder: Path) -> tuple[str, WorkError | None]:
-    """Find the commit of a revision. Offline, return the last known commit and the error."""
+    """Return the commit of a revision, and None.
+
+    If the Hub cannot be reached, return the last known commit, and the error.
+    """
     reference = folder / "refs" / where.revision
     known = _read(reference).decode(errors="replace").strip()
     try:
@@ -145,7 +148,7 @@ def _fetch(found: _Found) -> list[Path]:
 
 
 def _link(folder: Path, blob: Path, path: Path) -> None:
-    """Link a blob under its file name. Another process may do the same at the same time."""
+    """Link `path` to a blob. Safe even if another process makes the same link at the same time."""
     make_subfolder(folder, path.parent)
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)

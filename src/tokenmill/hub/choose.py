@@ -25,7 +25,7 @@ _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for pack
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
 _KINDS = [("tokens", _TOKENS), ("text", (".parquet",)), ("text", _LINES), ("text", _PLAIN)]
 _NOT_TEXT = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
-_DIGITS = 18  # of a shard number; Python refuses to convert very long numbers
+_DIGITS = 18  # most digits of a shard number; Python refuses to convert very long numbers
 _SPLITS = {"val": "val|valid|validation", "validation": "val|valid|validation"}
 
 
@@ -38,7 +38,7 @@ class Choice:
 
 
 def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
-    """Parse shard numbers in text such as "1-3,7"; integers are also accepted.
+    """Return the shard numbers in a text such as "1-3,7"; integers are also accepted.
 
     >>> sorted(parse_shards("1-3,7")), sorted(parse_shards([4, 5]))
     ([1, 2, 3, 7], [4, 5])
@@ -56,7 +56,7 @@ def parse_shards(text: str | int | Iterable[int]) -> frozenset[int]:
 
 
 def shard_number(path: str) -> int | None:
-    """Return the shard number of a token file: the last number in its name.
+    """Return the shard number of a token file: the last number in its name, or None.
 
     >>> shard_number("edu_fineweb_train_000012.bin"), shard_number("train.bin")
     (12, None)
@@ -75,9 +75,10 @@ def choose(
     split: str | None = None,
     max_files: int | None = None,
 ) -> Choice:
-    """Choose the requested files, sorted by name, with numbers compared as numbers.
+    """Return the requested files, sorted by name, with numbers compared as numbers.
 
     `path` is a file, a folder or a glob in the repository. `repository` is only for error messages.
+    After token files come the index files that belong to them. `max_files` does not count these.
     """
     if max_files is not None and max_files < 1:
         raise UsageError(f"`max_files` is {max_files}; it must be at least 1.")
@@ -130,7 +131,7 @@ def _of_one_kind(files: list[HubFile], path: str, repository: str) -> tuple[list
 
 
 def _find_indexes(files: Sequence[HubFile], chosen: Sequence[HubFile]) -> list[HubFile]:
-    """Find the index files that are needed to read the chosen token files."""
+    """Return the index files that are needed to read the chosen token files."""
     paths = {file.path for file in chosen}
     stems = paths | {path.rpartition(".")[0] for path in paths}
     indexes = {"".join(path.rpartition("/")[:2]) + _INDEX_NAME for path in paths}

@@ -50,7 +50,7 @@ KEPT = "downloaded data is kept"
 _AT_ONCE = 4
 _BLOCK = 1 << 20
 _ATTEMPTS = 5  # give up after this many requests in a row without a new byte
-_TRIES = 2  # how often a file is downloaded if it arrives damaged
+_TRIES = 2  # give up if a file arrives damaged this many times
 _REPORT_EVERY = 0.1  # seconds between progress reports
 _NOTED_WAIT = 10  # seconds; a longer wait is printed
 _POLL = 0.2  # seconds between checks whether the folder is free
@@ -62,7 +62,11 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A file of the Hub and its local path. `check` raises a DatasetError if a file is damaged."""
+    """A file of the Hub and its local path.
+
+    `check` is called with the path of the downloaded file, before the file gets its name. It raises
+    a DatasetError if the file is damaged.
+    """
 
     file: HubFile
     target: Path
@@ -106,7 +110,7 @@ def fetch_files(
 
 
 def _sync_folders(transfers: Sequence[Transfer], folder: Path) -> None:
-    """Flush the folders of all existing files, in case an earlier run was killed before that."""
+    """Flush the folders of all files to disk. An earlier run may have been killed before that."""
     parents = {parent for one in transfers for parent in one.target.parents}
     for parent in parents:
         if parent.is_relative_to(folder.parent) and parent.is_dir():
@@ -175,7 +179,7 @@ def _fetch_missing(
         try:
             for future in as_completed(futures):
                 future.result()
-        finally:  # after an error or Ctrl-C, end running transfers and start no others
+        finally:  # after an error or Ctrl-C, stop running transfers and start no more
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
     progress.report()
@@ -286,7 +290,7 @@ def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """Hash `content` in the way of the Hub's checksum: with SHA-256 or git's SHA-1."""
+    """Return the hash of `content`, of the same kind as the checksum: SHA-256 or git's SHA-1."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64

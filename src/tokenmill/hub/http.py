@@ -63,9 +63,9 @@ def find_endpoint() -> str:
 def request(
     url: str, repository: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[Response]:
-    """Send a GET request, and yield the response. Raise an error for an HTTP error status."""
+    """Send a GET request; yield the response. Raise an error unless the status is 200 or 206."""
     from huggingface_hub import constants, errors
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are, lazily
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # these names load lazily
         build_hf_headers,
         http_stream_backoff,
     )
@@ -97,7 +97,10 @@ def request(
 
 
 def read_json(url: str, repository: str, *, attempts: int = 1) -> tuple[Any, str | None]:
-    """Read JSON from the Hub; return it, and the query string of the next page or None."""
+    """Return JSON from the Hub, and the query string of the next page; None if it is the last page.
+
+    If the Hub is unavailable, try up to `attempts` times.
+    """
     for attempt in range(1, attempts):
         try:
             return _read_json(url, repository)

@@ -63,7 +63,7 @@ class HubFile:
 
 
 def find_commit(where: HubPath) -> str:
-    """Ask the Hub which commit a revision points to now."""
+    """Return the commit that a revision points to now. A commit as revision needs no request."""
     if COMMIT.fullmatch(where.revision):
         return where.revision
     place = f"api/datasets/{where.repository}/revision/{quote(where.revision, safe='')}"
@@ -75,7 +75,7 @@ def find_commit(where: HubPath) -> str:
 
 
 def list_files(repository: str, commit: str) -> tuple[HubFile, ...]:
-    """List all files of a repository at a commit."""
+    """Return all files of a repository at a commit."""
     files: dict[str, HubFile] = {}
     for entry in _list_entries(repository, commit):
         try:

@@ -1,6 +1,7 @@
 """Fetch one file of a repository on the Hugging Face Hub, or find it in the local cache.
 
-It is only for tokenizers. The package gigatoken fetches the file, so the extra `hub` is not needed.
+This is only for tokenizers. The package gigatoken fetches the file, so the package
+`huggingface_hub` (the extra `hub`) is not needed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from tokenmill.errors import TokenizerError
 
 
 def fetch(repository: str, file: str, *, suggestion: str = "") -> Path:
-    """Return the local path of a file in a repository; fetch it first if needed."""
+    """Return the local path of a file in a repository; fetch the file first if needed.
+
+    If that fails, the error message includes `suggestion`.
+    """
     from gigatoken.gigatoken_rs import hub_file
 
     try:

@@ -1,7 +1,7 @@
 """Describe a dataset without reading its tokens.
 
-The facts about a prepared dataset come from its manifest, so the cost does not grow with the number of
-shards. The facts about tokens in another format come from `tokenmill.open`.
+The facts about a prepared dataset come from its manifest, so the cost does not grow with the number
+of shards. The facts about tokens in another format come from `tokenmill.open`.
 """
 
 from __future__ import annotations
@@ -97,9 +97,10 @@ def describe(
     column: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Info:
-    """Describe the tokens at `path`; the options are the same as for `tokenmill.open`.
+    """Return facts about the tokens at `path`; the options are the same as for `tokenmill.open`.
 
-    For remote data, and with `cache_dir`, this includes how much of the data is in the disk cache.
+    If the data is remote or `cache_dir` is given, `Info.cache` says how much of the data is in the
+    disk cache.
 
     >>> describe("no/such/folder")
     Traceback (most recent call last):

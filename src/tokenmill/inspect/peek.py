@@ -18,12 +18,12 @@ from tokenmill.store.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Peek:
-    """A few tokens of a split. `ids` has their ids, and `id_texts` the text of each id.
+    """A few consecutive tokens of a split: their `ids`, their `text`, and the text of each id.
 
-    The first of them is token `start` of the split, which is token `shard_token` of the file
-    `shard`. An incomplete character is shown as U+FFFD. `document` is the document that they belong
-    to, or None if the dataset has no document table. `documents` and `tokens` count all documents
-    and tokens of the split.
+    The first token is number `start` in the split, and number `shard_token` in the file `shard`. An
+    incomplete character is shown as U+FFFD. `document` is the document that contains the tokens, or
+    None if the dataset has no document table. `documents` and `tokens` count all documents and
+    tokens of the split.
     """
 
     split: str
@@ -39,7 +39,7 @@ class Peek:
 
     @property
     def end(self) -> int:
-        """The position after the last token shown."""
+        """The position in the split after the last token shown."""
         return self.start + len(self.ids)
 
 

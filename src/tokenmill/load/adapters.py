@@ -79,7 +79,7 @@ class LoaderAdapter(ABC, Generic[Converted]):
         self.arrays.load_state_dict(state, force=force)
 
     def close(self) -> None:
-        """Stop the thread that reads ahead; the next batch starts a new thread."""
+        """Stop the threads that read ahead; the next batch starts new threads."""
         self.arrays.close()
 
     def __enter__(self) -> Self:

@@ -27,14 +27,17 @@ from tokenmill.storage.cache import PIECE
 from tokenmill.wording import size
 
 _AHEAD = 64 << 20  # bytes to fetch ahead on each rank, for orders other than `blocks`
-_CHUNKS = 8  # the rows of the distance are fetched in this many chunks
+_CHUNKS = 8  # `distance` rows are fetched in this many chunks
 _CHUNK_ROWS = 65_536  # the most rows of this rank in a chunk
 
 
 def start_ahead(
     rows: RunRows, settings: LoaderSettings, row: int, limit: int | None
 ) -> RowsAhead | None:
-    """Start to fetch the rows [row, limit) ahead if the order is `blocks` or there is a cache."""
+    """Start to fetch the rows [row, limit) ahead in a thread.
+
+    Returns None if `count_ahead` returns 0. Then nothing is fetched ahead.
+    """
     distance = count_ahead(rows, settings)
     stop = MOST_ROWS if limit is None else limit
     return RowsAhead(rows, settings, range(row, stop), distance) if distance else None
@@ -43,9 +46,12 @@ def start_ahead(
 def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
     """Return how many rows of the run to fetch ahead, counting all ranks.
 
-    For the order `blocks` it is a whole group, because the first rows of a group need most of its
-    blocks. With a cache it is half a group more, so that fetching does not pause while the last blocks
-    of a group arrive. If the cache is too small for that, it is less, or 0.
+    For the order `blocks`, this is a whole group, because the first rows of a group need most of
+    its blocks. With a cache, this is half a group more, so that fetching does not pause while the
+    last blocks of a group arrive. If the cache is too small for that, this is less, or 0.
+
+    For other orders, the rows take `_AHEAD` bytes per rank, or a quarter of the cache if that is
+    less. Without a cache, returns 0.
     """
     row_bytes = settings.seq_len * rows.dtype.itemsize
     limit = min((cache.limit for cache in rows.caches), default=0)
@@ -145,7 +151,7 @@ class RowsAhead:
         self._thread.start()
 
     def reach(self, row: int) -> None:
-        """Record that the step that starts at this row is read now."""
+        """Record that the step that starts at `row` is being read now."""
         with self._work.changed:
             self._work.row = max(self._work.row, row)
             self._work.changed.notify_all()

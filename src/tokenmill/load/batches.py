@@ -33,9 +33,9 @@ from tokenmill.order.documents import DocumentBatch
 from tokenmill.store.casting import cast
 
 _SECTION_ROWS = 65_536  # rows whose order is computed at once
-_GROUP_BYTES = 1 << 20  # of finished rows
+_GROUP_BYTES = 1 << 20  # of rows that are finished at once
 _READ_BYTES = 4 << 20  # of rows that are read at once, in the dtype of the files
-_READS_AHEAD = 5  # reads of that size
+_READS_AHEAD = 5  # how many such reads a thread may be ahead
 _BUFFERS = 8  # groups whose memory is reused
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 

@@ -3,7 +3,7 @@
 Guarantees: row n of a run depends only on the data, the settings and n. A global batch is the next
 `batch_size * world_size` rows, and each rank reads its share of it. The state of a run is the
 number of rows consumed, so a run can resume with another batch size, number of ranks or prefetch.
-Every row still comes once, in the same order. Any batch costs as much as the first one.
+Every row still comes once, in the same order. Reading any batch costs as much as reading the first.
 
 Costs: the order of thousands of rows is computed at once. A batch is then one gather and one cast,
 into memory that no earlier batch still uses. `benchmarks/load.py` compares the cost of a batch with

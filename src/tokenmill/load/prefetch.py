@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 T = TypeVar("T")
-LAST_WAIT = 10.0  # seconds, for a thread that waits for a disk
+LAST_WAIT = 10.0  # seconds to wait for a thread to end, which a disk may delay
 _this_thread = threading.local()  # `work` has the jobs that this thread runs
 
 
@@ -114,7 +114,10 @@ _threads: WeakKeyDictionary[threading.Thread, Stoppable] = WeakKeyDictionary()
 
 
 def register_thread(thread: threading.Thread, work: Stoppable) -> None:
-    """Stop a thread when the interpreter exits. Otherwise it could crash in native code."""
+    """Make sure that a thread is stopped when the interpreter exits.
+
+    Otherwise the thread could crash in native code at that time.
+    """
     _threads[thread] = work
 
 

@@ -90,7 +90,7 @@ class RunRows:
         return starts
 
     def origin(self, row: int) -> tuple[str, int]:
-        """Find a row's source ("" without a mixture) and the row's first token in that source.
+        """Return the name of a row's source ("" without a mixture), and where the row starts in it.
 
         >>> settings = RowSettings(seq_len=9, order="sequential")
         >>> RunRows(Tokens.of(range(100)), settings).origin(2)
@@ -101,7 +101,7 @@ class RunRows:
         return self.names[source], start - int(self._source_starts[source])
 
     def read(self, starts: Integers, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Return the tokens of the rows at `starts`, (rows, seq_len + 1).
+        """Return the tokens of the rows at `starts`, as an array of shape (rows, seq_len + 1).
 
         The tokens are written to `out`, or to a new array of `self.dtype`.
         """
@@ -168,7 +168,7 @@ class RunRows:
         return [tokens.cache for tokens in self.tokens if tokens.cache is not None]
 
     def stream(self, is_streaming: bool) -> None:
-        """Say whether blocks are fetched ahead. Then rows that are not there yet are read alone."""
+        """Say whether whole blocks of rows are being fetched into a cache: see `Tokens.stream`."""
         for tokens in {*self.tokens, self._joined}:
             if tokens is not None and tokens.cache is not None:
                 tokens.stream(is_streaming)
@@ -181,8 +181,8 @@ class RunRows:
     def _find_new(self, starts: Integers) -> Iterator[tuple[Tokens, Integers, int]]:
         """Yield the ranges of tokens to fetch: the tokens of a source, the starts, and the length.
 
-        A range is a row or, in the order `blocks`, a whole block that no earlier call has yielded. Ranges
-        come in the order in which the rows need them.
+        A range is a row or, in the order `blocks`, a whole block that no recent call has yielded.
+        Ranges come in the order in which the rows need them.
         """
         for tokens, chosen, own in self._divide_by_source(starts):
             if self.settings.block_rows is None:
@@ -207,7 +207,7 @@ class RunRows:
             tokens.find_document_starts(np.empty(0, np.int64), self.seq_len)
 
     def find_documents(self, starts: Integers, rows: npt.NDArray[Any]) -> DocumentBatch:
-        """Find the documents of the rows at `starts`; `rows` has the tokens of these rows."""
+        """Return the documents of the rows at `starts`; `rows` has the tokens of these rows."""
         if self._end_of_text is not None:
             return locate_documents_by_id(rows, *self._end_of_text)
         return locate_documents(self._find_document_starts(starts, rows), len(rows), self.seq_len)
@@ -215,9 +215,9 @@ class RunRows:
     def _find_document_starts(
         self, starts: Integers, rows: npt.NDArray[Any] | None = None
     ) -> Integers:
-        """Find where documents start in the rows at `starts`.
+        """Return where documents start in the rows at `starts`, in any order.
 
-        The result counts tokens in the inputs of all rows, joined end to end. `rows` has the tokens
+        A position counts tokens in the inputs of all rows, joined end to end. `rows` has the tokens
         of the rows, if they were read already.
         """
         if len(self.tokens) == 1:
@@ -280,7 +280,7 @@ class RunRows:
 
 
 class _Recent:
-    """Holds at least the last `most` numbers that were added, and at most twice as many.
+    """A set of the last `most` numbers that were added, or up to about twice as many.
 
     There is no lock, because a fork could inherit a locked lock. So threads may lose a number.
     """
@@ -305,10 +305,10 @@ class ResolvedRows(NamedTuple):
     rows: RunRows
     starts: Integers
     read: RowReader
-    document_starts: Integers | None  # in all rows joined end to end, if they come from tables
+    document_starts: Integers | None  # from tables: positions in all rows joined end to end
 
     def find_documents(self, first: int, last: int, rows: npt.NDArray[Any]) -> DocumentBatch:
-        """Find the documents of the rows [first, last); `rows` has the tokens of these rows."""
+        """Return the documents of the rows [first, last); `rows` has the tokens of these rows."""
         if self.document_starts is None:
             return self.rows.find_documents(self.starts[first:last], rows)
         start, stop = first * self.rows.seq_len, last * self.rows.seq_len

@@ -30,8 +30,8 @@ def check_state(
     """Return the row of a state. Raise an error if the state belongs to another run.
 
     `own` is the current state of the loader. All rows before the state's row must be the same in
-    both runs, and so must the next `after` rows. The error names all differences. Differences that
-    `force` names are accepted; True accepts all.
+    both runs, and so must the next `after` rows. The error names all differences, and ends with
+    `cure`. Differences that `force` names are accepted; True accepts all.
 
     >>> own = {"version": 1, "row": 0, "seed": 2}
     >>> check_state({"version": 1, "row": 7, "seed": 1}, own)
@@ -120,7 +120,10 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
 
 
 def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:
-    """Remove settings that only affect rows from `row` on. Returns an invalid state unchanged."""
+    """Return a state without the settings that only affect rows from `row` on.
+
+    Returns an invalid state unchanged.
+    """
     try:
         names, weights, sources = (state[key] for key in ("names", "weights", "sources"))
         phases = [(first, list(each)) for first, each in weights if first < max(row, 1)]

@@ -22,15 +22,15 @@ import numpy as np
 from tokenmill.errors import UsageError
 from tokenmill.order.permutation import Keys, Places, derive_keys, permute, pick_keys
 
-BLOCK_TOKENS = 1 << 19  # of a block by default: 1 MB of uint16
-GROUP_BLOCKS = 256  # by default
+BLOCK_TOKENS = 1 << 19  # default size of a block in tokens; 1 MB if ids are uint16
+GROUP_BLOCKS = 256  # default number of blocks in a group
 
-# Arguments of `derive_keys`: what the key of an epoch is used for.
+# Numbers for `derive_keys`, so that each use of an epoch's key gets its own key.
 _BLOCK_ORDER, _LAST_POSITION, _FIRST_GROUP = 0, 1, 2
 
 
 class _Groups(NamedTuple):
-    """For each place in an epoch, the group that it belongs to."""
+    """For each place in an epoch, the group that the place belongs to."""
 
     numbers: Places
     firsts: Places  # the group's first place
@@ -42,6 +42,8 @@ class _Groups(NamedTuple):
 @dataclass(frozen=True)
 class BlockShuffle:
     """A shuffle of [0, windows) in blocks of `block` windows and groups of `group` blocks.
+
+    Calling it with places in an epoch returns the window at each place.
 
     >>> shuffle = BlockShuffle(windows=10, block=2, group=2)
     >>> shuffle(np.arange(10), derive_keys(7, 0)).tolist()
@@ -60,7 +62,7 @@ class BlockShuffle:
         block, last, rest = self._sizes
         groups = self._find_groups(places, keys)
         rows = self._permute_rows(places, groups, keys)
-        # In a group, the last block comes after all others.
+        # If a group has the last block, that block has the highest row numbers of the group.
         ends = groups.sizes - groups.has_last * rest
         ranks = groups.numbers * self._group - groups.is_later + rows // block
         windows = rows - ends + last * block
@@ -87,7 +89,7 @@ class BlockShuffle:
         size, missing = self._group * block, block - rest
         position = (derive_keys(keys, _LAST_POSITION) % np.uint64(last + 1)).view(np.int64)
         with_last = position // self._group
-        # Groups after that of the last block start `missing` places earlier.
+        # Groups after the one that has the last block start `missing` places earlier.
         is_later = ((places + missing) // size > with_last).astype(np.int64)
         numbers = (places + is_later * missing) // size
         firsts = numbers * size - is_later * missing
@@ -96,7 +98,7 @@ class BlockShuffle:
         return _Groups(numbers, firsts, sizes, has_last, is_later)
 
     def _permute_rows(self, places: Places, groups: _Groups, keys: Keys) -> Places:
-        """Return, for each place, which row of its group is there."""
+        """Return, for each place, the number of its row in the group."""
         rows = np.empty_like(places)
         group_keys = derive_keys(keys, groups.numbers + _FIRST_GROUP)
         # At most three sizes: of a full group, of the group with the last block, of the last group.
@@ -110,9 +112,10 @@ class BlockShuffle:
 def choose_blocks(
     kind: str, seq_len: int, block_rows: int | None, group_blocks: int | None
 ) -> tuple[int | None, int | None]:
-    """Check both sizes, and replace None by the default. Orders other than `blocks` have no sizes.
+    """Return `block_rows` and `group_blocks`, with None replaced by the default.
 
-    The defaults do not depend on the dtype of the files, so that converting a dataset changes no row.
+    `kind` is the kind of order. For kinds other than `blocks`, the result is (None, None). The
+    defaults do not depend on the dtype of the files, so that converting a dataset changes no row.
 
     >>> choose_blocks("blocks", 2048, None, None)
     (256, 256)

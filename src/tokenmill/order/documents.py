@@ -1,9 +1,9 @@
 """Where documents start and end inside a batch, in the forms that attention kernels need.
 
 Guarantees: all arrays of a `DocumentBatch` describe the same documents. A document starts at each
-of the given places and at the start of each row, because attention does not cross rows. Costs: a
-sort of the given places or, without them, one comparison of all tokens with the end-of-text id.
-`ids` and `positions` are made when they are first read, at about 1 ns a token.
+known document start and at the start of each row, because attention does not cross rows. Costs: a
+sort of the known starts or, if they are unknown, one comparison of all tokens with the end-of-text
+id. `ids` and `positions` are made when they are first read, at about 1 ns a token.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class DocumentBatch:
 
     @cached_property
     def positions(self) -> npt.NDArray[np.int32]:
-        """Shape (rows, seq_len): each token's position, counted from its document's first token in
-        the row."""
+        """Shape (rows, seq_len): how far each token is from its document's start in the row."""
         positions = np.arange(self.rows * self.seq_len, dtype=np.int32)
         positions -= np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
         return positions.reshape(self.rows, self.seq_len)
@@ -109,9 +108,10 @@ def locate_documents(
 def locate_documents_by_id(
     tokens: npt.NDArray[Any], eot_id: int, eot: str, *, scanned_whole: int = _SCANNED_WHOLE
 ) -> DocumentBatch:
-    """Find the documents of a batch by the end-of-text id in its tokens, (rows, seq_len + 1).
+    """Describe the documents of a batch, found by the end-of-text id.
 
-    `eot` is "before" or "after": whether that id comes before or after each document.
+    `tokens` has shape (rows, seq_len + 1). `eot` is "before" or "after": where the end-of-text id
+    is relative to each document.
 
     >>> locate_documents_by_id(np.array([[5, 0, 6, 7], [0, 8, 0, 0]]), 0, "after").cu_seqlens
     array([0, 2, 3, 4, 6], dtype=int32)
@@ -146,9 +146,9 @@ def _check_shape(rows: int, seq_len: int) -> int:
 
 
 def _find_true(flags: npt.NDArray[np.bool_], scanned_whole: int) -> npt.NDArray[np.int64]:
-    """Find where flags are true.
+    """Return the positions of all true flags.
 
-    Fast if few flags are true: eight flags are tested at once, and so are eight groups of eight.
+    Fast if few flags are true: flags are tested in groups of eight, then groups in groups of eight.
 
     >>> _find_true(np.arange(1_000_001) % 500_000 == 0, 8).tolist()
     [0, 500000, 1000000]

@@ -36,12 +36,12 @@ _STRETCH = 8_192
 
 
 class _Stretch(NamedTuple):
-    """A few blocks of a phase, laid out together; the end of the phase may cut them short."""
+    """The rows [first, stop): a few blocks of a phase. The end of the phase may cut them short."""
 
-    first: int  # row
+    first: int
     stop: int
     sources: Places  # the source of each slot
-    numbers: Places  # the number of each slot among the slots of its source
+    numbers: Places  # the number of each slot among the slots of its source in this stretch
     before: Places  # how many rows each source has given before the stretch
 
     def count_before(self, row: int) -> Places:
@@ -102,7 +102,7 @@ class MixtureOrder:
 
     @cached_property
     def shares(self) -> tuple[tuple[int, ...], ...]:
-        """For each phase, the number of slots of each source in a block."""
+        """For each phase, how many slots each source has in a block."""
         shares = tuple(share_slots(weights, self.block) for _, weights in self.phases)
         for (first, weights), slots in zip(self.phases, shares, strict=True):
             for name, weight, slot in zip(self.names, weights, slots, strict=True):
@@ -185,7 +185,7 @@ class MixtureOrder:
 
 
 def share_slots(weights: tuple[float, ...], slots: int) -> tuple[int, ...]:
-    """Divide all slots in proportion to weights; each exact share is rounded up or down.
+    """Return how many of the `slots` each source gets, in proportion to the weights.
 
     First, all shares are rounded down. Then the remaining slots go one each to the sources with the
     largest remainders; in a tie, the first source wins. The arithmetic is exact.
@@ -221,22 +221,23 @@ def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: st
 def _lay_out(
     key: int, first_block: int, blocks: int, shares: tuple[int, ...]
 ) -> tuple[Places, Places]:
-    """For each slot in some blocks, return its source and its number within that source.
+    """Return the source of each slot in some blocks, and its number among the source's slots.
 
     Both arrays are read-only and have blocks * sum(shares) entries.
     """
     size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)
     keys = derive_keys(key, np.arange(first_block, first_block + blocks))
-    # Shuffle the slots of each block. The first ones go to the first source, the next ones to the
-    # second, and so on. To shuffle, sort random numbers that have the slot in their lower bits. This
-    # is several times as fast as sorting slots by random numbers.
+    # Shuffle the slots of each block. Of the shuffled slots, the first ones go to the first source,
+    # the next ones to the second, and so on. To shuffle, sort random numbers that have the slot in
+    # their lower bits. This is several times as fast as sorting slots by random numbers.
     drawn = derive_keys(keys[:, None], slots.view(np.int64)) & ~_SLOT_BITS | slots
     drawn.sort(axis=1)
     sources = np.repeat(np.arange(len(shares)), shares)
     by_source = sources * size + (drawn & _SLOT_BITS).view(np.int64)
     by_source.sort(axis=1)
-    # Now the slots of each source ascend, so position i has the same source and number in all blocks.
+    # Now each block lists the slots of source 0 in ascending order, then those of source 1, and so
+    # on. So entry i has the same source, and the same number within the block, in all blocks.
     places = by_source - sources * size + np.arange(blocks)[:, None] * size
     slot_sources, slot_numbers = np.empty((2, blocks * size), np.int64)
     slot_sources[places] = sources

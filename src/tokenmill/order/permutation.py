@@ -4,10 +4,10 @@ Guarantees: for every size from 1 to 2**62 and every key, no two places map to t
 result depends only on (size, key, place) and will not change: docs/order.md specifies it to the bit,
 and golden values pin it. Different keys, even neighbouring ones, give unrelated orders.
 
-It is a Feistel network on the smallest grid of about sqrt(size) by sqrt(size) that holds all
-places. Each round rotates every row, or every column, by a hash of the key and the number of that
-row or column. Every round can be undone, so the whole sequence is a bijection. The grid has
-slightly more cells than there are places. A place that lands on an extra cell goes through all
+The shuffle is a Feistel network on the smallest grid of about sqrt(size) by sqrt(size) cells that
+holds all places. Each round rotates every row, or every column, by a hash of the key and the number
+of that row or column. Every round can be undone, so the whole sequence is a bijection. The grid may
+have slightly more cells than there are places. A place that lands on an extra cell goes through all
 rounds again, until it lands on a cell that is not extra.
 
 Costs: memory for the result and 1 MB of work space. A call with many thousands of places takes
@@ -37,13 +37,13 @@ Keys = npt.NDArray[np.uint64]
 LARGEST_SIZE = 2**62
 # Each pair of rounds brings the order closer to a uniform one by a factor of the grid's shorter
 # side, so small grids need more rounds.
-ROUNDS = ((64, 32), (4_096, 16), (LARGEST_SIZE + 1, 8))  # (for sizes below this, rounds)
+ROUNDS = ((64, 32), (4_096, 16), (LARGEST_SIZE + 1, 8))  # (limit, rounds for sizes below it)
 
 _WEYL = 0x9E3779B97F4A7C15
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
-_LARGEST_TABLE = 16_384  # the longest side with tables: they take 4.5 MB for one permutation
+_LARGEST_TABLE = 16_384  # most rows of a grid with tables; the tables of a key then take 4.5 MB
 _CHUNK = 32_768  # places processed at a time, so that the work space stays in the cache
 
 
@@ -75,7 +75,7 @@ class Permutation:
 
 
 def make_key(*parts: int | str) -> int:
-    """Make a 64-bit key from some values. It depends on their order and on the type of each.
+    """Return a 64-bit key for some values. The key depends on the values' order and types.
 
     >>> hex(make_key("rows", 1, "web"))
     '0x48a1d5b5b6542f45'
@@ -93,9 +93,10 @@ def make_key(*parts: int | str) -> int:
 
 
 def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
-    """Derive a key for each number, such as an epoch or a block; each number gets a different key.
+    """Return a new key for each key and number, such as the number of an epoch or block.
 
-    Each argument may be a single value or an array; the result is always an array.
+    Different numbers give different keys. Each argument may be a single value or an array; the
+    result is always an array.
 
     >>> derive_keys(make_key("rows", 1, "web"), np.arange(2)).tolist()
     [6903143637703399420, 17818133443133240145]
@@ -105,7 +106,7 @@ def derive_keys(keys: Keys | int, numbers: Places | int) -> Keys:
 
 
 def permute(places: Places, size: int, keys: Keys) -> Places:
-    """Map each place to its new place; `keys` has one key for all places, or one for each.
+    """Return the new place of each place in [0, size). `keys` has one key for all, or one for each.
 
     >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
     [9, 4]
@@ -144,7 +145,7 @@ def _mix(values: Keys) -> Keys:
 def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
     """Replace the values by the result of all rounds, a chunk at a time."""
     height = math.isqrt(size - 1) + 1
-    height += height % 2  # with two odd sides, all permutations would be even ones
+    height += height % 2  # if both sides were odd, only even permutations would be possible
     width = -(-size // height)
     rounds = next(rounds for below, rounds in ROUNDS if size < below)
     tables = None
@@ -180,8 +181,8 @@ def _rotate_by_keys(
         _find_amounts(fixed, keys, side, amounts, more)
         keys += np.uint64(_WEYL)
         np.add(rotated, amounts, out=rotated)
-        # The sum modulo the side. If the sum is below the side, subtracting the side wraps around to
-        # a huge number, so the smaller of the two is the remainder.
+        # Take the sum modulo the side. If the sum is below the side, subtracting the side wraps
+        # around to a huge number, so the smaller of the two is the remainder.
         np.subtract(rotated, np.uint64(side), out=amounts)
         np.minimum(rotated, amounts, out=rotated)
         rotated, fixed = fixed, rotated
@@ -238,7 +239,7 @@ def _make_tables(height: int, width: int, rounds: int, key: int) -> _Tables:
 
 
 def _rotate_by_tables(row: Keys, column: Keys, tables: _Tables, spare: Keys) -> None:
-    """Do the same as `_rotate_by_keys`, in a third of the operations."""
+    """Do the same as `_rotate_by_keys` with lookup tables, in a third of the operations."""
     rotated, fixed = row, column
     for table in tables.rounds:
         _look_up(table, fixed, spare)
@@ -250,5 +251,5 @@ def _rotate_by_tables(row: Keys, column: Keys, tables: _Tables, spare: Keys) -> 
 
 
 def _look_up(table: Keys, places: Keys, out: Keys) -> None:
-    # No place is outside; "clip" only avoids NumPy's check of the bounds.
+    # All places are inside the table. "clip" only avoids NumPy's check of the bounds.
     table.take(places.view(np.int64), out=out, mode="clip")

@@ -1,9 +1,9 @@
 """The order of one source's rows: from a row's number to its first token.
 
-Guarantees: the start of a row depends only on the fields of `RowOrder` and its number. All kinds but
-`random` visit every window once per epoch, for any number of windows and any size of blocks. Each
-epoch, seed and name has its own shuffled order. Rows never end: one epoch follows another, and row
-10**15 costs as much as row 0.
+Guarantees: the start of a row depends only on the fields of `RowOrder` and the row's number. All
+kinds of order but `random` visit every window once per epoch, for any number of windows and any
+size of blocks. Each epoch, seed and name has its own shuffled order. Rows never end: one epoch
+follows another, and row 10**15 costs as much as row 0.
 
 A window is a range of `seq_len + 1` tokens; one starts every `seq_len` tokens. So the last token of
 a window is also the first of the next: the last target of one row and the first input of another.
@@ -109,7 +109,7 @@ class RowOrder:
         return (numbers % np.uint64(self.tokens - self.seq_len)).view(np.int64)
 
     def _visit(self, rows: Places) -> Places:
-        """Return the window of each row."""
+        """Return the number of each row's window."""
         if not len(rows):
             return rows
         first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))

@@ -40,7 +40,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Bundles:
-    """The bundles of all parts, made by this run or by an earlier one."""
+    """The bundles of all parts, made by this run or by an earlier one.
+
+    A bundle is the set of files that a stage writes for one part.
+    """
 
     receipts: list[Receipt]
     done_before: int
@@ -68,10 +71,11 @@ def make_bundles(
     make_task: Callable[..., Task],
     skipped: Skipped,
 ) -> Bundles:
-    """Make the missing bundles, and return the bundles of all parts. Their receipts have type `kind`.
+    """Run a stage: make a bundle for each part that has none. Returns the bundles of all parts.
 
-    A bad file ends the run, but only after the bundles of all other files are made. If a file is
-    skipped in one of its parts, it is skipped in all of them.
+    `kind` is the type of their receipts. Unless `skip_bad_files` is set, a bad file ends the run,
+    but only after the bundles of all other files are made. A file that is skipped in one of its
+    parts is skipped in all of them.
     """
     plan = run.plan
     receipts = {
@@ -161,7 +165,7 @@ def _skipped_of(plan: Plan, part: int, skipped: Skipped) -> Skipped:
 def _explain_failures(run: Run, failures: list[BadFileError]) -> InputError:
     """Return the error that lists the bad files, and record their paths.
 
-    The recorded files may change before the run resumes, because the user may fix them.
+    A resumed run allows the recorded files to differ, because the user may have fixed them.
     """
     reasons = {failure.source: failure.reason for failure in failures}
     run.folder.note_failures(list(reasons))

@@ -45,7 +45,7 @@ _KEY = 16  # bytes
 
 
 def mark_lines(run: Run, scans: Bundles) -> list[PartMarks]:
-    """Mark the repeated lines of the whole input. Returns where the marks of each part are."""
+    """Mark lines that repeat an earlier line of the input. Returns where each part's marks are."""
     counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
     marks, _ = _mark(run, "finding repeated lines", "lines", scans.receipts, counts, [])
     return marks
@@ -59,9 +59,10 @@ def _mark(
     counts: Sequence[int],
     spanning: Sequence[Whole],
 ) -> tuple[list[PartMarks], list[Whole]]:
-    """Mark repeats among the keys of all parts, and among documents that span parts.
+    """Mark the keys (hashes) that repeat an earlier key, in all parts and all spanning documents.
 
-    Returns where the marks of each part are, and the spanning documents with their marks.
+    A spanning document is one that spans parts. Returns where the marks of each part are, and the
+    spanning documents with their marks.
     """
     folder, layout = run.folder, run.plan.keys
     files = [
@@ -105,7 +106,7 @@ def _mark(
 
 
 def sift(run: Run, segments: Bundles) -> Sifted:
-    """Decide the split of every document, or that it is dropped, and complete the ledger."""
+    """Decide which documents to keep and in which split. Returns the decisions and the ledger."""
     plan, folder, receipts = run.plan, run.folder, segments.receipts
     spanning = _hash_spanning(run, segments)
     marks: list[PartMarks] | list[None] = [None] * len(receipts)
@@ -175,7 +176,7 @@ def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
 def _plan_sifting(
     run: Run, segments: Bundles, marks: Sequence[PartMarks | None], spanning: Sequence[Whole]
 ) -> list[SiftSegment]:
-    """Return the tasks that sift the segments."""
+    """Return a task for each segment, to decide which documents to keep and in which split."""
     plan, receipts = run.plan, segments.receipts
     begins = {one.first_part: one for one in spanning}
     continued = {
@@ -184,7 +185,7 @@ def _plan_sifting(
         for part, _ in one.fragments[1:]
     }
     lines_before = list(count_lines_before(plan, receipts))
-    # The fates of a segment depend on all segments.
+    # The fates of a segment depend on all segments, so the names of their bundles must, too.
     context = hash_names("fates", str(plan.settings.val_fraction), fingerprint(receipts))
     return [
         SiftSegment(

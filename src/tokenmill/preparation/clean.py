@@ -29,7 +29,7 @@ Bits = npt.NDArray[np.uint64]
 
 _WINDOW = 1 << 18
 _REACH = 1 << 12
-# A text may be cut before a space or newline, if cleaning keeps the character before that: visible
+# A text may be cut before a space or newline that follows a character which cleaning keeps: visible
 # ASCII, or U+00C0 to U+EFFF.
 _CUT = re.compile(
     rb"[ \n](?:(?<=[!-~].)|(?<=[\xc3-\xdf][\x80-\xbf].)|(?<=[\xe0-\xee][\x80-\xbf]{2}.))",
@@ -111,7 +111,7 @@ def _without_c1(text: bytes) -> bytes:
 
 
 def _without_returns(text: bytes) -> bytes:
-    """Remove C0 controls; every kind of line end becomes a newline."""
+    """Remove control characters except NUL and tab; every kind of line end becomes a newline."""
     array = np.frombuffer(text, np.uint8)
     known = sum(np.count_nonzero(array == byte) for byte in b"\0\t\n\r")
     if np.count_nonzero(array < _SPACE) > known or b"\x7f" in text:
@@ -130,7 +130,7 @@ def _without_blanks(text: bytes) -> bytes:
     end = newline | nul
     white = end | blank
     if (_bits(array <= _SPACE) ^ white).any() or b"\x7f" in text:
-        # Removing a control character may join a letter and its accent, so remove all of these
+        # Removing a control character may join a letter and its accent, so remove all control
         # characters and start over.
         return _clean_padded(text.translate(None, _CONTROLS))
 

@@ -73,7 +73,10 @@ class Worker:
         return result
 
     def report(self, *amounts: int) -> None:
-        """Report progress since the last report. At most ten messages are sent per second."""
+        """Report progress since the last report. Sends at most ten messages per second.
+
+        `amounts` are the arguments of `Watcher.advance`, such as bytes, tokens and documents.
+        """
         if len(self._amounts) < len(amounts):
             self._amounts += [0] * (len(amounts) - len(self._amounts))
         for i, amount in enumerate(amounts):
@@ -112,7 +115,10 @@ class _Crashed:
 
 
 class LocalEngine:
-    """Worker processes on this machine. Errors about memory include `advice` on how to use less."""
+    """Runs tasks in worker processes on this machine.
+
+    Each worker gets a copy of `workspace`. Errors about memory include `advice` on how to use less.
+    """
 
     def __init__(self, workers: int, workspace: Any, advice: str = "") -> None:
         self._advice = advice or "Run the command again with fewer `workers`."

@@ -36,14 +36,14 @@ _MAIN_PROCESS = 150 << 20  # bytes of memory
 _SECONDS, _MOST_SECONDS = 4.0, 15.0
 _LEAST_PLACES = 2  # per stratum
 _TEXT = 256 << 10  # bytes of text to tokenize at one place
-_COMPRESSED = 1 << 20  # bytes to read of a compressed file, unless they expand to much more text
-_DECOMPRESSED = 16 << 20
-_AHEAD = 32 << 10  # how far a decompressor's input is ahead of its output, on average
+_COMPRESSED = 1 << 20  # bytes to read of a compressed file
+_DECOMPRESSED = 16 << 20  # bytes of text; if a compressed file expands to so much, stop earlier
+_AHEAD = 32 << 10  # bytes by which a decompressor's input is ahead of its output, on average
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A plan, and the expected size and duration of its run."""
+    """The expected results, disk space, memory and duration of a run."""
 
     files: int
     passed_over: tuple[PassedOver, ...]
@@ -157,14 +157,14 @@ class _Stratum:
         start = int(self.ends[index - 1]) if index else 0
         key = index, (place - start) // _TEXT
         if key in self.seen:
-            # Few places are left; searching for them would take too long.
+            # After many draws in vain, few places are left, and finding them would take too long.
             self.complete = self.draws > 4 * len(self.seen) + 4
             return None
         self.seen.add(key)
         return index, place - start
 
     def rate(self, what: str) -> float:
-        """Return tokens, documents or seconds per byte: the mean over all sampled places.
+        """Return `what` (a field of `_Measured`) per byte: the mean over all sampled places.
 
         No weights are needed, because larger files have more places.
         """
@@ -172,7 +172,7 @@ class _Stratum:
 
 
 def _take_sample(plan: Plan) -> _Sample:
-    """Read a sample of the input."""
+    """Read a sample of the input. Returns the totals that it implies for the whole input."""
     sources = plan.sources
     strata = _divide(sources, plan.settings.text_field, plan.hold_limit)
     faults: dict[str, str] = {}
@@ -239,7 +239,7 @@ def _divide(
 
 
 def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
-    """Estimate the total of `what` (tokens, documents or seconds) over all strata.
+    """Return the estimated total of `what` (a field of `_Measured`) over all strata.
 
     A stratum without a sample gets the mean rate of the strata that are most similar to it.
     """

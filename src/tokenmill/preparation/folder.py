@@ -40,7 +40,8 @@ _CHOICE = (
     "Use the earlier settings and input, choose another `out`, or add `restart=True` to discard the "
     "unfinished run and start over."
 )
-# The largest saved plan or list of files to read, unless the plan of this run is larger.
+# A larger file in `.work` counts as damaged. For a saved plan, the limit is higher if the plan of
+# this run is large.
 _MOST_BYTES = 64 << 20
 
 T = TypeVar("T")
@@ -100,7 +101,10 @@ class PreparationFolder(OutputFolder):
         remove_temporaries(*(path for path in below if not path.is_symlink()))
 
     def finished(self, plan: Plan) -> Manifest | None:
-        """Return the manifest, or None if unfinished. Raises `FolderError` if it was made differently."""
+        """Return the manifest of the finished dataset, or None if there is none.
+
+        Raises `FolderError` if a dataset has other settings or input than the plan, or lacks files.
+        """
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)

@@ -47,7 +47,7 @@ class GrindPart(PartTask):
     """A task: make the segment of a part."""
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
-        """Make the segment. Returns its receipt, or the error of a bad file that may not be skipped."""
+        """Make the segment. Returns its receipt, or the error if a bad file cannot be skipped."""
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
@@ -63,10 +63,10 @@ class GrindPart(PartTask):
 
 @dataclass(frozen=True, kw_only=True)
 class ScanLines(PartTask):
-    """A task: make the bundle of a part's line keys."""
+    """A task: compute the keys (hashes) of a part's lines, and write them to a bundle."""
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
-        """Make the bundle. Returns its receipt, or the error of a bad file that may not be skipped."""
+        """Write the keys. Returns the receipt, or the error if a bad file cannot be skipped."""
         return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
@@ -85,9 +85,10 @@ class ScanLines(PartTask):
 def _without_bad_files(
     task: PartTask, make: Callable[[Skipped], Receipt]
 ) -> Receipt | BadFileError:
-    """Make a bundle. Whenever a file turns out to be bad, start again without it.
+    """Call `make` to write a bundle. If a file turns out to be bad, call it again without the file.
 
-    The receipt lists the bad files. The caller decides whether the run may continue without them.
+    Returns the receipt of the bundle, which lists the bad files; the caller decides whether the run
+    may continue without them. Returns an error instead if a bad file cannot be skipped.
     """
     skipped = dict(task.skipped)
     while True:
@@ -101,7 +102,10 @@ def _without_bad_files(
 
 
 def _line_keys(texts: Texts, chunk: Chunk, min_line: int) -> bytes:
-    """Return the keys of a chunk's lines. Fragments and texts with NUL bytes are scanned one by one."""
+    """Return the keys (hashes) of a chunk's lines, 16 bytes each.
+
+    If a text is a fragment or contains NUL bytes, the texts are scanned one by one.
+    """
     if texts.block is not None and not (chunk.continues or chunk.unfinished):
         return line_keys(texts.block, min_line, block=True)
     last = len(texts.texts) - 1
@@ -157,7 +161,7 @@ class _Segment:
             bundle.write(file, b"")
 
     def add(self, part_chunk: PartChunk) -> None:
-        """Add some documents."""
+        """Clean and tokenize the documents of a chunk, and write them to the segment."""
         tokens, documents = self.tokens, self.counts.documents
         dropped = self.counts.dropped_documents
         self._add(part_chunk)
@@ -170,7 +174,7 @@ class _Segment:
         )
 
     def finish(self) -> None:
-        """Flush a document that continues in the next part."""
+        """Write what is held back: the end of a document that spans parts, and the last keys."""
         if self.open is not None:
             ids = self.encoder.finish()
             self.bundle.write("tokens", ids.astype(self.task.dtype).data)
@@ -190,7 +194,8 @@ class _Segment:
         if not len(texts.sizes):
             return
         if len(texts.sizes) != len(part_chunk.sources):
-            # Texts were dropped for invalid UTF-8. Such a chunk comes from a single file.
+            # Texts were dropped for invalid UTF-8. Such a chunk comes from a single file, so its
+            # sources are all equal.
             part_chunk.sources = part_chunk.sources[: len(texts.sizes)]
         was_empty = texts.text_sizes == 0
         if self.remover is not None:
@@ -342,7 +347,7 @@ class _Segment:
 
 
 class _OpenDocument:
-    """A document whose first fragments have been read."""
+    """A document that arrives in fragments, before its last fragment is read."""
 
     def __init__(self, record: Any, flags: int) -> None:
         self._record = record
@@ -361,7 +366,10 @@ class _OpenDocument:
         self._record["length"] += tokens
 
     def record(self, flags: int) -> Any:
-        """Return the record so far. Its key is 0 unless the whole document is in this part."""
+        """Return the record of all fragments so far, with `flags` added.
+
+        Its key is 0 unless the whole document is in this part.
+        """
         self._record["flags"] |= self.flags | flags
         whole = not (self.flags | flags) & (CONTINUES | UNFINISHED)
         digest = self.hash.digest() if whole else bytes(16)
@@ -380,8 +388,9 @@ def place_eot(
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
     """Put the end-of-text id after each text, before each text, or nowhere, as `place` says.
 
-    In `ids`, a terminator follows each text. Returns the tokens to store, and the number of tokens of
-    each document.
+    In `ids`, a terminator follows each text. Returns the tokens to store, and the number of tokens
+    of each document. `continues` means that the first text is not the start of its document,
+    `unfinished` that the last text is not the end of its document: no end-of-text id goes there.
 
     >>> ids, offsets = np.array([5, 6, 0, 7, 0], np.uint32), np.array([0, 3, 5])
     >>> tokens, lengths = place_eot(ids, offsets, "before", 0, continues=False, unfinished=False)

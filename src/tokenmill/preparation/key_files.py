@@ -1,17 +1,18 @@
 """Key files and mark files, which tasks use to find equal keys in the whole input.
 
-A key is the hash of a document or of a line. A mark says whether an equal key is earlier in the input.
-Keys are divided into partitions by the leading bits of their low half, so equal keys are in the same
-partition, and one task can mark the keys of one partition. The task of a part writes the part's keys
-to one file, in runs of a bounded number of keys:
+A key is the hash of a document or of a line. A mark says whether an equal key is earlier in the
+input. Keys are divided into partitions by the leading bits of their low half, so equal keys are in
+the same partition, and one task can mark the keys of one partition. The task of a part writes the
+part's keys to one file. The file is a sequence of runs, each with a bounded number of keys:
 
     starts      partitions + 1 numbers: where the keys of each partition start in the run
     keys        16 bytes each, ordered by partition, in input order within a partition
     partitions  2 bytes for each key, in input order
 
-The task of a partition reads one range of each run. It writes one mark file: where the marks of each
-run start, then one byte for each key of the partition. To put the marks of a run back into input
-order, a later task of the part reads one range of each mark file. Memory holds one run at a time.
+The task of a partition reads one range of each run. It writes one mark file: where the marks of
+each run start, then one byte for each key of the partition. To put the marks of a run back into
+input order, a later task of the part reads one range of each mark file. Memory holds one run at a
+time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MOST_PARTITIONS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLayout:
-    """The number of partitions, a power of two, and the largest number of keys in a run."""
+    """The layout of key files: how many partitions (a power of two), and the most keys in a run."""
 
     partitions: int
     run_keys: int
@@ -59,7 +60,7 @@ class KeyLayout:
         return self.header * self.count_runs(keys) + (_KEY_BYTES + _PARTITION_BYTES) * keys
 
     def offset(self, run: int) -> int:
-        """Return where a run starts in its file."""
+        """Return the offset, in bytes, at which run number `run` starts in its file."""
         return self.size(run * self.run_keys)
 
     def partition_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
@@ -101,7 +102,7 @@ class KeyWriter:
         partitions = self._layout.partition_of(keys)
         counts = np.bincount(partitions, minlength=self._layout.partitions)
         starts = np.concatenate(([0], np.cumsum(counts))).astype("<u8")
-        order = np.argsort(partitions, kind="stable")  # a radix sort, of 16-bit numbers
+        order = np.argsort(partitions, kind="stable")  # NumPy sorts 16-bit numbers in linear time
         for array in (starts, keys[order], partitions):
             self._write(array.data)
 
@@ -142,7 +143,10 @@ class KeyRanges:
 
 @dataclass(frozen=True, kw_only=True)
 class PartMarks:
-    """The marks of one part's keys, in the mark files of all partitions."""
+    """Where the marks of one part's keys are: spread over the mark files of all partitions.
+
+    A mark is 1 if an equal key is earlier in the input, else 0.
+    """
 
     keys: Path  # the part's key file
     count: int
@@ -182,14 +186,14 @@ class PartMarks:
 
 
 class Marks:
-    """Marks in input order, taken a few at a time."""
+    """Hands out marks in input order. A mark says whether an equal key is earlier in the input."""
 
     def __init__(self, runs: Iterable[Flags]) -> None:
         self._runs = iter(runs)
         self._held: Flags = np.empty(0, np.uint8)
 
     def take(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return the next `count` marks. Marks that are missing, because the input changed, are False."""
+        """Return the next `count` marks. Any that are missing, if the input changed, are False."""
         taken = [self._held[:count]]
         self._held = self._held[count:]
         missing = count - len(taken[0])
@@ -205,7 +209,7 @@ class Marks:
 
 
 def name_marks(context: str, partition: int) -> str:
-    """Return the name of the bundle of a partition's marks."""
+    """Return the name of the bundle (set of files) that holds a partition's marks."""
     return f"{context}-{partition:04}"
 
 
@@ -225,7 +229,9 @@ def mark_file_size(runs: int, keys: int) -> int:
 
 
 def choose_partitions(size: int, partition_bytes: int) -> int:
-    """Return the number of partitions for an input of `size` bytes: a power of two.
+    """Return the number of partitions for the keys of an input of `size` bytes.
+
+    One for every `partition_bytes`, rounded up to a power of two, and at most `MOST_PARTITIONS`.
 
     >>> [choose_partitions(size, 100) for size in (0, 100, 101, 300, 10**9)]
     [1, 1, 2, 4, 1024]
@@ -246,7 +252,7 @@ def read_range(file: BinaryIO, start: int, size: int) -> bytes:
 
 
 def damaged(path: Path) -> FolderError:
-    """Return the error for a work file that does not match its receipt."""
+    """Return the error for a damaged work file."""
     return FolderError(
         f"{path} is damaged. Run the same command again: it checks all files, and makes damaged ones "
         "again. If that does not help, add `restart=True` to start over."

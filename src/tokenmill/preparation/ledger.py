@@ -11,7 +11,10 @@ from tokenmill.preparation.sift import Totals
 
 
 def sum_up(segments: Sequence[Receipt], fates: Sequence[Receipt]) -> dict[str, Any]:
-    """Add up the receipts of all segments to the ledger. Raises `FolderError` if the sums disagree."""
+    """Return the ledger, added up from the receipts of all segments and of their fates.
+
+    Raises `FolderError` unless kept and dropped documents add up to those that were read.
+    """
     facts = [receipt["facts"] for receipt in segments]
     decided = [receipt["facts"] for receipt in fates]
     totals = Totals()

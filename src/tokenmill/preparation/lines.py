@@ -27,7 +27,10 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Lines:
-    """Where the lines of a text start and end, and which of them count."""
+    """Where the lines of a text start and end, and which of them count.
+
+    A line counts if it has at least `min_line` characters and is not blank.
+    """
 
     starts: Places
     ends: Places
@@ -61,7 +64,7 @@ def _find_lines(
         bare = ends - ((ends > starts) & (array[ends - 1] == _RETURN))
     sizes = bare - starts
     if not text.isascii():
-        # Each character is counted at its first byte.
+        # Sizes are in characters: subtract all bytes of a character except its first.
         continuing = np.flatnonzero(array.view(np.int8) < -64)
         sizes -= np.bincount(np.searchsorted(ends, continuing), minlength=len(ends))
     enough = sizes >= min_line
@@ -84,7 +87,11 @@ def line_keys(
     continues: bool = False,
     mid_line: bool = False,
 ) -> bytes:
-    """Return the 128-bit keys of the lines that count, in a text or in a block of texts."""
+    """Return the 128-bit keys (hashes) of the lines that are long enough and not blank.
+
+    With `block`, `text` is many texts joined by NUL bytes. `continues` means that it begins in the
+    middle of a line, `mid_line` that it ends in the middle of one; these lines have no key.
+    """
     lines = _find_lines(text, min_line, block=block, continues=continues, mid_line=mid_line)
     if b"\r" in text:
         return b"".join([xxhash.xxh3_128_digest(text[start:end]) for start, end in lines.spans()])
@@ -99,10 +106,10 @@ def line_keys(
 class LineRemover:
     """Removes repeated lines from the documents of one part, in order.
 
-    `repeated` has a mark for each line of the part that counts. Documents may arrive in
-    fragments. Each fragment that is returned must end with a visible character. So if the last line
-    of a fragment is removed, the end of the text before that line is held back, and the next fragment
-    begins with it.
+    `repeated` says whether to remove a line, for each line that is long enough and not blank.
+    Documents may arrive in fragments. Each fragment that is returned must end with a visible
+    character. So if the last line of a fragment is removed, the end of the text before that line is
+    held back, and the next fragment begins with it.
     """
 
     def __init__(self, repeated: Marks, min_line: int, *, tidy: bool) -> None:
@@ -237,7 +244,10 @@ def _join_kept(text: bytes, lines: _Lines, kept: npt.NDArray[np.bool_]) -> bytes
 
 
 def _tidied(text: bytes, *, begins: bool, ends: bool) -> bytes:
-    """Apply the cleaning rules for blank lines after lines were removed."""
+    """Return a text, from which lines were removed, without the blank lines that cleaning removes.
+
+    `begins` and `ends` say whether the text is the beginning and the end of its document.
+    """
     while b"\n\n\n" in text:
         text = text.replace(b"\n\n\n", b"\n\n")
     if begins:

@@ -39,7 +39,7 @@ from tokenmill.store.tables import Shard, ShardName
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSlice:
-    """A segment that a shard overlaps; `before` counts the split's tokens in earlier segments."""
+    """A segment that a shard copies from. `before`: the split's tokens in earlier segments."""
 
     segment: Path
     fates: Path
@@ -118,8 +118,8 @@ class Sifted:
     tokens: dict[str, list[int]]  # for each split, the number of tokens from each segment
     spanning: dict[int, Whole]  # by the number of the segment in which they begin
     ledger: dict[str, Any]
-    rejected: list[Path]  # reports of segments
-    repaired: list[Path]
+    rejected: list[Path]  # the segments' reports about rejected records
+    repaired: list[Path]  # the segments' reports about repaired documents
 
 
 def plan_shards(

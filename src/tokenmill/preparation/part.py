@@ -32,7 +32,7 @@ _ENOUGH = 1 << 20  # bytes; a joined chunk of this size is complete
 class PartTask:
     """One part, and everything that a worker needs to read it."""
 
-    name: str  # of the bundle to make
+    name: str  # of the bundle (set of files) to make
     ranges: tuple[SourceRange, ...]
     sources: dict[int, SourceFile]
     settings: PrepareSettings
@@ -72,7 +72,7 @@ class PartTask:
         _refuse_changed(source)
 
     def too_large(self, path: str, error: TooLongError) -> TooLargeError:
-        """Return the error for a document that does not fit, with the `memory` that it needs."""
+        """Return the error for a document too large to hold, with the `memory` that it needs."""
         need = -(-share_to_hold(error.size) * self.workers // 10**8) * 10**8
         return TooLargeError(
             path,
@@ -117,13 +117,13 @@ def _refuse_changed(source: SourceFile) -> None:
 
 @dataclass(slots=True)
 class PartChunk:
-    """A chunk of a part, or several small chunks of several sources joined to one."""
+    """A chunk of one source, or small chunks of several sources joined into one."""
 
     chunk: Chunk
     number: int  # of the source, or of the first of several sources
     source: SourceFile
     sources: Places  # the number of each document's source
-    lines_before: int  # lines in the range before this chunk
+    lines_before: int  # how many lines of the source's range are in earlier chunks
 
 
 class PartReader:
@@ -179,7 +179,7 @@ class PartReader:
         return PartChunk(chunk, number, self._task.sources[number], sources, lines_before)
 
     def _join_small(self) -> PartChunk:
-        """Return the small chunks held so far, joined to one, and start a new collection."""
+        """Join the small chunks held so far into one chunk. Returns it and forgets them."""
         numbers = [number for number, _ in self._small]
         chunks = [chunk for _, chunk in self._small]
         self._small, self._held, self._records = [], 0, 0
@@ -193,10 +193,10 @@ class PartReader:
 
 
 def may_skip(task: PartTask, error: BadFileError) -> bool:
-    """Return whether the task may omit a bad file from its part.
+    """Return whether the task may continue without a bad file.
 
-    A task that removes repeated lines may not: the n-th mark is for the n-th line of the part, so
-    without the file, later marks would apply to the wrong lines.
+    A task that removes repeated lines may not. It has a list that says, for each line of the part
+    in order, whether to remove it. Without the file, the list would not match the lines.
     """
     return task.repeated_lines is None and not isinstance(error, TooLargeError)
 

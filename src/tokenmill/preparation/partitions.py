@@ -61,11 +61,11 @@ class MarkRepeats:
 
     @property
     def name(self) -> str:
-        """The name of the bundle."""
+        """The name of the bundle (set of files) that the task makes."""
         return name_marks(self.context, self.partition)
 
     def run(self, worker: Worker) -> Receipt:
-        """Make the bundle, and return its receipt."""
+        """Write the marks of all keys of the partition to a bundle, and return its receipt."""
         listed = read_receipt(self.key_files, KeyFiles)
         if listed is None:
             raise damaged(self.key_files)
@@ -76,7 +76,7 @@ class MarkRepeats:
         ]
         spanning = self._choose(listed.spanning)
         counts = [
-            np.append(one.counts, number in spanning)  # a spanning document is a run of its own
+            np.append(one.counts, number in spanning)  # the last entry is for a spanning document
             for number, one in enumerate(ranges)
         ]
         ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
@@ -116,7 +116,10 @@ class MarkRepeats:
 def _read_marks(
     marks: BinaryIO, places: npt.NDArray[np.int64], spanning: dict[int, Keys]
 ) -> list[tuple[int, bool]]:
-    """Read the marks of documents that span parts. `places` has a position in the file for each part."""
+    """Return the first part and the mark of each document that spans parts.
+
+    `places` has, for each part, the position in the file of the mark of such a document.
+    """
     found = []
     for number in spanning:
         marks.seek(int(places[number]))
@@ -125,7 +128,7 @@ def _read_marks(
 
 
 def _join(tables: Iterable[Keys]) -> Iterator[Keys]:
-    """Yield the same keys in larger tables: `mark_repeats` may write to many files for each table."""
+    """Yield the same keys in larger tables: `mark_repeats` may write to many files per table."""
     held: list[Keys] = []
     count = 0
     for table in tables:

@@ -1,8 +1,9 @@
 """Plan a run: check the settings, find the input, and divide it into parts.
 
-A part is a slice of the input that is processed independently. Its borders depend only on the input,
-never on workers or memory. Planning uses file sizes and Parquet footers and reads no text. It takes
-about 5 µs per file.
+A part is a slice of the input that is processed independently. Its borders depend only on the
+input, never on workers or memory. Planning uses file sizes and Parquet footers, and takes about
+5 µs per file. It reads text only if the name of a file does not show its format, and then only the
+first bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Limits:
     records: int = (4 << 20) // 64  # of a segment, read at once
     copied_tokens: int = 1 << 20
     partition_bytes: int = 256 << 20  # bytes of input for each partition of the keys
-    run_keys: int = 1 << 19  # keys that a part orders by partition at once
+    run_keys: int = 1 << 19  # keys of a part to sort by partition at once
     sorted_keys: int | None = None  # None: as many as the memory allows
 
 
@@ -63,9 +64,9 @@ class SourceRange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Consecutive ranges that one task processes.
+    """A slice of the input: consecutive ranges of sources that one task processes.
 
-    `name` is a hash of everything that decides the content of the part's segment.
+    `name` is a hash of everything that decides the result of the task, which is a segment.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Part:
 
     @property
     def scan_name(self) -> str:
-        """The name of the bundle that holds the part's line keys."""
+        """The name of the bundle (a set of files) that holds the keys of the part's lines."""
         return hash_names("lines", self.name)
 
 
@@ -106,7 +107,7 @@ class Plan:
 
     @property
     def keys(self) -> KeyLayout:
-        """The layout of key files."""
+        """The layout of the files that store the keys (hashes) of documents or lines."""
         return _choose_layout(self.size, self.limits)
 
     @property
@@ -124,7 +125,7 @@ class Plan:
 
 
 def hash_names(*names: str) -> str:
-    """Return a hash of some names, to be used as a name."""
+    """Return a new name: a hash of the given names."""
     return xxhash.xxh3_128_hexdigest("\n".join(names).encode())
 
 
@@ -166,7 +167,7 @@ def make_plan(
     if not checked.skip_bad_files:
         _refuse_faults(sources)
     available = machine_memory() if machine is None else machine
-    # Without a limit, a document that must be held whole may take half of the machine's memory.
+    # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
     parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit)
     return Plan(
@@ -217,9 +218,9 @@ def cut_into_parts(
     limits: Limits,
     hold_limit: int,
 ) -> tuple[tuple[Part, ...], int]:
-    """Divide the sources into parts. Also return the size, in bytes, at which files are cut.
+    """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
-    A plain file is cut at the multiples of this size, a Parquet file between row groups; a
+    A plain file is cut at the multiples of this number, a Parquet file between row groups; a
     compressed file is not cut. Small files of any kind share a part.
     """
     total = sum(source.size for source in sources)
@@ -230,8 +231,9 @@ def cut_into_parts(
     parts: list[Part] = []
     group: list[SourceRange] = []
     text_bytes = disk_bytes = 0  # the sizes of the group; text_bytes is an estimate
-    # The settings that decide the content of a segment, besides its ranges. The splits and shards
-    # are made later. Files that were skipped are listed in a segment's receipt.
+    # Everything besides its ranges that decides the content of a segment. Three settings do not
+    # decide it: splits and shards are made later, and a segment's receipt lists the files that were
+    # skipped.
     context = {
         "format": _SEGMENT_FORMAT,
         "keys": vars(_choose_layout(total, limits)),

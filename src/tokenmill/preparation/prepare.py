@@ -59,7 +59,7 @@ class Report:
 
     path: Path
     manifest: Manifest
-    was_finished: bool  # by an earlier run; this one changed nothing
+    was_finished: bool  # whether an earlier run finished the dataset; this run then changed nothing
     parts: int
     parts_done_before: int
     bytes_read: int  # input bytes that this run read
@@ -100,8 +100,8 @@ def prepare(
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
     run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
     `tokenmill.preparation.settings.PrepareSettings`. `memory` is the limit in bytes for all workers
-    together. Inputs and `out` may be in an object store. If `out` is, unfinished work is in the folder
-    `work`, by default ~/.cache/tokenmill/work on this machine.
+    together. Inputs and `out` may be in an object store. If `out` is in an object store, unfinished
+    work is kept in the folder `work`, by default ~/.cache/tokenmill/work on this machine.
 
     With `engine="ray"`, the workers run on the Ray cluster at `ray_address`, by default the cluster
     that is running on this machine. If `out` is in an object store, unfinished work is there too by
@@ -162,7 +162,7 @@ def _check_engine(engine: str, ray_address: str | None) -> None:
 
 
 def start_engine(plan: Plan) -> Engine:
-    """Start worker processes, each with its share of the memory."""
+    """Start worker processes for a plan, each with an equal share of its memory."""
     workspace = Workspace(plan.tokenizer, plan.share)
     started = min(plan.workers, len(plan.parts))
     return LocalEngine(started, workspace, suggest_less_memory(started, plan.memory))
@@ -177,9 +177,9 @@ def run_plan(
     work: Path | None = None,
     start: Callable[[Plan], Engine] = start_engine,
 ) -> Report:
-    """Run the unfinished stages of a plan.
+    """Make the dataset of a plan in the folder `out`, or finish it if an earlier run began.
 
-    `work` is the folder for unfinished work, by default `.work` in `out`. `start` starts the engine.
+    `work` is the folder for unfinished work, by default `.work` in `out`. `start` starts an engine.
     """
     with (
         explain_disk_errors(),
@@ -213,7 +213,11 @@ def run_plan(
 
 
 def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
-    """Find the repeated lines of the whole input. Returns where each part's marks are, and bad files."""
+    """Find the lines that repeat an earlier line of the input.
+
+    Returns, for each part, where its marks are stored (one per line: whether it is a repeat), and
+    the bad files that were skipped.
+    """
     plan, folder = run.plan, run.folder.segments
     names = [part.scan_name for part in plan.parts]
     scans = make_bundles(
@@ -228,11 +232,14 @@ def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
 
 
 def grind(run: Run, marks: Sequence[PartMarks] | None, skipped: Skipped) -> Bundles:
-    """Make the segments of all parts."""
+    """Tokenize the parts that an earlier run has not done. Returns the segments of all parts.
+
+    `marks` say which repeated lines to remove; `skipped` are bad files to leave out.
+    """
     plan = run.plan
     names = [part.name for part in plan.parts]
     if marks is not None:
-        # The content of a segment depends on the lines of all parts.
+        # Which lines are removed depends on all parts, so the name of a segment must, too.
         names = [hash_names(plan.name, str(sorted(skipped)), name) for name in names]
 
     def make_task(i: int, **more: Any) -> GrindPart:
@@ -311,7 +318,7 @@ def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
 
 
 def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> Manifest:
-    """Write the reports and the tokenizer, and the manifest last."""
+    """Write the reports and the tokenizer, then the manifest. Returns the manifest."""
     plan, folder = run.plan, run.folder
     join_reports(sifted.rejected, folder.path / REJECTED_NAME)
     join_reports(sifted.repaired, folder.path / REPAIRED_NAME)

@@ -111,7 +111,7 @@ def pretokenize(
         return _check_existing(source, target, kind, tokenizer)
     with (
         explain_disk_errors(),
-        OutputFolder(folder, marks=["."]),  # any content: it may have been partly removed
+        OutputFolder(folder, marks=["."]),  # accept any content that a killed run may leave
         watching(watcher, progress) as shown,
     ):
         if target.exists() and not restart:
@@ -178,7 +178,10 @@ def _kind(dtype: str, tokenizer: Tokenizer) -> np.dtype[Any]:
 def _check_existing(
     source: Path, target: Path, kind: np.dtype[Any], tokenizer: Tokenizer
 ) -> Pretokenized:
-    """Describe the existing file. Raises an error if it is outdated, damaged or from other settings."""
+    """Return the result for ids that an earlier run wrote to `target`.
+
+    Raises `FolderError` if the file is outdated, damaged, or not the ids of this text.
+    """
     again = "Add `restart=True` to make it again."
     if target.stat().st_mtime_ns < source.stat().st_mtime_ns:
         raise FolderError(f"{target} is older than {source}. {again}")

@@ -46,7 +46,7 @@ except ImportError:
     ) from None
 
 _ATTEMPTS = 4  # how often to run a task, if its process or node is lost each time
-_RAY_BYTES = 100 << 20  # of each worker process, which Ray itself takes
+_RAY_BYTES = 100 << 20  # memory that Ray itself takes in each worker process
 _AHEAD = 2  # tasks handed to Ray for each CPU of the cluster
 _PATIENCE = 10.0  # seconds to connect
 _WAIT = 10.0  # seconds to wait for a result before looking up the size of the cluster again
@@ -62,7 +62,7 @@ _NO_CLUSTER = (
 
 
 class RayCluster:
-    """A connection to a running cluster: its cores and its memory in bytes."""
+    """A connection to a running Ray cluster. `cores` and `memory` say how large the cluster is."""
 
     def __init__(self, address: str | None = None) -> None:
         self._cores, self._counted = 0, -_OFTEN
@@ -116,7 +116,8 @@ class RayCluster:
     ) -> RayEngine:
         """Return the engine that runs a plan.
 
-        `workers` limits the tasks that run at once. `note` receives messages for the user.
+        `out` is the folder for unfinished work. `workers` limits the tasks that run at once. `note`
+        receives messages for the user.
         """
         sources = [source.path for source in plan.sources]
         paths = [str(out), *sources]

@@ -34,10 +34,11 @@ def keys_in_memory(memory: int) -> int:
 
 
 def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, limit: int) -> int:
-    """Write a mark for each of `total` keys to the file `marks`. Returns how many keys are repeats.
+    """Write to the file `marks` one byte per key: 1 if an equal key is earlier, else 0.
 
-    At most `limit` keys are sorted at once. If there are more, all keys go to files in the folder
-    `spill`. Files left there by an earlier run are removed.
+    `tables` have `total` keys together. Returns how many of them are repeats. At most `limit` keys
+    are sorted at once. If there are more, all keys go to files in the folder `spill`. Files left
+    there by an earlier run are removed.
     """
     with marks.open("wb") as empty:
         _reserve(empty, total)
@@ -86,7 +87,7 @@ def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
     try:
         for keys in tables:
             bucket = (keys[:, 0] >> np.uint64(64 - bits)).astype(np.uint8)
-            order = np.argsort(bucket, kind="stable")  # a radix sort, of bytes
+            order = np.argsort(bucket, kind="stable")  # NumPy sorts bytes in linear time
             entries = np.empty(len(keys), _ENTRY)
             entries["key"] = keys[order]
             entries["place"] = order + place
@@ -100,7 +101,10 @@ def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
 
 
 def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
-    """Mark the repeats among the keys of one file, in several rounds if it is too large."""
+    """Mark the repeats among the keys of one file, and return their number.
+
+    If the file has more than `limit` keys, each of several rounds handles a share of the keys.
+    """
     count = path.stat().st_size // _ENTRY.itemsize
     rounds = -(-count // limit)
     repeats = 0
@@ -125,7 +129,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
-    """Mark the repeats among some keys.
+    """Mark the repeats among some keys, and return their number.
 
     `places` are the positions of the keys in the list, ascending. If None, `keys` is the whole
     list.

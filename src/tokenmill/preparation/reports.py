@@ -1,8 +1,8 @@
 """Reports about the input: rejected records, repaired documents, files that may not be UTF-8.
 
 A segment is the result of processing a part of the input, and counts lines from the part's start.
-When a segment is sifted, its reports are written with the line numbers of the input files. A report
-of the dataset joins those of all segments.
+When the documents of a segment are chosen (`sift.py`), its reports are written with the line
+numbers of the input files. A report of the dataset joins those of all segments.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Reporter:
                     yield self._encode(number, line, offset, reason=reason)
 
     def list_repairs(self, kept: Records, begins: Whole | None) -> Iterator[bytes]:
-        """Yield the repaired documents among some kept records, as JSON lines."""
+        """Yield the repaired documents among some kept records, as JSON lines.
+
+        `begins` is the document that begins in this segment and ends in a later one, if any.
+        """
         replaced = kept["replaced"].astype(np.int64)
         replaced[(kept["flags"] & CONTINUES) != 0] = 0
         last = int(kept["flags"][-1]) & (CONTINUES | UNFINISHED) if len(kept) else 0
@@ -80,15 +83,16 @@ class Reporter:
 class SourceCounts:
     """Counts the replaced bytes of each source, from a segment's records in input order.
 
-    An entry is the number of a source, the offset of its first repaired document, its replaced
-    bytes and its bytes. A source without replaced bytes has no entry, unless it is the first or last.
+    An entry has four numbers: the number of a source, the offset of its first repaired document,
+    how many bytes were replaced, and how many bytes its documents have. A source without replaced
+    bytes has no entry, unless it is the first or last source of the segment.
     """
 
     def __init__(self) -> None:
         self.entries: list[list[int]] = []
 
     def add(self, records: Records) -> None:
-        """Add some records."""
+        """Count the replaced bytes in some more records."""
         if not len(records):
             return
         sources = records["source"]
@@ -154,7 +158,10 @@ def describe_files(
 
 
 def _read_sample(source: SourceFile, offset: int) -> bytes:
-    """Read some bytes of a file, from an offset, or from the beginning if the file is compressed."""
+    """Read some bytes of a file from an offset on. Returns no bytes if the file cannot be read.
+
+    A compressed file is read from its beginning, and a Parquet file not at all.
+    """
     try:
         if source.kind == "parquet":
             return b""
@@ -186,7 +193,7 @@ def count_lines_before(plan: Plan, receipts: Sequence[Receipt]) -> Iterator[int]
 
 
 def join_reports(paths: Iterable[Path], target: Path) -> None:
-    """Join the reports of segments to one file. Without any report, no file is written."""
+    """Join the reports of segments into the file `target`. Without any report, remove that file."""
     some = iter(paths)
     first = next(some, None)
     if first is None:

@@ -5,9 +5,9 @@ written last, so a bundle without a receipt is unfinished. The files are not flu
 one, because that would take longer than making them. Instead, the receipt holds checksums of the files
 and of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
 
-A segment is the bundle that a task makes from a part of the input. It has the tokens, one `RECORD` per
-document, the keys of documents, the rejected records, and the texts of documents that continue in
-another part.
+A segment is the bundle that a task makes from a part of the input. It has the tokens, one `RECORD`
+per document, the keys (hashes) of documents, the rejected records, and the text of documents that
+begin or end in another part.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECORD = np.dtype(
         ("key", "<u8", (2,)),
         ("length", "<u8"),  # tokens, including the end-of-text token
         ("source", "<u4"),
-        ("line", "<u4"),  # of the first replaced byte, from 1 in the range; 0: unknown
+        ("line", "<u4"),  # of the first replaced byte, 1 at the start of the range; 0: unknown
         ("offset", "<u8"),
         ("raw", "<u8"),  # bytes as they were read
         ("text", "<u8"),  # bytes after cleaning
@@ -54,7 +54,7 @@ _Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and i
 
 
 class Fragment(NamedTuple):
-    """The record of a document that begins in an earlier part or ends in a later one."""
+    """The record of a fragment: the piece that one part has of a document that spans parts."""
 
     flags: Count
     length: Count
@@ -104,13 +104,13 @@ class _FateFacts(TypedDict):
     characters: Count
     repaired: Count
     dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
-    # An entry for the first source, the last source, and each source with repairs: the number of the
-    # source, the offset of its first repaired document, its replaced bytes, and its bytes.
+    # An entry for the first source, the last source, and each source with repairs: the source's
+    # number, the offset of its first repaired document, how many bytes were replaced, and its size.
     sources: list[tuple[Count, Count, Count, Count]]
 
 
 class ScanReceipt(TypedDict):
-    """The receipt of a part's line keys: size and checksum of each file, and facts about the part."""
+    """The receipt of the keys of a part's lines: size and checksum of the file, and counts."""
 
     name: str
     files: dict[Literal["lines"], tuple[Count, str]]
@@ -118,7 +118,7 @@ class ScanReceipt(TypedDict):
 
 
 class SegmentReceipt(TypedDict):
-    """The receipt of a segment."""
+    """The receipt of a segment: size and checksum of each file, and facts about the documents."""
 
     name: str
     files: dict[Literal["tokens", "docs", "keys", "rejected", "text"], tuple[Count, str]]
@@ -126,7 +126,7 @@ class SegmentReceipt(TypedDict):
 
 
 class MarkReceipt(TypedDict):
-    """The receipt of a partition's marks, which say which of its keys are repeats."""
+    """The receipt of a mark file, which says for each key of a partition whether it is a repeat."""
 
     name: str
     files: dict[Literal["marks"], tuple[Count, str]]
@@ -134,7 +134,7 @@ class MarkReceipt(TypedDict):
 
 
 class FateReceipt(TypedDict):
-    """The receipt of a segment's fates: for each document its split, or that it is dropped."""
+    """The receipt of a segment's fates: the split of each document, or that it is dropped."""
 
     name: str
     files: dict[Literal["fates", "rejected", "repaired"], tuple[Count, str]]
@@ -145,7 +145,10 @@ _READ_BYTES = 4 << 20
 
 
 class Bundle:
-    """Writes one bundle. If the `with` block ends without `finish`, the bundle's files are removed."""
+    """Writes a bundle: some files, and a receipt that lists them.
+
+    If the `with` block ends without `finish`, the files are removed.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -181,7 +184,10 @@ class Bundle:
 
 
 def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> Receipt | None:
-    """Return the receipt of a bundle, of type `kind`, or None if it is absent or damaged."""
+    """Return the receipt of a bundle, or None if the receipt is absent or damaged.
+
+    `kind` is the type of the receipt. The bundle's other files are not read; see `CheckBundle`.
+    """
     receipt: Receipt | None = read_receipt(folder / f"{name}.json", kind)
     if receipt is None or receipt["name"] != name:
         return None
@@ -233,7 +239,10 @@ class CheckBundle:
 
 
 def has_key(records: Records) -> npt.NDArray[np.bool_]:
-    """Return which records have a key in the key file: those of whole documents with valid text."""
+    """Return which records have a key in the segment's key file.
+
+    A document has none if it spans parts, or if it is dropped because of invalid UTF-8.
+    """
     without: npt.NDArray[np.bool_] = (records["flags"] & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
     return without
 
@@ -248,8 +257,8 @@ def read_document_records(segment: Path, count: int) -> Iterator[Records]:
 def read_fragment(segment: Path, fragment: Fragment) -> Iterator[bytes]:
     """Yield the text of a fragment of a document, block by block.
 
-    The file has the texts of at most two fragments: first of a document that began in an earlier
-    part, then of a document that continues in the next part.
+    The file has at most two fragments: first the one of a document that began in an earlier part,
+    then the one of a document that begins in this part and ends in a later one.
     """
     path = segment.with_suffix(".text")
     length = fragment.text

@@ -134,7 +134,7 @@ class PrepareSettings:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a text is valid Unicode. Arguments that are not UTF-8 are not."""
+    """Return whether a text has no lone surrogates. A shell argument that is not UTF-8 has some."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -73,7 +73,7 @@ class SiftSegment:
     records: int  # read at once
 
     def run(self, worker: Worker) -> Receipt:
-        """Make the bundle, and return its receipt."""
+        """Write the documents' fates and the reports to a bundle, and return its receipt."""
         with Bundle(self.folder, self.name) as bundle:
             bundle.write("fates", b"")
             totals, sources = Totals(), SourceCounts()
@@ -91,7 +91,7 @@ class SiftSegment:
             return bundle.finish(vars(totals) | {"sources": sources.entries})
 
     def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates]]:
-        """Yield the segment's records and their fates, some at a time."""
+        """Yield the segment's records and their fates, some at a time. Counts them in `totals`."""
         marks = Marks(self.marks.read() if self.marks is not None else ())
         for records in read_document_records(self.segment, self.records):
             known = has_key(records)
@@ -129,7 +129,10 @@ class Totals:
 
 
 def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: Totals) -> Fates:
-    """Return the fate of each document: its split, or dropped. Adds the documents to the totals."""
+    """Return the fate of each document: 0 if it is dropped, 1 for train, 2 for val.
+
+    `repeated` says which documents repeat an earlier one. Adds all documents to `totals`.
+    """
     bad = (records["flags"] & BAD_TEXT) != 0
     empty = ~bad & (records["text"] == 0)
     # Some tokenizers remove characters, possibly all of a text.
@@ -154,6 +157,6 @@ def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: 
 
 
 def fate_of(document: Whole, val_fraction: float) -> int:
-    """Return the fate of a document that spans parts."""
+    """Return the fate of a document that spans parts: 0 if dropped, 1 for train, 2 for val."""
     repeated = np.array([document.repeated])
     return int(choose_fates(document.record(), repeated, val_fraction, Totals())[0])

@@ -62,7 +62,7 @@ class Whole:
 
     @property
     def line(self) -> tuple[int, int]:
-        """Where the first replaced byte is: the part, and the line within it (0 if unknown)."""
+        """Where the first replaced byte is: the part, and the line in that part (0 if unknown)."""
         lines = ((part, fragment.line) for part, fragment in self.fragments if fragment.line)
         return next(lines, (self.first_part, 0))
 
@@ -99,7 +99,7 @@ def find_spanning(receipts: Sequence[Receipt]) -> list[Whole]:
 
 @dataclass(frozen=True)
 class HashDocuments:
-    """A task: compute the keys of some documents that span parts."""
+    """A task: compute the keys (hashes of the text) of some documents that span parts."""
 
     documents: tuple[Whole, ...]
     segments: dict[int, Path]  # by the number of the part

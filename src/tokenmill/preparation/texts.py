@@ -69,7 +69,10 @@ class Texts:
         marks: Marks | None,
         joined: bytes | None = None,
     ) -> Texts:
-        """Make `Texts` from a list. Unless a text contains a NUL byte, the texts are also joined."""
+        """Make `Texts` from a list. Unless a text contains a NUL byte, also keep them as a block.
+
+        `joined` is the block, if the caller has already joined the texts.
+        """
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
         return cls(texts, block if whole else None, offsets, sizes, marks)
@@ -88,7 +91,7 @@ class Texts:
         return np.concatenate(([0], nuls + 1)), np.append(nuls, len(self.block or b""))
 
     def cut_block(self, first: int, stop: int) -> bytes:
-        """Return the bytes of the block that hold the texts from `first` to `stop`."""
+        """Return the block of `texts[first:stop]`, joined by NUL bytes."""
         assert self.block is not None
         starts, ends = self._borders
         if first == 0 and stop == len(ends):
@@ -120,7 +123,7 @@ class Texts:
         return count_characters(self.block, *self._borders)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Texts:
-        """Return the chosen documents only."""
+        """Return `Texts` with the chosen documents only."""
         kept, sizes = chosen.tolist(), self.sizes[chosen]
         offsets = list(compress(self.offsets, kept))
         marks = None if self.marks is None else self.marks[chosen]
@@ -134,10 +137,11 @@ class Texts:
 
 
 def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> Texts:
-    """Check and clean the texts of a chunk.
+    """Return the texts of a chunk, cleaned, and repaired if they are not valid UTF-8.
 
-    If `on_bad_text` is drop, documents with invalid UTF-8 are removed. A fragment of such a document
-    stays and is flagged, because the rest of the document may be in another chunk.
+    If `on_bad_text` is drop, documents with invalid UTF-8 are removed and added to the chunk's
+    rejections. A fragment of such a document stays and is flagged, because the rest of the document
+    may be in another chunk.
     """
     listed, offsets = chunk.texts, chunk.offsets
     sizes = np.fromiter(map(len, listed), np.int64, len(listed))
@@ -205,7 +209,7 @@ def _count_replaced(text: bytes, repaired: bytes) -> int:
 
 
 class Encoder:
-    """Encodes the chunks of a part, in order."""
+    """Tokenizes a part: call `encode` for each chunk in order, then `finish`."""
 
     def __init__(self, workspace: Workspace, hold_limit: int) -> None:
         self._workspace = workspace
@@ -241,7 +245,7 @@ class Encoder:
         return np.concatenate([np.zeros(0, np.uint32), *ids])
 
     def _encode_some(self, texts: Texts, first: int, stop: int) -> EncodedTexts:
-        """Encode the whole texts from `first` to `stop`: one long text, or several short texts."""
+        """Encode the whole documents `texts[first:stop]`: one long text, or several short ones."""
         if texts.text_sizes[first] > _LONG:
             text = texts.texts[first]
             long = LongText(self._tokenizer, max(self._hold_limit, len(text)))
@@ -257,7 +261,10 @@ class Encoder:
         return encoded
 
     def _continue(self, text: bytes, *, ends_here: bool) -> EncodedTexts:
-        """Encode a fragment of a document."""
+        """Encode the next fragment of a document.
+
+        Ids that may depend on the text after the fragment are held back until that text is encoded.
+        """
         if self._open is None:
             self._open = LongText(self._tokenizer, self._hold_limit)
         ids = self._feed(self._open, text)

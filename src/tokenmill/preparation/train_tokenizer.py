@@ -2,12 +2,12 @@
 
 The same files, in any order, give the same bytes of tokenizer.json. The `tokenizers` library learns
 the same merges from the same texts and gives the same ids. `<|endoftext|>` is id 256, after the 256
-bytes. Where the text contains `<|endoftext|>`, a document ends; merges never include its characters.
-Text is split into words as GPT-2 does. The file is complete or absent.
+bytes. Where the text contains `<|endoftext|>`, a document ends, and nothing is learned from these
+characters. Text is split into words as GPT-2 does. tokenizer.json is complete or absent.
 
 Costs 4 s and 170 MB of memory for 100 MB of text and 32,000 ids on two cores. Memory grows with the
-number of *different* words, about 60 bytes each, and nothing is moved to disk. So train on a sample of
-a few GB: more text hardly changes a vocabulary. Training runs in a process of its own (`main`), so
+number of *different* words, about 60 bytes each, and nothing is moved to disk. So train on a sample
+of a few GB: more text hardly changes a vocabulary. Training runs in its own process (`main`), so
 that its memory is returned at the end and a crash is an ordinary error. The text of JSON lines,
 Parquet and compressed files is extracted to the folder for temporary files.
 """
@@ -90,7 +90,7 @@ def train_tokenizer(
 
 
 def _remove_left_behind(target: Path) -> None:
-    """Remove half-written files of killed processes. Files of running processes stay."""
+    """Remove half-written copies of `target` left by processes that no longer run."""
     for path in target.parent.iterdir():
         if is_temporary(path.name) and path.name.startswith(f"{target.name}."):
             try:
@@ -102,7 +102,10 @@ def _remove_left_behind(target: Path) -> None:
 
 
 def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> list[Path]:
-    """Return all input as plain text files, sorted. The text of other files is written to `rest`."""
+    """Return the sorted paths of plain text files with all the text of the sources.
+
+    The text of sources that are not plain text is first written to the file `rest`.
+    """
     plain = {
         source: Path(source.path).resolve()
         for source in sources
@@ -144,7 +147,7 @@ def _learn_merges(
     paths: Sequence[Path], vocab_size: int, result: Path
 ) -> list[tuple[bytes, bytes]]:
     job = {"paths": [str(path) for path in paths], "vocab_size": vocab_size}
-    # gigatoken prints its progress on both standard streams of the process.
+    # Capture the output: gigatoken, which does the training, prints its progress there.
     done = subprocess.run(
         [sys.executable, "-m", "tokenmill.preparation.train_tokenizer", str(result)],
         input=orjson.dumps(job),

@@ -48,7 +48,9 @@ class WindowError(Exception):
 
 
 def decompress(raw: BinaryIO, compression: str, *, window: int = USUAL_WINDOW) -> Stream:
-    """Decompress an open file while it is read. `window` limits the memory of a zstd or xz stream.
+    """Return a stream that decompresses an open file as it is read.
+
+    `window` limits, in bytes, the memory of a zstd or xz stream.
 
     >>> import gzip, io
     >>> decompress(io.BytesIO(gzip.compress(b"text") + bytes(512)), "gzip").read(100)
@@ -218,7 +220,10 @@ def _find_xz_memory(head: bytes, limit: int) -> int:
 
 
 def _find_window(header: bytes) -> int:
-    """Return the window that a zstd frame asks for (RFC 8878, 3.1.1.1), or 0 if it names none."""
+    """Return the window in bytes that a zstd frame asks for (RFC 8878, 3.1.1.1).
+
+    Returns 0 if `header` is not the header of a zstd frame.
+    """
     if len(header) < 6 or not header.startswith(_ZSTD):
         return 0
     descriptor = header[4]

@@ -15,7 +15,7 @@ _MARKS = (  # UTF-32 first: its little-endian mark begins with the mark of UTF-1
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
-# For each encoding: how many bytes a character has, and which of them is the highest.
+# For each encoding: the bytes per code unit, and the index of the most significant one.
 _WIDE = {"UTF-32LE": (4, 3), "UTF-32BE": (4, 0), "UTF-16LE": (2, 1), "UTF-16BE": (2, 0)}
 _STOPS_LE = tuple(stop.encode("utf-16-le") for stop in "、。")
 _STOPS_BE = tuple(stop.encode("utf-16-be") for stop in "、。")

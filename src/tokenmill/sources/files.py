@@ -17,7 +17,7 @@ _URI = "file:///"
 
 
 class BadFileError(InputError):
-    """A file cannot be read to its end. Other input files are not affected."""
+    """An input file cannot be read, or cannot be used. Other input files are not affected."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source}: {reason}")
@@ -84,12 +84,12 @@ def local_path(name: str) -> str:
 
 
 def open_source(name: str) -> BinaryIO:
-    """Open a source. Does not use Path, which takes twice as long for small files."""
+    """Open an input file by its name. A Path would take twice as long for small files."""
     if is_address(name):
         return cast("BinaryIO", as_path(name).open("rb"))
     return open(local_path(name), "rb")  # noqa: PTH123
 
 
 def stat_source(name: str) -> os.stat_result:
-    """Return the size and modification time of a source. A Path would take ten times as long."""
+    """Return the `stat` of an input file by its name. A Path would take ten times as long."""
     return as_path(name).stat() if is_address(name) else os.stat(local_path(name))  # noqa: PTH116

@@ -208,7 +208,10 @@ def _walk(
 
 
 def _leads_out(link: str, root: str) -> bool:
-    """Return whether a link leads out of the folder `root`, given with a final slash."""
+    """Return whether a link leads to something outside the folder `root`. A broken link does not.
+
+    `root` ends with a slash.
+    """
     target = os.path.realpath(link)
     return not f"{target}/".startswith(root) and os.path.exists(target)  # noqa: PTH110
 
@@ -230,7 +233,7 @@ def _is_left_out(folder: Path, leave_out: Path | None, passed_over: list[PassedO
 
 
 def _is_dataset(folder: Path) -> bool:
-    # Unlike Path.is_dir, this does not raise for a folder without permission; walking it does.
+    # Unlike Path.is_file, this does not raise for a folder without permission. `_walk` reports it.
     return os.path.isfile(folder / MANIFEST_NAME)  # noqa: PTH113
 
 

@@ -160,7 +160,9 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
 
 
 def list_names(names: list[str]) -> str:
-    """List the names of fields or columns in an error message, shortened.
+    """Return the names of fields or columns as text for an error message.
+
+    Shows at most 20 names, and 40 characters of each.
 
     >>> list_names(["id", "x" * 50])
     'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'

@@ -126,7 +126,7 @@ def compose(text: bytes) -> bytes:
 
 
 def _in_canonical_order(text: str) -> str:
-    """Sort marks as NFC requires. `unicodedata` would take quadratic time for this."""
+    """Sort combining marks as NFC requires. `unicodedata` would take quadratic time for this."""
     for mark in "\u0344\u0f73\u0f75\u0f81":  # these are all the marks that decompose into two
         text = text.replace(mark, unicodedata.normalize("NFD", mark))
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)

@@ -29,7 +29,10 @@ class FoundObjects:
 
 
 def find_input_objects(path: ObjectPath, leave_out: Path | None) -> FoundObjects:
-    """Find the objects at or below an address, or those that a glob matches."""
+    """Find the objects at or below an address, or those that a glob matches.
+
+    Below an address, hidden objects, finished datasets and the folder `leave_out` are left out.
+    """
     matches = find_objects(path)
     if matches is not None:
         if not matches:

@@ -30,9 +30,9 @@ from tokenmill.wording import one_line
 
 ROWS = 256  # decoded at once
 _BUFFER = 1 << 20  # bytes; without a buffer, Arrow reads a whole column chunk, which is slower
-_STRUCTURE = 512  # bytes that Arrow takes for a structure in a footer
-_FOOTER = 16  # bytes that Arrow takes for any other byte of a footer
-_LEAST_FOOTER = 1 << 16  # bytes that are always allowed
+_STRUCTURE = 512  # bytes of memory that Arrow takes for a structure in a footer
+_FOOTER = 16  # bytes of memory that Arrow takes for any other byte of a footer
+_LEAST_FOOTER = 1 << 16  # a footer of this many bytes is always allowed
 
 
 def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
@@ -138,7 +138,7 @@ def read_parquet(
     block: int = BLOCK,
     rows: int = ROWS,
 ) -> Iterator[Chunk]:
-    """Yield the documents in the row groups [start, end)."""
+    """Yield the documents in the row groups [start, end) of a Parquet file, in chunks."""
     import pyarrow as pa
 
     try:

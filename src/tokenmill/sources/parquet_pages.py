@@ -41,9 +41,9 @@ class ColumnPages:
 
     page: int  # bytes of the largest page, compressed plus decompressed
     dictionary: int  # bytes of the dictionary
-    repeated: int  # bytes of the longest text that can occur in many rows
-    lengths: int  # bytes for the lengths of the texts in a page
-    # Only data pages that store each of their texts in full:
+    repeated: int  # the most bytes of a text that is stored once and can occur in many rows
+    lengths: int  # the most bytes of memory for the lengths of the texts in a page
+    # The next two describe only pages that store each of their texts in full.
     ends: Places  # the number of rows up to the end of each page
     sizes: Places  # the bytes of text up to the end of each page
 
@@ -51,7 +51,8 @@ class ColumnPages:
         """Return the maximum size, in bytes, of the texts in `rows` consecutive rows."""
         stored = 0
         if len(self.ends):
-            # In the worst case, the first row is the last one of a page and has all its bytes.
+            # In the worst case, the first of these rows is the last of a page, and has all the
+            # text of that page.
             last = np.searchsorted(self.ends, self.ends + (rows - 1), side="left")
             before = np.concatenate(([0], self.sizes[:-1]))
             stored = int((self.sizes[np.minimum(last, len(self.ends) - 1)] - before).max())
@@ -93,7 +94,7 @@ def measure_pages(file: BinaryIO, start: int, size: int, values: int) -> ColumnP
 
 
 def _read_pages(file: BinaryIO, start: int, size: int, values: int) -> Iterator[Page]:
-    """Read the headers of the pages that Arrow would read for a column chunk."""
+    """Yield the headers of the pages that Arrow would read for a column chunk."""
     place, end = start, start + size
     while place < end and values > 0:
         page, place = _read_page(file, place)
@@ -154,10 +155,10 @@ class ColumnChunk(NamedTuple):
 def read_footer(footer: bytes, columns: tuple[int, ...]) -> tuple[tuple[ColumnChunk, ...], ...]:
     """Return the chunks of some columns in each row group, according to a footer.
 
-    Raises ValueError if the footer is damaged. Columns are given by number, as in Arrow, because
-    names in a footer may contradict each other.
-    Arrow's own metadata objects are not used: if a histogram has an unexpected length, they end the
-    process (seen with pyarrow 26). Takes 0.5 s for a megabyte, which is 12,000 chunks.
+    Raises ValueError if the footer is damaged. `columns` are numbers, because names in a footer may
+    contradict each other. Arrow's own metadata objects are not used: if a histogram has an
+    unexpected length, they end the process (seen with pyarrow 26). Takes 0.5 s for a megabyte,
+    which is 12,000 chunks.
     """
     try:
         fields, _ = _read_struct(footer, 0, 0)

@@ -26,7 +26,7 @@ from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.parquet import ROWS, read_parquet
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, find_border, split_records
 
-LEAST_MEMORY = 128 << 20  # per worker, without the window of a zstd stream
+LEAST_MEMORY = 128 << 20  # bytes per worker, without the window of a zstd or xz stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,13 @@ class Reading:
     cutter: Cutter | None = None
     border_cutter: Cutter | None = None
     hold_limit: int = 1 << 62  # bytes of one document that may be held at once
-    window: int = USUAL_WINDOW  # bytes that the window of a zstd stream may take
+    window: int = USUAL_WINDOW  # bytes that the window of a zstd or xz stream may take
     block: int = BLOCK
     rows: int = ROWS
 
 
 def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterator[Chunk]:
-    """Yield the documents in the range [start, end) of a file.
+    """Yield the documents in the range [start, end) of a file, in chunks.
 
     For Parquet, the range counts row groups; otherwise it counts bytes. A compressed file is always
     read whole.

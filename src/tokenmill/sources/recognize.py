@@ -85,7 +85,7 @@ def is_archive(path: str) -> bool:
 
 
 def why_not_text(source: SourceFile) -> str | None:
-    """Return why a file in a folder is passed over; None if it looks like text."""
+    """Return why a file in a folder is passed over, or None if it is read."""
     if is_archive(source.path):
         return "an archive"
     _, inner = _split(source.path)
@@ -110,8 +110,10 @@ def _split(path: str) -> tuple[str | None, str]:
 def _judge_json(source: SourceFile) -> SourceFile:
     """Decide whether a `.json` file is JSON lines or one JSON document over many lines.
 
-    A file of JSON lines may have broken lines. So a file counts as one document only in two cases: its
-    head parses as the beginning of a document, or few lines of its head look like records.
+    Returns the source unchanged for JSON lines, as plain text for one document, and with a fault
+    for an array. A file of JSON lines may have broken lines. So a file counts as one document only
+    in two cases: its head parses as the beginning of a document, or few lines of its head look like
+    records.
     """
     try:
         head = read_head(source, _HEAD)

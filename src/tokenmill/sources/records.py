@@ -36,7 +36,7 @@ PARSED = 4  # a record that is parsed whole and then cut may be this many times 
 _NEWLINE = 10
 _CONTEXT = 8  # bytes before a space or line end that show whether a letter is there
 _TRIES = 20_000  # places of one kind to try as a cut before trying another kind
-_WIDEST = 4  # bytes of a character
+_WIDEST = 4  # bytes of the longest character in UTF-8
 
 # A run of blank lines with something after it. No part of a run can match in two ways, so the
 # search takes linear time.
@@ -76,8 +76,8 @@ class Chunk:
     read: int = 0  # bytes of the source, for progress
     whole: bytes = b""  # the block that this chunk was cut from, if known
     begin: int = 0  # the offset of that block
-    # Where the first invalid byte is, for each record that is not UTF-8, by the offset of the record.
-    # Plain text has no entries here, because the text itself shows the place.
+    # For each record that is not UTF-8: the offset of its first invalid byte, by the offset of the
+    # record. Plain text has no entries here, because the text itself shows the place.
     bad_bytes: dict[int, int] = field(default_factory=dict)
     _newlines: Places | None = None
 
@@ -95,11 +95,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """Where a long document may be cut: after a letter, before a line end or a space.
+    """Where a long document may be cut: after a letter, before a line end, or else before a space.
 
-    `short_line`: if it is 0, cut at any line end or space. Otherwise cut only at line ends, and only
-    after a line that is plain ASCII and shorter than `short_line`. Cleaning never removes such short
-    lines as duplicates, so the cut stays next to a letter.
+    `short_line`: if it is 0, cut at any line end or space. Otherwise cut only at line ends, and
+    only after a line that is plain ASCII and shorter than `short_line`. Such a short line is never
+    removed as a repeated line, so the cut stays next to a letter.
 
     `anywhere`: also cut at other places where cleaning the fragments one by one gives the same text
     as cleaning the document:
@@ -113,11 +113,11 @@ class Cutter:
     anywhere: bool = False
 
     def first(self, data: bytes, start: int, end: int) -> int:
-        """Return the first place to cut in data[start:end], or -1."""
+        """Return the first place to cut in data[start:end], or -1 if there is none."""
         return self._search(data, start, end, data.find, lambda found: (found + 1, end))
 
     def last(self, data: bytes, start: int, end: int) -> int:
-        """Return the last place to cut in data[start:end], or -1."""
+        """Return the last place to cut in data[start:end], or -1 if there is none."""
         return self._search(data, start, end, data.rfind, lambda found: (start, found))
 
     def _search(
@@ -184,7 +184,7 @@ def _character_before(data: bytes, place: int) -> str:
 
 
 def _is_solid(data: bytes) -> bool:
-    """Return whether cleaning keeps the first character as it is, after any other text."""
+    """Return whether cleaning keeps the first character as it is, whatever text precedes it."""
     first = data[0]
     if first < 0x80:
         return 0x20 < first < 0x7F
@@ -268,6 +268,7 @@ def split_records(
 ) -> Iterator[Chunk]:
     """Split a stream of blocks into records. The stream begins at offset `start` of its source.
 
+    `separator` is what separates records: b"" means blank lines, None that all is one record.
     `continues`: the first record began before the stream. `unfinished`: the last record ends after
     the stream. `hold_limit` is how many bytes may be held if they cannot be cut.
     """
@@ -378,7 +379,7 @@ def _one_text(text: bytes, start: int, continues: bool) -> Chunk:
 
 
 def _split_off(data: bytes, separator: bytes | None, start: int, most: int) -> Chunk | None:
-    """Take up to `most` complete records from the start of `data`. Returns None if there is none."""
+    """Return the first complete records of `data`, at most `most`, or None if there is none."""
     if separator is None:
         return None
     if separator == b"":
@@ -407,7 +408,7 @@ def _split_at_blank_lines(data: bytes, most: int) -> tuple[list[bytes], list[int
 
 
 def limit_chunk(chunk: Chunk, cutter: Cutter | None, block: int = BLOCK) -> Iterator[Chunk]:
-    """Divide a chunk into chunks of about a block. Long documents are divided into fragments."""
+    """Divide a chunk into chunks of about `block` bytes. Long documents become fragments."""
     if sum(map(len, chunk.texts)) <= 2 * block:
         yield chunk
         return

@@ -1,1 +1,1 @@
-"""Durable files: atomic writes, locks, claimed folders, and reading untrusted files."""
+"""Durable files, on disk or in an object store: atomic writes, locks, checked reads, a cache."""

@@ -64,7 +64,7 @@ def parse_address(path: str | os.PathLike[str]) -> Address:
     if scheme in WEB:
         try:
             rest = _keep_secret(scheme, rest)
-        except ValueError:  # of urlsplit: a host that cannot be one, such as `[x`
+        except ValueError:  # from urlsplit, for a malformed host such as `[x`
             raise UsageError(
                 f"{hide_secrets(text)} is not a web address. Check the name of the host."
             ) from None
@@ -91,9 +91,9 @@ def _refuse_name(text: str) -> UsageError:
 
 
 def find_full_address(address: Address) -> str:
-    """Return the address with its secrets. Never show the result.
+    """Return the address with its secrets. Never print or log the result.
 
-    If only a folder above it has secrets, returns the address of that folder.
+    If secrets are known only for a folder above the address, returns that folder's address.
     """
     public = str(address)
     while public.count("/") > 1:
@@ -104,7 +104,7 @@ def find_full_address(address: Address) -> str:
 
 
 def list_full_addresses() -> dict[str, str]:
-    """Return the environment variables that `find_full_address` reads. Never show their values."""
+    """Return the environment variables that `find_full_address` reads. Never print their values."""
     return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLE)}
 
 
@@ -118,7 +118,10 @@ def hide_secrets(text: str) -> str:
 
 
 def _keep_secret(scheme: str, rest: str) -> str:
-    """Return a web address without its scheme and secrets; store it whole for `find_full_address`."""
+    """Return a web address without scheme and secrets.
+
+    Stores the secrets for `find_full_address`.
+    """
     parts = urlsplit(f"{scheme}://{rest}")
     public = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
     full = f"{scheme}://{parts.netloc}{parts.path}" + (f"?{parts.query}" if parts.query else "")
@@ -134,7 +137,7 @@ def _keep_secret(scheme: str, rest: str) -> str:
 
 
 def _is_other_file(one: str, other: str) -> bool:
-    """Return whether two addresses differ in more than a signature."""
+    """Return whether the queries of two addresses differ in more than their signatures."""
     return _without_signature(one) != _without_signature(other)
 
 

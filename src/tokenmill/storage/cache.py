@@ -10,7 +10,7 @@ Guarantees: the files never take more than the limit, however many processes wri
 are used only if their hash is right. So a piece counts as missing if it was damaged, half written
 by a killed process, or replaced while it was read. Nothing has to be cleaned up: there are no
 temporary files, and the system releases the claims of a dead process. The cache survives restarts
-and a change of the limit. A lower limit drops the pieces beyond it.
+and a change of the limit. A lower limit drops the pieces that no longer fit.
 
 Costs: a lookup reads 4 kB of the index (5 µs). `get` hashes the whole piece (20 µs). After `hold`,
 which hashes the piece once, reading 2 kB of the piece takes 2 µs. Some sets fill up before others:
@@ -57,7 +57,8 @@ _SIZE = _RECORD.itemsize  # 64 bytes
 _SET_RECORDS = WAYS * _SIZE
 SET_BYTES = WAYS * PIECE + _SET_RECORDS  # the smallest cache
 _LIMIT = 16 << 30  # bytes
-_SET_PAUSE, _SET_PATIENCE = 0.0002, 0.5  # seconds to wait for a set that another process changes
+# Seconds between tries, and in total, to claim a set that another process changes.
+_SET_PAUSE, _SET_PATIENCE = 0.0002, 0.5
 _TOUCH = 2_000_000_000  # nanoseconds until a use is recorded again
 
 
@@ -120,7 +121,7 @@ def _choose_limit(folder: Path) -> int:
 
 
 def read_keys(folder: Path) -> npt.NDArray[np.uint64]:
-    """Return the first 8 bytes of the key of every whole piece in a cache, sorted.
+    """Return the first 8 bytes of the key of each whole piece in a cache, as sorted integers.
 
     Reads only the index, which is 1/2,000 of the cache. 8 bytes are enough to count pieces.
     """
@@ -153,14 +154,14 @@ class PieceCache:
                 f"`cache_bytes` is {limit:,}; a cache needs at least {SET_BYTES:,} bytes."
             )
         make_folder(self.folder)
-        # If the limit is now lower: cut off the records before the pieces, so that `is_held`
-        # notices.
+        # If the limit is lower than before, cut off records before pieces. Then a process that
+        # still reads a lost piece notices this in `is_held`.
         self._index = self._open(_INDEX, self._sets * _SET_RECORDS)
         # The size of the index records the limit. Bytes that were never written take no space.
         os.ftruncate(self._index, self._sets * _SET_RECORDS)
         self._pieces = self._open("pieces.bin", self._sets * WAYS * PIECE)
         self._claims = Claims(self.folder / "claims")
-        self._is_full = False  # whether the disk is full
+        self._is_full = False  # whether writing failed, most likely because the disk is full
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PieceCache, (self.folder, self.limit)
@@ -192,11 +193,14 @@ class PieceCache:
         return any(held.first <= first and last <= held.last for held in self._find_slots(key))
 
     def hold(self, key: bytes) -> Held | None:
-        """Check the hash of a piece, and return its slot, for `read`. None if missing or damaged."""
+        """Return the slot of a piece, after checking its hash; None if missing or damaged.
+
+        `read` can then read from the slot, which may hold only some bytes of the piece.
+        """
         return next((held for held, _ in self._read_slots(key)), None)
 
     def copy(self, key: bytes, first: int, target: memoryview) -> bool:
-        """Fill `target` with a piece's bytes from `first` on. False if any is missing or damaged."""
+        """Fill `target` with a piece's bytes from `first` on. False if they are not cached."""
         for held, data in self._read_slots(key):
             start, stop = first - held.first, first - held.first + len(target)
             if start >= 0 and stop <= len(data):
@@ -210,7 +214,7 @@ class PieceCache:
         targets: list[memoryview],
         between: Callable[[], None] | None = None,
     ) -> None:
-        """Fill each target with the bytes from its place in `pieces.bin` on; see `Held.start`.
+        """Fill `targets[n]` with the bytes of `pieces.bin` from `places[n]` on; see `Held.start`.
 
         The bytes are right only if `is_held` returns True afterwards. `between` is called before
         each read.
@@ -222,7 +226,10 @@ class PieceCache:
             preadv(handle, (target,), place)
 
     def is_held(self, held: Held) -> bool:
-        """Return whether a slot still holds the same bytes. If so, all earlier reads are right."""
+        """Return whether a slot still holds the bytes that `hold` checked.
+
+        If so, everything that was read from the slot since then is right.
+        """
         data = os.pread(self._index, _SIZE, held.slot * _SIZE)
         if data[:32] != held.seal[:32] or data[40:] != held.seal[32:]:
             return False
@@ -231,7 +238,7 @@ class PieceCache:
         return True
 
     def put(self, key: bytes, data: bytes | memoryview) -> None:
-        """Store a whole piece. If the disk is full, warn and store nothing."""
+        """Store a whole piece. If writing fails, for example on a full disk, only warn."""
         self.put_part(key, data, 0, len(data))
 
     def put_part(self, key: bytes, data: bytes | memoryview, first: int, size: int) -> None:
@@ -251,9 +258,9 @@ class PieceCache:
     def _choose_slot(
         self, key: bytes, data: bytes | memoryview, first: int, size: int
     ) -> tuple[int, int, bytes | memoryview]:
-        """Choose a slot for bytes of a piece, and write its record.
+        """Choose a slot for bytes of a piece, and write the slot's record.
 
-        Returns the slot, the bytes to write, and where they start in the piece.
+        Returns the slot, where the bytes to write start in the piece, and these bytes.
         """
         number = self._find_set(key)
         deadline = time.monotonic() + _SET_PATIENCE
@@ -290,7 +297,7 @@ class PieceCache:
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[bool]:
-        """Claim a piece before fetching it. Gives False if another thread or process has it."""
+        """Claim a key in a `with` block. Yields False if another thread or process has it."""
         claims = self._claims
         if claims.process != os.getpid():  # a forked process would share its parent's claims
             claims = self._claims = Claims(self.folder / "claims")
@@ -377,7 +384,7 @@ def _parse_record(slot: int, record: bytes) -> Held:
 
 
 def _find_ways(records: bytes, key: bytes) -> list[int]:
-    """Return which records of a set have this key.
+    """Return the indices of the records of a set that have this key.
 
     >>> _find_ways(b"b" * _SIZE + 2 * b"key".ljust(_SIZE), b"key")
     [1, 2]
@@ -393,7 +400,9 @@ def _find_ways(records: bytes, key: bytes) -> list[int]:
 def _join(
     first: int, data: bytes | memoryview, other: int, there: bytes
 ) -> tuple[int, bytes | memoryview]:
-    """Join new bytes at `first` with stored bytes at `other`; drop the stored ones if there is a gap.
+    """Join new bytes at `first` with stored bytes at `other`; returns the start and the bytes.
+
+    If there is a gap between them, the stored bytes are dropped.
 
     >>> _join(2, b"cde", 0, b"abc"), _join(0, b"abc", 2, b"cde"), _join(0, b"a", 2, b"c")
     ((0, b'abcde'), (0, b'abcde'), (0, b'a'))
@@ -406,7 +415,10 @@ def _join(
 
 
 def _choose_set(number: int, sets: int) -> int:
-    """Choose a set by jump consistent hashing (Lamping and Veach), so that growing moves few pieces."""
+    """Choose one of `sets` sets by jump consistent hashing (Lamping and Veach).
+
+    So most pieces stay in their set if the number of sets grows.
+    """
     chosen, following = -1, 0
     while following < sets:
         chosen = following

@@ -1,4 +1,4 @@
-"""Claims on keys, which the threads and processes of a machine share."""
+"""Claims on keys, so that only one thread of one process on a machine works on a key at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Claims:
 
     A claim is a lock on one byte of an empty file, at an offset made from the key. The system
     releases the locks of a process that ends. Only Linux has such locks. On other systems, two
-    processes may fetch the same piece, which only costs time.
+    processes may claim the same key and do the same work, which only costs time.
     """
 
     def __init__(self, path: Path) -> None:
         self.process, self._handle = os.getpid(), open_entry(path)
-        self._own: set[bytes] = set()  # because threads of one process share its locks
+        self._own: set[bytes] = set()  # keys claimed by this process, whose threads share its locks
         self._guard = threading.Lock()
 
     def __del__(self) -> None:

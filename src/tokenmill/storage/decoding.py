@@ -1,4 +1,4 @@
-"""Decode untrusted JSON. A ValueError says briefly why a text cannot be used.
+"""Decode untrusted JSON. If a text cannot be used, a ValueError says why in a few words.
 
 A limit on the size of the text is not enough: a list of empty lists takes 20 times its size in
 memory. So the number of values is limited as well. Counting them takes three searches of the text.
@@ -12,13 +12,15 @@ import msgspec
 import orjson
 
 MOST_VALUES = 1 << 22  # in one JSON text: at most about 500 MB of Python objects
-_LONGEST = 300  # characters of a reason
+_LONGEST = 300  # characters of an error's text
 
 T = TypeVar("T")
 
 
 def check_values(data: bytes, most: int = MOST_VALUES) -> None:
     """Raise ValueError if a JSON text has more than `most` values.
+
+    Counts commas and opening brackets, so those inside strings count as values too.
 
     >>> check_values(b"[[], [], []]", most=3)
     Traceback (most recent call last):
@@ -40,7 +42,10 @@ def parse_json(data: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def load_json(data: bytes) -> Any:
-    """Parse JSON of any size. Raises MemoryError where orjson would report invalid JSON instead."""
+    """Parse JSON of any size.
+
+    If memory runs out, raises MemoryError; orjson alone would report invalid JSON.
+    """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -50,7 +55,7 @@ def load_json(data: bytes) -> Any:
 
 
 def decode(data: bytes | memoryview, kind: type[T]) -> T:
-    """Decode JSON as a type.
+    """Decode JSON as the type `kind`. Raises ValueError if the JSON is invalid or of another type.
 
     Does not limit the number of values. If the type allows anything and the text may be large, call
     `check_values` first.
@@ -69,7 +74,7 @@ def decode(data: bytes | memoryview, kind: type[T]) -> T:
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Like `decode`, for a value that is already decoded as a more general type."""
+    """Convert a decoded JSON value to the type `kind`. Raises ValueError if it does not fit."""
     try:
         return msgspec.convert(value, kind)
     except ValueError as error:

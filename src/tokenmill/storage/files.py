@@ -6,8 +6,9 @@ The temporary name contains the process number, so that a new run and a dying on
 while the next bytes are computed.
 
 The content of an output folder may be untrusted. A run could follow a link and overwrite another
-file of the user, and opening a pipe would hang. So a link, a pipe, a device or a hard link inside
-an output folder is refused. The output folder itself may be a link, because the user named it.
+file of the user, and opening a pipe would hang. So a symbolic link, a hard link, a pipe or a device
+inside an output folder is refused. The output folder itself may be a link, because the user named
+it.
 
 In an object store, a file appears when it is uploaded. Until then it is in the temporary folder of
 this machine, without a name, so a killed process leaves nothing behind. Folders, links and flushing
@@ -45,7 +46,10 @@ _machine = ""  # digits that identify this machine, if other machines write to t
 
 
 def name_machine(name: str) -> None:
-    """Make this machine's temporary names unique: other machines may have equal process numbers."""
+    """Add a number made from `name` to all temporary names of this process.
+
+    Without it, processes with the same number on two machines could use the same temporary name.
+    """
     global _machine
     _machine = f"{zlib.crc32(name.encode()):010}"  # of fixed length: a process number follows
 
@@ -106,7 +110,7 @@ def remove_temporaries(*folders: Path) -> None:
         if isinstance(folder, ObjectPath):
             continue
         for name in filter(is_temporary, os.listdir(folder)):
-            # A worker of a killed run, on another node, may still be writing.
+            # A worker of a killed run, on another node, may be renaming its file just now.
             with suppress(FileNotFoundError):
                 remove(folder / name)
 
@@ -331,7 +335,7 @@ class NpyFile(AtomicFile):
         self._file.write(bytes(self._HEADER))
 
     def finish(self) -> str:
-        """Write the header, then finish like any file; the checksum includes the header."""
+        """Write the header and give the file its name. Returns the checksum, header included."""
         self._file.seek(0)
         self._file.write(npy_header(self._dtype, self.size // self._dtype.itemsize, self._HEADER))
         self._file.seek(0)

@@ -45,7 +45,7 @@ class Folder(Storage):
             return file.read(-1 if length is None else length)
 
     def find(self, name: str) -> Entry:
-        """Return the size of a file."""
+        """Return the name and the size of a file."""
         return Entry(name, (self.path / name).stat().st_size)
 
     def read_ranges(

@@ -1,7 +1,7 @@
 """`Storage`, the interface to stored files.
 
-`folder.Folder` implements it for a folder on disk, and `object_store.ObjectStorage` for buckets and web
-servers.
+`folder.Folder` implements `Storage` for a folder on disk, and `object_store.ObjectStorage` for
+buckets and web servers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """A file in a storage: its name relative to the storage, with slashes, and its size.
+    """A stored file: its name, which is relative to the storage and has slashes, and its size.
 
     `version` changes whenever the file changes. It is empty for files on disk.
     """
@@ -33,9 +33,9 @@ class Storage(ABC):
     def read_ranges(
         self, name: str, ranges: Sequence[tuple[int, int]], version: str = ""
     ) -> Sequence[bytes]:
-        """Return the bytes of ranges [start, stop) of a file, which must be inside it.
+        """Return the bytes of each range [start, stop) of a file. Ranges must be inside the file.
 
-        If `version` is given, an object store raises an error if the object has another version.
+        With `version`, an object store raises an error if the object has another version.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Map files of tokens and documents into memory. Mapping a local file reads nothing.
 
-An object cannot be mapped, so it is copied into memory; `MOST_COPIED` limits the copies that `Maps`
-keep.
+An object in an object store cannot be mapped, so it is copied into memory. All `Maps` together keep
+at most `MOST_COPIED` bytes of copies, or one copy that is larger.
 
 Before Python 3.13, each map keeps its file open, and the number of open files is limited. So all
 `Maps` of a process together keep at most `OPEN_FILES` maps. The map that was made first is dropped
@@ -34,7 +34,8 @@ def _find_open_files() -> int:
     """Return how many files may stay mapped: half of those that may be open, at most 16,384.
 
     Copying rows needs further maps, and the program itself also opens files. So if the process may
-    open fewer than 64 files, only a quarter of that number may stay mapped.
+    open fewer than 64 files, only a quarter of that number may stay mapped. If maps do not keep
+    their files open, returns 16,384.
     """
     if _CLOSES:
         return 16384
@@ -70,7 +71,7 @@ class Maps(dict[int, Mapped]):
         self._make = make
 
     def __missing__(self, number: int) -> Mapped:
-        # Counted only after it was made and stored, so a failure of `make` is not counted.
+        # A result is counted only once it is stored, so a failed `make` is not counted.
         made = self[number] = self._make(number)
         _made.append((weakref.ref(self), number))
         while len(_made) > OPEN_FILES or (len(_made) > 1 and sum(_copied.values()) > MOST_COPIED):
@@ -117,7 +118,7 @@ def map_file(
 
 
 def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
-    """Ask the system to read some elements of a mapped file soon, in large requests."""
+    """Ask the system to read elements [first, stop) of a mapped file soon, in large requests."""
     whole = ids
     while isinstance(whole.base, np.ndarray):
         whole = whole.base

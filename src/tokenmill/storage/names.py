@@ -1,7 +1,7 @@
-"""The names of the files that make a folder a dataset, and the order of numbered names.
+"""The names of a dataset's files, and a sort key for names that contain numbers.
 
-The names are defined in this low layer because other layers need them too: a search for text skips
-datasets, and a repository on the Hub may be a dataset.
+The names are in this low layer because several layers need them. For example, the search for input
+files skips folders that are datasets.
 """
 
 from __future__ import annotations

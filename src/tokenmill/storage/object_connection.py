@@ -1,8 +1,8 @@
 """Connect to object stores, with the credentials that the platforms' own tools use.
 
 S3: the environment, then the profile AWS_PROFILE or `default` in ~/.aws, then the role of the
-machine. AWS_ENDPOINT_URL names another server with the interface of S3. Google Cloud Storage: the
-application default credentials. Azure: the AZURE_STORAGE_ variables, or the identity of the machine.
+machine. AWS_ENDPOINT_URL is the address of an S3-compatible server. Google Cloud Storage: the
+application default credentials. Azure: the AZURE_STORAGE_ variables, or the machine's identity.
 
 A process keeps one connection per bucket. All threads may use it, but a forked process must not.
 """
@@ -103,7 +103,7 @@ def _connect(scheme: str, place: str) -> Any:
 
 
 def _find_s3_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Add the settings for S3, from the environment or else from a profile, to `options`."""
+    """Return `options` with the settings for S3, from the environment or else from a profile."""
     profile = _read_profile()
     endpoint = (
         os.environ.get("AWS_ENDPOINT_URL_S3")
@@ -160,7 +160,7 @@ def _read_profile() -> dict[str, str]:
         try:
             parser.read(file)
         except (OSError, UnicodeError, configparser.Error):
-            continue  # the tools of AWS report what is wrong with the file
+            continue  # ignore the file: the tools of AWS report what is wrong with it
         for section in sections:
             if parser.has_section(section):
                 found |= dict(parser[section])

@@ -41,7 +41,7 @@ class ObjectChangedError(OSError):
 
 
 def translate(error: Exception, address: Address) -> Exception:
-    """Return the error to raise in place of an error of obstore."""
+    """Return the error to raise instead of `error`, which obstore raised."""
     text, name = str(error), type(error).__name__
     if name == "PreconditionError":
         return report_change(address)
@@ -67,13 +67,13 @@ def report_change(address: Address) -> ObjectChangedError:
 
 
 def is_cut(error: Exception) -> bool:
-    """Return whether a connection broke during an answer, and obstore has not tried again."""
+    """Return whether the connection broke during an answer, and obstore did not retry."""
     text = str(error)
     return not _RETRIED.search(text) and any(mark in text for mark in _CUT)
 
 
 def _explain(text: str, name: str, scheme: str) -> tuple[str, str]:
-    """Return what happened, and what to do."""
+    """Return two texts: what happened, and what to do."""
     code, status = _CODE.search(text), _STATUS.search(text)
     number = status[1] if status else ""
     detail = f" ({code[1]})" if code else f" (HTTP {number})" if number else ""

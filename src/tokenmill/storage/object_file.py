@@ -1,4 +1,4 @@
-"""Read an object like a file.
+"""Read an object in an object store like a file.
 
 If the object is replaced after it was opened, the next read raises an OSError. Reading in order
 fetches larger and larger blocks, and fetches the next block in the background. Other reads fetch

@@ -1,8 +1,9 @@
 """Paths of objects: `ObjectPath` is a `Path` whose files are in an object store.
 
 Code that reads a dataset uses a few methods of `Path`, and the functions of this package. Both work
-with an `ObjectPath`, so no other package knows where files are. Every method that asks about an
-object sends a request. The other methods of `Path` look for a local file of that name, and fail.
+with an `ObjectPath`, so other packages need not know whether files are local. Every method that
+asks about an object sends a request. Methods of `Path` that `ObjectPath` does not override look for
+a local file of that name, and fail.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tokenmill.storage.object_store import ObjectStorage
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a local file, or of an object.
+    """Return an `ObjectPath` for an address of an object store, and a `Path` for a local path.
 
     >>> as_path("data/corpus"), str(as_path("s3://bucket/corpus") / "train")
     (PosixPath('data/corpus'), 's3://bucket/corpus/train')
@@ -37,7 +38,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def as_object(address: str | os.PathLike[str]) -> ObjectPath:
-    """Return the path of an object."""
+    """Return the `ObjectPath` of an address. Secrets in the address are removed."""
     return ObjectPath(str(parse_address(address)))
 
 
@@ -46,7 +47,7 @@ def find_objects(
 ) -> list[tuple[str, os.stat_result]] | None:
     """Return the sorted addresses of all objects that match a glob, each with its `stat`.
 
-    Returns None if `pattern` is not a glob, or is the name of an object.
+    Returns None if `pattern` is not a glob, or if an object or a folder has exactly that name.
     """
     address = parse_address(pattern)
     if not glob.has_magic(address.key) or as_path(str(address)).exists():
@@ -79,8 +80,8 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def describe_entry(entry: Entry) -> os.stat_result:
-    """Return the `stat` of an object. A hash of the version takes the place of the time of change."""
-    # Azure sends quotes in answers about one object, and none in lists.
+    """Return the `stat` of an object. Its modification time is a hash of the version."""
+    # Azure puts quotes around the version of a single object, but not around versions in lists.
     changed = xxhash.xxh3_64_intdigest(entry.version.strip('"').encode()) >> 1
     facts = (stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, entry.size, 0, 0, 0)
     return os.stat_result(facts, {"st_mtime_ns": changed})
@@ -109,7 +110,7 @@ class ObjectPath(PosixPath):
 
     @cached_property
     def storage(self) -> ObjectStorage:
-        """The objects below this path."""
+        """The objects below this path, as a `Storage`."""
         return ObjectStorage(self.address)
 
     @property
@@ -141,7 +142,7 @@ class ObjectPath(PosixPath):
     # Methods of Path that ask about files.
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:  # noqa: ARG002
-        """Return the size; a hash of the version takes the place of the time of change."""
+        """Return the size, and a hash of the version as the modification time."""
         try:
             entry = self.find()
         except FileNotFoundError:
@@ -167,7 +168,7 @@ class ObjectPath(PosixPath):
         return True
 
     def is_dir(self, **_: bool) -> bool:
-        if self.address.scheme in WEB:  # its only folders are datasets, found by their manifest
+        if self.address.scheme in WEB:  # only datasets are folders there, found by their manifest
             return self.name != MANIFEST_NAME and (self / MANIFEST_NAME).is_file()
         if not self._was_folder:  # opening a dataset asks several times
             self._was_folder = self.storage.has_objects()
@@ -215,7 +216,7 @@ class ObjectPath(PosixPath):
         return ObjectFile(self, self._bucket, self._bucket.find_known(self.address.key))
 
     def find_all(self) -> None:
-        """Look up all objects below this path at once: see `ObjectStorage.find_all`."""
+        """Look up all objects below this path with few requests: see `ObjectStorage.find_all`."""
         self._bucket.find_all(f"{self.address.key}/" if self.address.key else "")
 
     def read_bytes(self) -> bytes:

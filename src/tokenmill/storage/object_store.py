@@ -5,8 +5,9 @@ if the object is replaced after it was found, reading it raises an error. Reques
 temporarily are retried with growing pauses, for a limited time. After that, an error names the
 address, the reason and the cure.
 
-Costs: a request takes some 10 to 100 ms, so ranges close together become one request, and
-`REQUESTS` run at once. Memory holds the requested bytes. obstore is imported at the first request.
+Costs: a request takes some 10 to 100 ms, so ranges close together become one request, and up to
+`REQUESTS` requests run at once. Memory holds the requested bytes. obstore is imported at the first
+request.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ class ObjectStorage(Storage):
         return entry
 
     def find_all(self, prefix: str) -> None:
-        """Look up all objects whose names begin with `prefix`, 1,000 a request, for `find_known`.
+        """Look up all objects whose names begin with `prefix`, so that `find_known` knows them.
 
-        Only for S3: other stores cannot list objects, or write versions differently in lists.
+        A request finds 1,000 objects. Does nothing unless the store is S3: others cannot list
+        objects, or write versions differently in lists.
         """
         if self.address.scheme == "s3":
             for entry in (entry for page in self.list_pages(prefix) for entry in page):
@@ -158,7 +160,7 @@ class ObjectStorage(Storage):
             ]
 
     def has_objects(self) -> bool:
-        """Return whether any object is below the address. On S3, `find_known` then knows some."""
+        """Return whether any object is below the address. On S3, remembers those that it lists."""
         for page in self.list_pages():
             if self.address.scheme == "s3":  # other stores write versions differently in lists
                 for entry in page:
@@ -236,7 +238,7 @@ class ObjectStorage(Storage):
         return Address(self.address.scheme, self.address.place, key or name)
 
     def _call(self, name: str, call: Callable[[Any, str], T], *, writes: bool = False) -> T:
-        """Call obstore, and translate its errors. Retries if the connection breaks in an answer."""
+        """Return `call(store, key)`. Retries cut-off answers; translates obstore's errors."""
         from tokenmill.storage.object_connection import connect
 
         where = self._locate(name)
@@ -255,7 +257,7 @@ class ObjectStorage(Storage):
 
 
 def _find_version(meta: Any) -> str:
-    """Return the ETag. If a web server sends none, return the time of change and the size."""
+    """Return an object's version: its ETag or, without one, its modification time and size."""
     tag: str | None = meta["e_tag"]
     return tag or f"{meta['last_modified'].timestamp()}-{meta['size']}"
 
@@ -303,7 +305,7 @@ def read_files_together(
     if len(items) == 1:
         call(items[0])
         return
-    # In other threads than those of `run_together`, because the calls wait for those.
+    # In a separate pool, because the calls wait for requests in the pool of `run_together`.
     futures = [_pool(FILES).submit(call, item) for item in items]
     try:
         for future in futures:
@@ -316,7 +318,7 @@ def read_files_together(
 
 
 def start_request(call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Start a request in a thread."""
+    """Start `call(*arguments)` in a thread; returns its future."""
     return _pool(REQUESTS).submit(call, *arguments)
 
 

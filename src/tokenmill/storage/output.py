@@ -43,8 +43,8 @@ class OutputFolder(Storage):
     """An output folder that this process has locked. Half-written files of earlier runs are removed.
 
     A folder in an object store has no lock and needs none: only one run can create the record of
-    the settings, and runs with the same settings write the same bytes. If such a run has a local
-    folder `work`, that folder is locked.
+    the settings, and runs with the same settings write the same bytes. `work` is the local folder
+    for the unfinished work of such a run; if it is given, the lock file is in it.
 
     `marks` are file names that show that the folder belongs to a run of this kind. A folder with
     none of them must be empty, except for files named in `ignored`. `lock` is the name of the lock
@@ -134,7 +134,7 @@ is 'mds'. Choose another `out`, or delete that folder.
                 self._lock.release(remove=remove_lock)
 
     def remove_temporaries(self) -> None:
-        """Remove half-written files of any process, here and one level below."""
+        """Remove half-written files of any process from this folder and its direct subfolders."""
         if isinstance(self.path, ObjectPath):
             return
         below = (path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink())
@@ -194,7 +194,7 @@ is 'mds'. Choose another `out`, or delete that folder.
             and not is_temporary(name)
             and not _is_empty_folder(self.path / name)
         ]
-        # Twice, because another run may just be replacing one mark by another.
+        # Look for each mark twice, because another run may just be replacing one mark by another.
         is_marked = any((self.path / mark).exists() for mark in (*marks, *marks))
         if foreign and not is_marked:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")

@@ -1,5 +1,7 @@
 """Read pieces of remote files through a cache, several at once.
 
+A piece is a block of `PIECE` bytes of a file.
+
 Guarantees: if several threads and processes want the same missing piece, one of them fetches it,
 and the others wait until the piece is in the cache. If the one that fetches fails, dies or takes
 over two minutes, another one fetches the piece. Neighbouring pieces share a request. Each call runs
@@ -21,8 +23,8 @@ from typing import NamedTuple
 
 from tokenmill.storage.cache import PIECE, PieceCache, make_piece_key
 
-REQUESTS = 16
-SMALL_REQUESTS = 64  # of a few kilobytes each
+REQUESTS = 16  # that run at once
+SMALL_REQUESTS = 64  # that run at once, if all are small
 LONGEST = 1 << 20  # bytes of a request
 _PAUSE = 0.005  # seconds between checks for a piece that another process fetches
 _PATIENCE = 120.0  # seconds to wait for another process
@@ -215,5 +217,5 @@ def _find_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def make_pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001  (a fork has no threads)
-    """Return the threads of a process that send requests."""
+    """Return the pool of threads that send requests. Each process has one."""
     return ThreadPoolExecutor(REQUESTS + SMALL_REQUESTS, "tokenmill-pieces")

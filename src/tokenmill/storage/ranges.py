@@ -6,10 +6,10 @@ again. Ranges are fetched in their order, several at once. If another process is
 this one waits, and fetches the range itself only if the other process fails.
 
 Requests start one after another. If they started all at once, they would also end at the same time,
-and the line would then be idle until the next answers arrive: 15% of the time at 60 MB/s.
+and the network would then be idle until the next answers arrive: 15% of the time at 60 MB/s.
 
-Some bytes are needed before their range is in the cache. `copy_ranges` fetches them alone and does
-not store them, so they are fetched twice. `Budget` limits how many.
+Some bytes are needed before their range is in the cache. `copy_ranges` fetches these bytes alone
+and does not store them, so they are fetched twice. `Budget` limits how many bytes these are.
 
 Costs: memory for the running requests, of at most `2 * LONGEST` bytes each.
 """
@@ -25,7 +25,7 @@ from itertools import pairwise
 from tokenmill.storage.cache import PIECE, PieceCache, make_piece_key
 from tokenmill.storage.pieces import LONGEST, REQUESTS, SMALL_REQUESTS, RemoteFile, make_pool
 
-_SMALL = 1 << 16  # bytes
+_SMALL = 1 << 16  # bytes of a small request, at most
 _INTERVAL = 0.03  # seconds between two answers, before the first measurement
 _SHARE, _FREE = 0.02, 1 << 20  # may be fetched twice: this share of all ranges, plus these bytes
 _LONGEST_WAIT = 2.0  # seconds to wait for a range if the budget is used up
@@ -76,7 +76,7 @@ class RangeFetcher:
                     self._submit(one, is_late=time.monotonic() > deadline)
 
     def cancel(self) -> None:
-        """Forget all ranges. Requests that run already continue in the background."""
+        """Forget all ranges. Requests that are already running continue in the background."""
         for future in self._running:
             future.cancel()
         self._running.clear()
@@ -123,7 +123,7 @@ def copy_ranges(
 
     Use this for a few bytes that are needed now, while a `RangeFetcher` is fetching a larger range
     around them. Fetched bytes are not stored in the cache. If the budget is used up, waits for the
-    larger range, but at most two seconds. Yields after each range.
+    larger range, but at most two seconds. Yields None after each range, so that a caller can stop.
     """
     pool = make_pool(os.getpid())
     running: set[Future[None]] = set()
@@ -170,7 +170,10 @@ def _copy_cached(
 
 
 def _fetch(cache: PieceCache, file: RemoteFile, start: int, stop: int, *, is_late: bool) -> bool:
-    """Fetch the bytes of [start, stop) that are missing. False if another process is doing so."""
+    """Fetch the bytes of [start, stop) that are missing from the cache.
+
+    Returns False if another thread or process is fetching them. `is_late` fetches them anyway.
+    """
     with cache.claim(make_piece_key(f"{file.identity}\n{start}", stop)) as is_claimed:
         missing = [
             part

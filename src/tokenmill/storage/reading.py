@@ -114,7 +114,7 @@ def read_inside(folder: Path, path: str, most: int) -> bytes:
 
 
 def read_foreign(folder: Path, path: str, most: int) -> bytes:
-    """Read a small file of another program. Refuses a file of more than `most` bytes."""
+    """Read a small file that tokenmill did not write. Refuses a file of more than `most` bytes."""
     with open_foreign(folder, path) as file:
         return _read_all(file, folder, path, most, FOREIGN_CURE)
 
@@ -188,7 +188,10 @@ def for_each_file(
     items: Sequence[Any],
     between: Callable[[], None] | None = None,
 ) -> None:
-    """Run `call(item)`, which reads a file of the folder, for all items. Reads objects in parallel."""
+    """Run `call(item)` for all items. Each call reads a file of the folder.
+
+    In an object store, calls run in parallel, and `between` is called before waiting for each.
+    """
     if isinstance(folder, ObjectPath):
         read_files_together(call, items, between)
     else:
@@ -220,7 +223,7 @@ def check_size(file: BinaryIO, path: str, expected: int, *, foreign: bool = Fals
 
 
 def find_near(path: Path) -> Path | None:
-    """Return the entry of a missing path's folder with the most similar name; None if none is similar.
+    """Return the path with the most similar name in a missing path's folder, or None.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

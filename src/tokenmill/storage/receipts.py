@@ -31,7 +31,7 @@ def encode_receipt(value: Any) -> bytes:
 
 
 def read_receipt(path: Path, kind: type[T]) -> T | None:
-    """Read the receipt in a file. None if the file is absent or damaged, or holds another type."""
+    """Return the receipt in a file; None if it is absent, damaged or not of the type `kind`."""
     try:
         digest, _, content = read_inside(path.parent, path.name, MOST_BYTES).partition(b"\n")
         if digest != xxhash.xxh3_128_hexdigest(content).encode():

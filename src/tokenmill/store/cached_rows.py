@@ -8,9 +8,9 @@ the wrong size or changes while it is in use, an error names the file.
 
 Costs: a row of 2 kB that is in the cache takes 3 µs. The first row of a piece takes 50 µs more,
 because the piece is hashed. `fetch` brings rows into the cache before they are read. A row that is
-not in the cache is fetched with its whole piece. With `is_streaming`, blocks of rows are being
-fetched, so a missing row is fetched alone and not stored. So the first steps of a run do not wait
-for whole blocks.
+not in the cache is fetched with its whole piece. With `is_streaming`, whole blocks of rows are
+being fetched in the background. A missing row is then fetched alone and not stored, so that the
+first steps of a run do not wait for whole blocks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _this_thread = threading.local()  # `fetcher`, and `owner`: the object that uses
 
 
 class _Range(NamedTuple):
-    """A range of bytes of a remote file, and where they go in the result."""
+    """The bytes [start, stop) of a remote file. They go to position `place` of the result."""
 
     file: RemoteFile
     start: int
@@ -160,7 +160,7 @@ class CachedRows(RowSource):
     def _find_parts(
         self, shards: Integers, firsts: Integers, size: int, chosen: Integers
     ) -> _Parts:
-        """Divide the `chosen` rows into parts that are inside one piece. A row must be in one shard."""
+        """Divide the `chosen` rows into parts, each inside one piece. No row may cross shards."""
         known, at = np.unique(shards[chosen], return_inverse=True)
         self._find_files(known.tolist())
         begins = np.array([self._find_file(shard)[1] for shard in known.tolist()], np.int64)
@@ -175,7 +175,7 @@ class CachedRows(RowSource):
         return _Parts(chosen[of], codes, starts, stops, numbers * PIECE + starts - begins[of])
 
     def _hold(self, code: int) -> Held | None:
-        """Check the hash of a cached piece. None if the piece is missing or damaged."""
+        """Return the slot of a cached piece after checking its hash; None if missing or damaged."""
         file, _ = self._find_file(code >> _SHIFT)
         held = self.cache.hold(file.key(code & ((1 << _SHIFT) - 1)))
         if held is not None:
@@ -202,7 +202,7 @@ class CachedRows(RowSource):
                 self._between()
 
     def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
-        """Return the bytes of the ids [start, stop) of each range."""
+        """Return the bytes of the ids [starts[n], stops[n]) for each n."""
         places = sums((stops - starts) * self._width).tolist()
         memory = np.empty(places[-1], np.uint8).data
         ranges: list[_Range] = []
@@ -292,7 +292,10 @@ class CachedRows(RowSource):
                 memory[target : target + stop - start] = data[start - first : stop - first]
 
     def _find_ranges(self, start: int, stop: int, place: int) -> Iterator[_Range]:
-        """Yield where the tokens [start, stop) are in files. In the result, they start at `place`."""
+        """Yield the ranges of files that hold the tokens [start, stop).
+
+        The first token goes to byte `place` of the result.
+        """
         shard, first = self.locate(start)
         while start < stop:
             count = min(stop - start, int(self.counts[shard]) - first)
@@ -304,7 +307,7 @@ class CachedRows(RowSource):
             place += count * self._width
 
     def _identify(self, shard: int) -> tuple[RemoteFile, int]:
-        """Return the file of a shard, and the shard's first byte in the file."""
+        """Return the file of a shard, and the position of the shard's first byte in that file."""
         shards, number, skipped = find_file(self._shards, shard)
         name = shards.names[number]
         with shards._open(number) as opened:  # checks its size and header
@@ -334,7 +337,10 @@ class CachedRows(RowSource):
 
 
 def _find_places(helds: Sequence[Held | None], inverse: Integers, parts: _Parts) -> Integers:
-    """Return where each part starts in the file of the cache; -1 if it is not in the cache."""
+    """Return where each part starts in the cache's file `pieces.bin`; -1 if it is not cached.
+
+    Part n is in the slot `helds[inverse[n]]`.
+    """
     known = [(-1, PIECE, 0) if one is None else (one.start, one.first, one.last) for one in helds]
     begins, firsts, lasts = np.array(known, np.int64).reshape(-1, 3).T
     is_there = (firsts[inverse] <= parts.starts) & (parts.stops <= lasts[inverse])

@@ -1,8 +1,8 @@
 """Compressed shards: find, read and decode the zstd frames that contain some tokens.
 
 The frames of all shards are numbered consecutively. Many frames are decoded in one call of native
-code, which releases the GIL. Decoded frames stay in a cache of the process. `frames` describes the
-bytes of a file.
+code, which releases the GIL. Decoded frames stay in a cache of the process. `frames.py` describes
+the format of a file.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class FrameReader:
         self._most_tables = max(1, _TABLES // largest)
 
     def locate(self, shards: Integers, places: Integers) -> tuple[Integers, Integers]:
-        """Return each id's frame, and its first byte in the decoded frame.
+        """Return the number of each id's frame, and the id's first byte in the decoded frame.
 
         Id n is at position `places[n]` of shard `shards[n]`.
         """
@@ -165,7 +165,10 @@ class FrameReader:
             mapping.read_ahead(file.data, int(starts[0]), int(stops[1]))
 
     def fetch(self, firsts: Integers, lasts: Integers, is_stopped: Callable[[], bool]) -> bool:
-        """Fetch the frames `firsts[n]` to `lasts[n]` into the disk cache. False if there is none."""
+        """Fetch the frames `firsts[n]` to `lasts[n]` into the disk cache.
+
+        Returns False if there is no disk cache.
+        """
         if not isinstance(self._source, CachedRows):
             return False
         if is_stopped():
@@ -313,9 +316,9 @@ def join_runs(addresses: Integers, lengths: Integers) -> tuple[list[int], list[i
 def copy_runs(
     addresses: Integers, lengths: Integers, skip: int, held: Sequence[object], out: Bytes
 ) -> int:
-    """Fill `out` from ranges of memory, without their first `skip` bytes.
+    """Fill `out` from ranges of memory; returns how many bytes were copied.
 
-    Returns how many bytes were copied.
+    Skips the first `skip` bytes of the first range.
     """
     done = 0
     for address, length in zip(*join_runs(addresses, lengths), strict=True):

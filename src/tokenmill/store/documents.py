@@ -306,7 +306,7 @@ def find_by_shard(
     find: Callable[[int, Integers], tuple[Integers, npt.NDArray[Any]]],
     damaged: Callable[[int], DatasetError],
 ) -> Integers:
-    """Do the work of `DocumentTable.find_starts` for a split in several shards.
+    """Return where documents start in rows, like `DocumentTable.find_starts`, for several shards.
 
     An empty document starts where the next one does. Such a position is returned only once.
 
@@ -351,8 +351,9 @@ def find_by_shard(
 def split_numbers(starts: Integers, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
     """Divide the numbers [first, last) among the parts that start at `starts`.
 
-    For each part with some of these numbers, yields four integers: the index of the part, the range of
-    its numbers relative to the start of the part, and how many of the numbers are in earlier parts.
+    For each part with some of these numbers, yields (index of the part, low, high, before). Counted
+    from the start of the part, its numbers are [low, high). `before` is how many of the numbers are
+    in earlier parts.
 
     >>> list(split_numbers(np.array([0, 3, 3, 9]), 1, 5))
     [(0, 1, 3, 0), (2, 0, 2, 2)]
@@ -380,7 +381,7 @@ def between(bounds: Integers) -> Integers:
 
 
 def spread(counts: Integers) -> tuple[Integers, Integers]:
-    """Return, for each count n, its index, repeated n times, and the numbers from 0 to n - 1.
+    """Return two arrays: for each count n, its index n times, and the numbers from 0 to n - 1.
 
     >>> [part.tolist() for part in spread(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]

@@ -88,7 +88,7 @@ class FileRows(RowSource):
         return read
 
     def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
-        """Return the bytes of the ids [start, stop) of each range, which must be in one shard."""
+        """Return the bytes of the ids [starts[n], stops[n]) for each n; a range is in one shard."""
         shards = self.starts.searchsorted(starts, "right") - 1
         firsts, lasts = starts - self.starts[shards], stops - self.starts[shards]
         found = [memoryview(b"")] * len(starts)

@@ -46,7 +46,7 @@ class FrameCache:
             os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """Forget all frames, and replace the lock: after a fork, nobody may ever release the old one."""
+        """Forget all frames, and make a new lock: a fork may inherit the old one locked."""
         self._lock = threading.Lock()
         self._places: dict[int, dict[int, Place]] = {}
         self._by_use: OrderedDict[int, Decoded] = OrderedDict()

@@ -72,7 +72,7 @@ class FrameRows(RowSource):
         """Return a reader of compressed shards, or of a part of them; None for other shards.
 
         If `cache` is given, files are read through it. Otherwise `mapped` says whether they are
-        mapped. If they are not mapped, `between` is called before each read.
+        mapped. `between` is called before each read, except from mapped files.
         """
         counts, (shards, start) = shards.counts, find_whole(shards)
         if not isinstance(shards, CompressedShards):
@@ -151,7 +151,7 @@ class FrameRows(RowSource):
             self._read_group(some, firsts[some], lasts[some], offsets[some], rows)
 
     def _find_frames(self, tokens: Integers) -> tuple[Integers, Integers]:
-        """Return each token's frame, and its first byte in the decoded frame."""
+        """Return each token's frame number, and the token's first byte in the decoded frame."""
         shards = self._shard_starts.searchsorted(tokens, "right") - 1
         return self._frames.locate(shards, tokens - self._shard_starts[shards])
 
@@ -171,7 +171,7 @@ class FrameRows(RowSource):
         lengths = self._frames.measure(numbers)
         first, last = numbers.searchsorted(firsts), numbers.searchsorted(lasts)
         # Most frames that were decoded together are next to each other in memory, so most rows are
-        # contiguous. A row is not, if there is a break between its frames.
+        # contiguous. The other rows have a break between their frames.
         breaks = np.cumsum(addresses[1:] != addresses[:-1] + lengths[:-1])
         breaks = np.concatenate(([0], breaks))
         is_whole = breaks[first] == breaks[last]

@@ -24,17 +24,17 @@ import numpy.typing as npt
 from tokenmill.errors import UsageError
 from tokenmill.storage.reading import DamagedFileError
 
-# `benchmarks/compression.py` measures both. Larger frames are smaller on disk, but a shuffled row
-# decodes one or two whole frames. Higher levels save 5 to 10% and take 4 to 10 times as long.
+# `benchmarks/compression.py` measures both settings. Larger frames compress better, but a shuffled
+# row decodes one or two whole frames. Higher levels save 5 to 10% and take 4 to 10 times as long.
 TOKENS_PER_FRAME = 4096
 LEVEL = 3
 MOST_TOKENS = 1 << 18  # of a frame
 _FRAME = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE, _SEEKABLE = 0x184D2A5E, 0x8F92EAB1
-_HEAD = struct.Struct("<II")  # of the table: its magic number, and the bytes after this head
+_HEAD = struct.Struct("<II")  # of the table: its magic number, and how many bytes follow
 _FOOT = struct.Struct("<IBI")  # the number of frames, flags, and the magic number
 _ENTRY = np.dtype([("packed", "<u4"), ("plain", "<u4")])
-_NO_MEMORY = "Allocation error"  # the text of libzstd
+_NO_MEMORY = "Allocation error"  # in the text of libzstd's error
 _LEAST = 3 + 4  # bytes of a frame after its header: one block's header, and the checksum
 
 Integers = npt.NDArray[np.int64]
@@ -72,7 +72,7 @@ def choose_compression(name: Compress) -> Compression | None:
 
 
 def describe_compression(compression: Compression | None) -> dict[str, str]:
-    """Return the entry for the settings in a manifest; an empty dict for plain shards."""
+    """Return the entry `compress` for a manifest's settings; an empty dict for plain shards."""
     return {} if compression is None else {"compress": compression.name}
 
 
@@ -229,10 +229,10 @@ class FrameError(Exception):
 
 
 def decode(frames: Sequence[Any], sizes: Integers) -> tuple[list[object], Integers]:
-    """Decode frames. Decoded, frame n has `sizes[n]` bytes.
+    """Decode frames; returns the memory with all decoded frames, and the address of each.
 
-    Returns the memory with all decoded frames, and the address of each. Most consecutive frames are
-    next to each other in memory. Other threads can run meanwhile.
+    `sizes[n]` is the size of frame n after decoding. Most consecutive frames are next to each other
+    in memory. Other threads can run meanwhile.
     """
     import zstandard
 

@@ -39,7 +39,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class _Mapped(NamedTuple):
-    """The ids of a shard, and the memory address of the array if it is complete and contiguous."""
+    """The ids of a shard, and the array's memory address; None if incomplete or not contiguous."""
 
     ids: npt.NDArray[Any]
     address: int | None
@@ -128,9 +128,10 @@ class Gatherer(RowSource):
     def _read_within(
         self, shards: Integers, firsts: Integers, crosses: Flags, length: int
     ) -> npt.NDArray[Any]:
-        """Read rows: row n starts at position `firsts[n]` of shard `shards[n]`.
+        """Return rows. Row n starts at position `firsts[n]` of shard `shards[n]`.
 
-        The content of rows that cross shards is left for the caller to fill in.
+        If `crosses[n]`, the row continues in another shard. Its content is then arbitrary, and the
+        caller must fill it in.
         """
         if len(self.counts) <= self._many:
             return self._hold_rows(shards, firsts, crosses, length)(0, len(shards))
@@ -143,7 +144,7 @@ class Gatherer(RowSource):
     def _hold_rows(
         self, shards: Integers, firsts: Integers, crosses: Flags, length: int
     ) -> RowReader:
-        """Like `_read_within`, but returns a reader that keeps the maps of all shards."""
+        """Like `_read_within`, but returns a reader of the rows, which keeps all shards mapped."""
         if crosses.all():
             return lambda first, last: np.empty((len(crosses[first:last]), length), self.dtype)
         if crosses.any():
@@ -195,7 +196,7 @@ def find_address(array: npt.NDArray[Any]) -> int:
 class MappedRows:
     """A `RowReader` for rows of `length` ids that begin at the given memory addresses.
 
-    All rows are inside the arrays `held`.
+    All rows are inside memory that the objects in `held` keep alive.
 
     >>> first, second = np.arange(5), np.arange(50, 55)
     >>> addresses = np.array([find_address(second), find_address(first) + 8, find_address(first)])
@@ -251,7 +252,10 @@ def _count_elements(rows: int, size: int) -> int:
 def view_memory(
     address: int, count: int, size: int, held: Sequence[object]
 ) -> npt.NDArray[np.void]:
-    """Return the memory from an address on, as `count` overlapping elements of `size` bytes."""
+    """Return the memory from an address on, as `count` overlapping elements of `size` bytes.
+
+    An element begins at every byte. The array keeps the objects in `held` alive.
+    """
     return np.asarray(_Memory(address, count, size, held))
 
 
@@ -277,8 +281,8 @@ class ShardFinder:
     """Finds the shards of many tokens at once.
 
     Shard n starts at `starts[n]`. The first entry of `starts` is 0, and the last is the end of the
-    last shard. A table with four to eight entries per shard gives a first guess, and one or two
-    steps to the next shard correct it, for all tokens at once. This is ten times as fast as
+    last shard. A table with four to eight entries per shard gives a first guess. A few steps to the
+    next shard, usually one or two, correct it for all tokens at once. This is ten times as fast as
     `numpy.searchsorted`, which is used only if many shards start close together.
 
     >>> ShardFinder(np.array([0, 3, 3, 10])).find(np.array([9, 0, 2, 3]))

@@ -228,14 +228,14 @@ def find_manifest(folder: str | os.PathLike[str]) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        pass  # reading it raises the error that names the file
+        pass  # `read_inside` raises an error that names the file
     return read_inside(as_path(folder), MANIFEST_NAME, MOST_BYTES)
 
 
 def is_own(data: bytes) -> bool:
     """Return whether a `dataset_metadata.json` is tokenmill's manifest, or perhaps a damaged one.
 
-    Common guides write other metadata to a file of the same name.
+    The file may also be from another program: common guides write other metadata under this name.
 
     >>> is_own(b'{"format": "tokenmill"}'), is_own(b'{"total_tokens": 5}'), is_own(b'{"form')
     (True, False, True)

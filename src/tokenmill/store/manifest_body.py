@@ -29,8 +29,8 @@ VERSION = 3
 COMPRESSED_VERSION = 4  # the version of datasets with compressed shards
 MOST_SPLITS = 1_000
 
-# The entries of the file. `_count_strings` relies on every entry being required, except those of
-# compressed shards, which all shards have or none.
+# The entries of the file. `_count_strings` relies on every entry being required, except the two in
+# `_OPTIONAL`; either all shards have the entry `compressed`, or none has it.
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -260,7 +260,7 @@ def _count_strings(value: Any) -> int:
 
 
 def _explain_strings(data: bytes) -> str:
-    """Return which entry is repeated or null, if `_count_strings` does not match the text."""
+    """Return why `_count_strings` does not match the text: an entry is repeated, or null."""
     repeated: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from tokenmill.store.tables import CompressedFile
 
 
 class ShardFile:
-    """A file of tokens that has a temporary name until `finish`. `size` is before compression."""
+    """A file of tokens with a temporary name until `finish`. `size` counts uncompressed bytes."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], compression: Compression | None) -> None:
         self._packer: Packer | None = None
@@ -41,7 +41,10 @@ class ShardFile:
             self._file.write(self._packer.pack(data))
 
     def finish(self) -> tuple[str, CompressedFile | None]:
-        """Make the file durable. Returns the ids' checksum, and None or the `CompressedFile`."""
+        """Make the file durable, and give it its name.
+
+        Returns the checksum of the ids and, if the file is compressed, its own size and checksum.
+        """
         if self._packer is None:
             return self._file.finish(), None
         self._file.write(self._packer.finish())

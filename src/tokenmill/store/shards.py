@@ -120,7 +120,7 @@ class FileShards:
         ranges: Sequence[tuple[int, int]],
         between: Callable[[], None] | None = None,
     ) -> list[bytes]:
-        """Do the work of the function `read_ranges`."""
+        """Return the bytes of ranges of a shard: see the function `read_ranges` of this module."""
         offset, size, name = int(self.offsets[number]), self.dtype.itemsize, self.names[number]
         found = []
         with self._open(number) as file:
@@ -150,7 +150,7 @@ class FileShards:
         places: Integers,
         between: Callable[[], None] | None,
     ) -> None:
-        """Do the work of the function `read_rows`."""
+        """Read rows of a shard: see the function `read_rows` of this module."""
         name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
         memory, size = rows.data.cast("B"), rows.shape[1] * width
         starts = (offset + firsts * width).tolist()
@@ -284,7 +284,7 @@ class JoinedShards:
 
     @property
     def checksum(self) -> None:
-        return None  # prepared datasets are never joined
+        return None  # only a mixture joins prepared datasets, and it compares each on its own
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -343,7 +343,7 @@ def read_ranges(
 ) -> list[bytes]:
     """Return the bytes of the ids [first, last) of each range, without mapping the shard's file.
 
-    A file is opened only once. `between` is called before each range.
+    A file is opened only once. `between` is called before each read of a file.
     """
     if isinstance(shards, FileShards):
         return shards.read_ranges(number, ranges, between)
@@ -376,7 +376,7 @@ def _find_folders(shards: Shards) -> list[Path]:
 
 
 def find_file(shards: Shards, number: int, first: int = 0) -> tuple[FileShards, int, int]:
-    """Return the `FileShards` that a shard is from, its number there, and the position of id `first`.
+    """Return the `FileShards` that hold a shard, its number there, and where id `first` is there.
 
     `are_files` must be true for the shards.
     """

@@ -82,7 +82,7 @@ class Shard(
 ):
     """One file of tokens and the table of the documents that start in it.
 
-    `xxh3_128` is the checksum of the ids, which is that of the file if it is not compressed.
+    `xxh3_128` is the checksum of the ids. If the file is not compressed, this is its checksum too.
     """
 
     path: Name
@@ -94,7 +94,7 @@ class Shard(
     compressed: CompressedFile | None = None
 
     def measure_file(self, width: int) -> int:
-        """Return the size of the file of tokens, which have `width` bytes each."""
+        """Return the size in bytes of the file of tokens, if an id has `width` bytes."""
         return self.tokens * width if self.compressed is None else self.compressed.bytes
 
     @property
@@ -156,7 +156,7 @@ class ShardTable:
         )
 
     def measure_files(self, width: int) -> npt.NDArray[np.int64]:
-        """Return the sizes of the files of tokens, which have `width` bytes each."""
+        """Return the size in bytes of each file of tokens, if an id has `width` bytes."""
         return self.tokens * width if self.compressed is None else self.compressed.bytes
 
     def __iter__(self) -> Iterator[Shard]:

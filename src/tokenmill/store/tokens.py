@@ -6,9 +6,9 @@ compare checksums; `tokenmill verify` does.
 
 Costs: making a `Tokens` opens nothing. A shard is mapped when first used, and at most
 `mapping.OPEN_FILES` files of the process stay mapped. A slice costs one copy of its tokens.
-`gather` copies as many rows as fit in the cache, then casts them to the result's dtype. This takes
-little longer than the cast alone (`benchmarks/gather.py`). Threads and forks may share a `Tokens`;
-a pickle contains no maps.
+`gather` copies as many rows as fit in the CPU's cache, casts them to the result's dtype, and
+repeats. This takes little longer than the cast alone (`benchmarks/gather.py`). Threads and forks
+may share a `Tokens`; a pickle contains no maps.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Tokens:
         return out
 
     def find_rows(self, starts: Integers, length: int) -> RowReader:
-        """Return a function that reads the rows of `gather` in parts.
+        """Return a function that reads the same rows as `gather`, some at a time.
 
         The function `read(first, last)` returns the rows [first, last), in the dtype of the tokens.
         If the shards are few, the function keeps them mapped.
@@ -219,7 +219,11 @@ class Tokens:
         self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
 
     def stream(self, is_streaming: bool) -> None:
-        """Set whether `fetch` gets whole blocks. A row that is needed earlier is then fetched alone."""
+        """Say whether whole blocks of rows are being fetched into the cache.
+
+        If so, reading a row that is not in the cache yet fetches that row alone. Without a cache,
+        does nothing.
+        """
 
     @property
     def is_remote(self) -> bool:
@@ -460,8 +464,8 @@ def is_same_data(one: Any, other: Any) -> bool:
 def join(sources: Sequence[Tokens]) -> Tokens | None:
     """Return the tokens of all sources end to end; None if they cannot be joined.
 
-    All sources must have the same dtype, and be all mapped or all unmapped. Their shards must not be
-    copies in memory (`Shards.kept`).
+    All sources must have the same dtype and be read in the same way: mapped, unmapped or cached.
+    Their shards must not be copies in memory (see `Shards.kept`).
 
     >>> both = join([Tokens.of([1, 2, 3]), Tokens.of([10, 20, 30])])
     >>> both.gather(np.array([3, 1]), 2).tolist()

@@ -1,6 +1,6 @@
 """Tokenizers: the base class, the built-in ones, and a registry that restores them from datasets.
 
-Importing this package loads no tokenizer library. The function that needs a library imports it.
+Importing this package loads no tokenizer library. A library is imported when it is first needed.
 """
 
 from __future__ import annotations

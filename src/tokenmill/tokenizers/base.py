@@ -31,7 +31,7 @@ NO_IDS: Ids = np.zeros(0, np.uint32)
 _CUT = re.compile(rb"[A-Za-z](?=[ \n])")
 _CUT_SEARCH = 1 << 16  # bytes at the end of a text that are searched for a place to cut
 
-# In order of preference: ends of a document before ends of a turn in a conversation.
+# In order of preference. Tokens that end a document come before tokens that end a turn in a chat.
 _EOT_TOKENS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -208,7 +208,10 @@ def choose_eot(
     *,
     where: str,
 ) -> int | None:
-    """Choose the end-of-text id: as requested, or as configured, or by a common spelling, or None.
+    """Return the end-of-text id: the requested, else the configured, else a common one, else None.
+
+    `requested` and `configured` are special tokens; `requested` may also be an id. A common one is
+    a special token such as `<|endoftext|>` or `</s>`. Error messages call the tokenizer `where`.
 
     >>> choose_eot({"<pad>": 0, "</s>": 2}, 100, where="x.model")
     2
@@ -238,7 +241,7 @@ def choose_eot(
 
 
 def read_eot_id(settings: Mapping[str, Any], vocab_size: int) -> int | None:
-    """Read the end-of-text id from the settings of a tokenizer, and check its range."""
+    """Return the end-of-text id in the settings of a tokenizer, after checking its range."""
     eot_id = settings["eot_id"]
     if eot_id is not None and (type(eot_id) is not int or not 0 <= eot_id < vocab_size):
         raise ValueError(f"end-of-text id {brief(eot_id)}")

@@ -52,7 +52,7 @@ class Vocabulary(Protocol):
     vocab_size: int
 
     def content(self) -> Any:
-        """Everything that decides the ids of a text, as JSON values in canonical form."""
+        """Return everything that decides the ids of a text, as JSON values in canonical form."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that restore the vocabulary, as JSON values."""
@@ -64,7 +64,7 @@ class BytePairVocabulary(Vocabulary, Protocol):
     cuttable: bool
     joinable: bool  # whether NUL can be added as a token
     cut_rules: CutRules | None  # if None, `cuttable` alone says where a text may be cut
-    merging: bool  # whether merges alone decide the ids between two cuts: no added tokens
+    merging: bool  # whether merges alone decide the ids: true if there are no added tokens
 
     def native(self, added: Mapping[str, int]) -> Any:
         """Make a gigatoken tokenizer with these added tokens and without special tokens."""
@@ -111,8 +111,8 @@ class VocabularyTokenizer(Tokenizer):
 class BytePairTokenizer(VocabularyTokenizer):
     """Encodes with a byte-level BPE vocabulary. Each subclass reads one file format.
 
-    `checked` means that gigatoken is known to accept the vocabulary. Then the first call that needs
-    gigatoken's tables builds them.
+    `checked` means that gigatoken is known to accept the vocabulary. Then gigatoken's tables are
+    built by the first call that needs them, not by `__init__`.
     """
 
     _vocabulary: BytePairVocabulary
@@ -137,7 +137,7 @@ class BytePairTokenizer(VocabularyTokenizer):
 
     def encode_terminated(self, texts: Sequence[bytes]) -> tuple[Ids, Offsets]:
         joined = b"\0".join([*texts, b""])
-        # NumPy, because bytes.count takes ten times as long.
+        # Count with NumPy, because `bytes.count` takes ten times as long.
         terminators = np.count_nonzero(np.frombuffer(joined, np.uint8) == 0)
         if self._vocabulary.joinable and terminators == len(texts):
             return self._encode_joined(joined)

@@ -58,7 +58,7 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Patterns as tokenizer.json files spell them. GPT-2's file has none, because ByteLevel implies it.
+# Patterns as tokenizer.json files spell them. GPT-2's file has none: its ByteLevel step implies it.
 _CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|DIGITS| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _FAMILIES: dict[str | None, Family] = {
     None: "gpt2",
@@ -73,7 +73,7 @@ _FAMILIES: dict[str | None, Family] = {
 
 
 def find_family(pattern: str | None) -> Family | None:
-    r"""Return the family that a pre-tokenizer's pattern belongs to, or None.
+    r"""Return the family that a pre-tokenizer's pattern belongs to; None if it is not a known one.
 
     A pattern of None stands for ByteLevel's own pattern, which files do not spell out.
 
@@ -93,7 +93,7 @@ def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
 
 
 def find_family_of_scheme(scheme: str) -> Family | None:
-    """Return the family that has the same name as a tiktoken scheme, or None."""
+    """Return the family of patterns that has the same name as a tiktoken scheme, or None."""
     return next((family for family in get_args(Family) if family == scheme), None)
 
 
@@ -142,9 +142,9 @@ class CutRules:
         return _classify_unicode(self.nfc)[np.minimum(codes, _CLASSIFIED)]
 
     def find_last_run(self, text: bytes) -> tuple[int, int]:
-        """Find the last run of a text: the characters at its end that belong to one group.
+        """Return the group of a text's last run (see `_GROUPS`), and the byte where the run starts.
 
-        Returns the group (see `_GROUPS`) and the position where the run starts.
+        The last run is the longest suffix of the text whose characters all belong to one group.
         """
         classes = self.classify(text)
         group = _GROUPS[self.family][classes]
@@ -153,18 +153,19 @@ class CutRules:
         return int(group[-1]), int(_measure_characters(text)[:first].sum())
 
     def cut_numbers_by_three(self, text: bytes) -> int:
-        """Find the last place to cut a text that consists of numeric characters.
+        """Return the last byte before which a text of only numeric characters may be cut, or 0.
 
-        The pattern matches these characters three at a time.
+        The pattern matches these characters three at a time, so the cut is after a multiple of
+        three characters.
         """
         widths = _measure_characters(text)
         return int(widths[: (len(widths) - 1) // 3 * 3].sum())
 
 
 def find_character_start(text: bytes, place: int) -> int:
-    """Find where the character that contains the byte at `place` starts.
+    """Return where the character that contains the byte at `place` starts.
 
-    If `place` is the end of the text, returns the end.
+    If `place` is the end of the text, return the end.
     """
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
@@ -179,7 +180,7 @@ def _measure_characters(text: bytes) -> npt.NDArray[np.int64]:
 
 @functools.cache
 def _classify_unicode(nfc: bool) -> Classes:
-    """Find the class of every character by `unicodedata`, in 0.1 s."""
+    """Return a table of the class of every character. Making it from `unicodedata` takes 0.1 s."""
     kinds = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Zs": SPACE}
     firsts = {"M": MARK, "N": NUMBER, "P": OTHER, "S": OTHER}
     characters = [chr(code) for code in range(_CLASSIFIED)]
@@ -209,7 +210,7 @@ def _classify_unicode(nfc: bool) -> Classes:
 
 @functools.cache
 def _find_allowed_pairs(family: Family) -> npt.NDArray[np.bool_]:
-    """Make a table that says for each two classes whether a cut between them is allowed."""
+    """Return a table: entry [a, b] says whether a cut between classes a and b is allowed."""
     allowed = np.zeros((_CLASS_COUNT, _CLASS_COUNT), np.bool_)
 
     def allow(before: tuple[int, ...], after: tuple[int, ...]) -> None:
@@ -245,8 +246,8 @@ def _group(*members: tuple[int, ...]) -> Classes:
     return groups
 
 
-# Groups of classes. A run of characters of one group is within one match of the pattern. Numbers are
-# always a group, although a match may have at most three of them.
+# Groups of classes. A run of characters of one group is within one match of the pattern. Numbers
+# are a group in every family, although some patterns match at most one or three of them at a time.
 _REST = (OTHER, MARK, APOSTROPHE, SLASH)
 _GROUPS: dict[Family, Classes] = {
     "gpt2": _group((LETTER, UPPER, LOWER), (NUMBER,), _REST, (SPACE, NEWLINE)),

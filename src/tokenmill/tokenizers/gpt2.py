@@ -23,7 +23,7 @@ _SHA256 = {
 
 
 def read_gpt2() -> dict[str, Any]:
-    """Read GPT-2's vocabulary, in the form of a tokenizer.json.
+    """Return GPT-2's vocabulary, in the form of a parsed tokenizer.json.
 
     >>> document = read_gpt2()
     >>> len(document["model"]["vocab"]), len(document["model"]["merges"])

@@ -1,8 +1,8 @@
 """The ids of many texts as one flat array with offsets, and the decoding of ids.
 
-A terminated array has one slot after each text, which holds the end-of-text id. Tokens are written
-to disk in this form, so tokenizers make it directly if they can. If they cannot, `add_terminators`
-makes it, at the cost of a copy.
+A terminated array has one extra slot after each text, which holds the end-of-text id. Tokens are
+written to disk in this form. So tokenizers make terminated arrays directly if they can; otherwise
+`add_terminators` makes one, at the cost of a copy.
 
 Decoding is meant for inspecting tokens. It decodes about three million ids a second. An id outside the
 vocabulary is an error that names the id.
@@ -23,7 +23,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 def add_terminators(ids: Ids, offsets: Offsets, eot_id: int | None) -> tuple[Ids, Offsets]:
-    """Add the end-of-text id after each text, or 0 if there is no such id.
+    """Return ids and offsets with the end-of-text id (0 if it is None) added after each text.
 
     >>> ids, offsets = add_terminators(np.array([7, 8], np.uint32), np.array([0, 2, 2]), 9)
     >>> ids.tolist(), offsets.tolist()
@@ -52,7 +52,7 @@ def drop_terminators(ids: Ids, offsets: Offsets) -> tuple[Ids, Offsets]:
 
 
 def join_batches(batches: Sequence[tuple[Ids, Offsets]]) -> tuple[Ids, Offsets]:
-    """Join several batches into one.
+    """Join the ids of several batches into one array, with offsets into that array.
 
     >>> one = np.array([5, 0], np.uint32), np.array([0, 2])
     >>> ids, offsets = join_batches([one, one])
@@ -84,7 +84,7 @@ def terminate_texts(texts: Sequence[Ids], eot_id: int | None) -> tuple[Ids, Offs
 def check_ids(
     ids: Sequence[int] | npt.NDArray[Any], vocab_size: int, name: str
 ) -> npt.NDArray[np.int64]:
-    """Check that all ids are integers in `[0, vocab_size)`. Returns them as a flat array.
+    """Return ids as a flat array; raise an error unless all are integers in `[0, vocab_size)`.
 
     >>> check_ids([1, 7], 7, "tiny")
     Traceback (most recent call last):

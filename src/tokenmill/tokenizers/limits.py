@@ -6,7 +6,8 @@ ends the process. These checks keep memory and time in proportion to the file an
 
 - A file is at most 64 MiB, and its JSON has at most 8 million values (a value takes up to 85 bytes). The
   largest published vocabularies, with 262,144 tokens, take about 33 MB and have 2 million values.
-- At most 1,048,576 ids below the largest one have no token. Each takes about 50 bytes.
+- At most 1,048,576 ids below the largest id may be without a token. Each such id takes about 50
+  bytes of memory.
 - An added token has at most 256 characters: the time to compare added tokens grows with the
   square of their length.
 - A normalizer has at most 32 steps, in sequences nested at most 8 deep, and makes a text at most 256
@@ -36,7 +37,7 @@ _MOST_GROWTH = 256
 
 
 def parse_object(data: bytes, where: str, what: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse a JSON text that contains an object. Error messages name `where`.
+    """Parse a JSON text that contains an object. Error messages call the text `where`.
 
     >>> parse_object(b"[1]", "x.json")
     Traceback (most recent call last):
@@ -174,7 +175,7 @@ def _measure_growth(step: Mapping[str, Any], where: str) -> float:
 
 
 def _measure_map(encoded: Any, where: str) -> float:
-    """Return the length of the longest replacement text in a character map.
+    """Return the length in bytes of the longest replacement text in a character map.
 
     A map holds the size of its trie, then the trie, then the replacement texts, each ending in NUL.
     """

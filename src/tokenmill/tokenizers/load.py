@@ -58,13 +58,14 @@ def load_tokenizer(
     scheme: str | None = None,
     eot: str | int | None = None,
 ) -> Tokenizer:
-    """Load a tokenizer by its name or path; docs/tokenizers.md lists what is accepted.
+    """Return a tokenizer, loaded by its name or path; docs/tokenizers.md lists what is accepted.
 
-    An instance of `tokenmill.Tokenizer` is checked and returned.
+    If `name` is already an instance of `tokenmill.Tokenizer`, it is checked and returned.
 
     `scheme` says how text is split before merging. Only .tiktoken files need it, unless they have
-    the name of a published file. `eot` is the special token, or the id, between documents; by
-    default, the tokenizer's configuration or the spelling of its special tokens decides.
+    the name of a published file. `eot` is the special token, or the id, between documents. By
+    default, `eot` comes from the tokenizer's configuration, or is a special token with a common
+    spelling.
 
     >>> tokenizer = load_tokenizer("gpt2")
     >>> tokenizer.vocab_size, tokenizer.eot_id
@@ -220,7 +221,7 @@ def _load_from_hub(name: str, eot: str | int | None) -> Tokenizer:
     file = fetch(name, "tokenizer.json", suggestion=_suggest(name))
     try:
         configured = _read_configured_eot(fetch(name, "tokenizer_config.json"))
-    except TokenizerError:  # a repository without one
+    except TokenizerError:  # the repository has no tokenizer_config.json
         configured = None
     return _load(_read(file), where=name, suffix=".json", name=name, eot=eot, configured=configured)
 

@@ -51,13 +51,15 @@ from tokenmill.tokenizers.id_arrays import Ids, Offsets
 
 WINDOW = 512 << 10  # bytes encoded at once; gigatoken needs up to 25 times as much for one word
 _LONGEST = 256  # bytes of a token; with longer tokens, windows would cost too much
-_OVERLAPS = (8, 64)  # distances from u to the end of w to try, as multiples of the longest token
+_OVERLAPS = (8, 64)  # distances to try from u to the end of w, in multiples of the longest token
 
 
 class LongText:
     """Encodes one text piece by piece.
 
-    At most `most` bytes of text are held, and `window` bytes are encoded at once.
+    `window` bytes are encoded at once, or more if no ids are final yet. Text without final ids is
+    held in memory. `feed` raises a TooLongError if it would hold more than `most` bytes and more
+    than two windows.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int, *, window: int = WINDOW) -> None:
@@ -65,7 +67,7 @@ class LongText:
         self._window = window
         self._most = most
         self._rest = b""
-        self._tried = 0  # bytes at the start of the rest that have no final ids yet
+        self._tried = 0  # bytes at the start of `_rest` that were tried and have no final ids
 
     def feed(self, text: bytes) -> list[Ids]:
         """Add some valid UTF-8. Returns the ids that are now final."""
@@ -149,8 +151,8 @@ class Settler:
             return nothing
         character_ends = ends[(np.frombuffer(text, np.uint8)[ends] & 0xC0) != 0x80]
         for times in _OVERLAPS:
-            # u is the end of a token, so that even a run of one repeated letter has tokens at the
-            # same places again.
+            # Put u at the end of a token. Then even in a run of one repeated letter, encoding from
+            # u gives tokens at the same places as encoding the whole window.
             near = character_ends[
                 : np.searchsorted(character_ends, end - times * self._longest, side="right")
             ]
@@ -175,11 +177,12 @@ class Settler:
     def _common_end(
         self, window: bytes, start: int, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> int:
-        """Return where the last token ends that is certain to be one of the whole text; 0 if none.
+        """Return where the last final token of a window ends; 0 if no token is final.
 
-        This is the token t of the module's proof; `window` is w and `start` is u. `places` are the
-        offsets where characters start, and `ends` those where tokens of the window end. A token that
-        ends inside a character does not count, because the rest of the text would not be valid UTF-8.
+        A token is final if no following text can change it. This token is t in the module's proof;
+        `window` is w and `start` is u. `places` are the offsets where characters start, and `ends`
+        those where tokens of the window end. A token that ends inside a character does not count,
+        because the rest of the text would not be valid UTF-8.
         """
         low = np.searchsorted(places, len(window) - self._longest)
         stops = places[low : np.searchsorted(places, len(window), side="right")].tolist()
@@ -193,21 +196,21 @@ class Settler:
 
 
 def _find_spans(start: int, ends: npt.NDArray[np.int64]) -> set[tuple[int, int]]:
-    """Return the start and end of consecutive tokens. The first token starts at `start`."""
+    """Return the (start, end) of each of some consecutive tokens. The first starts at `start`."""
     return set(pairwise([start, *ends.tolist()]))
 
 
 def _find_characters(text: bytes) -> npt.NDArray[np.int64]:
-    """Return where characters start."""
+    """Return the offsets of the bytes where characters start."""
     starts = np.flatnonzero((np.frombuffer(text, np.uint8) & 0xC0) != 0x80)
     return starts.astype(np.int64)
 
 
 def _find_straddled_pairs(spellings: Sequence[bytes | None]) -> frozenset[int]:
-    """Find the pairs of bytes between which the window w of the module's proof may not end.
+    """Return the pairs of bytes between which the window w of the module's proof may not end.
 
-    In every token that begins or ends inside a character, these are the pairs whose second byte
-    starts a character. A pair is the number `first << 8 | second`.
+    These are the pairs of neighbouring bytes in tokens that begin or end inside a character. Only
+    pairs whose second byte starts a character count. A pair is the number `first << 8 | second`.
     """
     pairs: set[int] = set()
     for spelling in spellings:

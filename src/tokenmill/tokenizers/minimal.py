@@ -1,6 +1,7 @@
 """Tokenizers without a vocabulary: `bytes`, and the stand-in for an unknown tokenizer.
 
-`bytes` is lossless for any input, valid UTF-8 or not. Encoding is one cast, at memory speed.
+The tokenizer `bytes` keeps every byte of any input, valid UTF-8 or not. Encoding is one cast, at
+memory speed.
 """
 
 from __future__ import annotations

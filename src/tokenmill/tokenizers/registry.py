@@ -1,9 +1,9 @@
 """Restore a tokenizer from its state, such as a dataset's `tokenizer_state.json`.
 
-A state names a kind. The class for that kind is built in, registered, or provided by an installed
-package as an entry point of the group `tokenmill.tokenizers`. A dataset may be untrusted: nothing
-in a state is ever used as the name of a module to import, and a damaged state raises a
-TokenizerError.
+A state names the kind of the tokenizer. The class for a kind is built in, registered, or provided
+by an installed package as an entry point of the group `tokenmill.tokenizers`. A dataset may be
+untrusted: nothing in a state is ever used as the name of a module to import, and a damaged state
+raises a TokenizerError.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ Class = TypeVar("Class", bound=type[Tokenizer])
 def register_tokenizer(tokenizer_class: Class) -> Class:
     """Register a tokenizer class, so that datasets find it by its `kind`. Usable as a decorator.
 
-    Call it in the module that defines the class, so that importing the module registers it. Defining
-    a class again, as in a notebook, replaces it. A kind that another class uses is an error.
+    Call it in the module that defines the class, so that importing the module registers the class.
+    A class that is defined again, as in a notebook, replaces its earlier version. If a class with
+    another name has the same kind, a TokenizerError is raised.
     """
     _check_class(tokenizer_class)
     kind = tokenizer_class.kind

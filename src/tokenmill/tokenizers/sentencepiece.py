@@ -51,8 +51,8 @@ def read_model_file(data: bytes, where: str) -> SentencePieceVocabulary:
     ...
     tokenmill.errors.TokenizerError: x.model cannot be used as a tokenizer: ...
     """
-    # This is the first step of gigatoken's `from_sentencepiece`; it is Python code. The second step is
-    # native code, so the document is checked before.
+    # gigatoken's `from_sentencepiece` has two steps. This is the first, in Python. The second is
+    # native code, so the result of the first is checked in between.
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     converted = call_native(lambda: sentencepiece_to_tokenizer_json(data), where=where)
@@ -115,7 +115,7 @@ class SentencePieceVocabulary(DocumentVocabulary):
         if unknown is not None:
             reserved.add(unknown)
         # In SentencePiece, no merge uses or makes a reserved token. gigatoken derives merges from
-        # the spelling of tokens, so its list may contain such merges: leave them out.
+        # the spelling of tokens, so its list may contain such merges. Omit them.
         merges = []
         for merge in model["merges"]:
             left, right = merge.split(" ") if isinstance(merge, str) else merge

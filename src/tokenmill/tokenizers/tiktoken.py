@@ -93,7 +93,7 @@ class TiktokenTokenizer(BytePairTokenizer):
 
 
 class TiktokenVocabulary:
-    """Tokens in the order of their ranks, and how text is split before they are merged."""
+    """Tokens in the order of their ranks, and the scheme by which text is split before merging."""
 
     joinable = True
 

@@ -301,7 +301,7 @@ class JsonVocabulary(DocumentVocabulary):
 
 
 def _find_start(content: str, specials: Mapping[str, int], heads: Mapping[str, str]) -> str | None:
-    """Find a special token that can start inside an added token; None if there is none.
+    """Return a special token that can start inside the added token `content`; None if none can.
 
     `heads` maps each prefix of a special token to that token.
     """
@@ -329,9 +329,10 @@ def _make_added(content: str, number: int) -> dict[str, Any]:
 
 
 def _leaves_cuts(token: Mapping[str, Any]) -> bool:
-    """Return whether an added token allows cuts between any letter and a following space.
+    """Return whether texts with an added token may be cut between any letter and a following space.
 
-    It does if it contains no such place and does not include the white space after it.
+    They may if no such place can be inside the token, and the token does not include the white
+    space after it (`rstrip`).
     """
     content = token["content"]
     return not token["rstrip"] and (

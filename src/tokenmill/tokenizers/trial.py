@@ -8,7 +8,7 @@ encodes some text there. If the child fails, the tokenizer is refused with the r
 Cost: 0.13 s to start the child, and the time to load the tokenizer there, 0.2 s for 50,000 tokens. A
 process tries the same content only once, and opening a dataset loads no tokenizer. Worker processes
 receive a pickled tokenizer and skip the trial. `bytes` and `gpt2` also skip it, even in datasets made
-with them. The cost is so small that no record of tried tokenizers is kept on disk.
+with them. The cost is so small that the results of trials are not saved on disk.
 
 Linux enforces all limits. macOS ignores the memory limit, and Windows has no such limits. On both,
 the child is still ended after a timeout, and a crash of the child does not affect this process. If
@@ -40,8 +40,8 @@ _passed: set[bytes] = set()
 def allow(size: int) -> tuple[int, int]:
     """Return the memory in bytes and the seconds that loading a tokenizer of `size` bytes may take.
 
-    Loading a vocabulary of 262,144 tokens in 12 MB takes a third of the memory and a tenth of the time
-    that these limits allow.
+    For a vocabulary of 262,144 tokens in 12 MB, loading takes a third of this memory and a tenth of
+    this time.
     """
     return (1 << 30) + 32 * size, 5 + size // 1_000_000
 
@@ -92,7 +92,7 @@ def _refuse(where: str, reason: str) -> TokenizerError:
 
 
 def _make_environment() -> dict[str, str]:
-    """Make the child's environment: the same module path, and one thread for each library."""
+    """Return environment variables for the child: the same module path, one thread per library."""
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     path = os.pathsep.join(folder for folder in sys.path if folder)
     return {**os.environ, **dict.fromkeys(threads, "1"), "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""Augmentation on the fly: masked inputs, random inputs, and rows rearranged for fill-in-the-middle.
+"""Augmentation on the fly: masked inputs, random inputs, and fill-in-the-middle.
 
 Guarantees: the changes to a row depend only on (seed, row number), not on batches, ranks or
 interruptions. Targets of masked and random inputs do not change. An id outside the vocabulary is an
@@ -32,10 +32,11 @@ Numbers = npt.NDArray[np.uint64]
 def augment(
     tokens: Ids, first_row: int, *, config: Config, vocab: int, eot_id: int | None
 ) -> tuple[Ids, Ids]:
-    """Make inputs and targets (rows, seq_len) from consecutive rows of tokens (rows, seq_len + 1).
+    """Return inputs and targets (rows, seq_len), made from rows of tokens (rows, seq_len + 1).
 
-    If no token changes, both are views of `tokens`. Rows are first rearranged for fill-in-the-middle.
-    Then some inputs are replaced with the end-of-text id, and others with random ids.
+    The rows are consecutive. First, some rows are rearranged for fill-in-the-middle. Then some
+    inputs are replaced with the end-of-text id, and then some with random ids. Without
+    augmentation, inputs and targets are views of `tokens`.
 
     >>> rows = np.arange(12).reshape(2, 6)
     >>> inputs, targets = augment(rows, 0, config=Config(), vocab=12, eot_id=None)
@@ -95,7 +96,7 @@ are damaged or in another format.
 
 
 def _rearrange(tokens: Ids, keys: Numbers, fraction: float, vocab: int, eot_id: int | None) -> Ids:
-    """Rearrange one document as prefix, suffix, middle, in the given fraction of the rows."""
+    """Return the rows, with one document rearranged for fill-in-the-middle in some of them."""
     length = tokens.shape[1]
     room = length - MARKERS
     draws = _draw(keys, 4)

@@ -1,7 +1,7 @@
 """The interface between the training loop and a framework: everything that touches a device.
 
-The loop passes NumPy arrays to a `Backend`, which has one model, one optimizer and one rank.
-Results of a step stay on the device until `report` reads them, so that the device never waits
+The loop passes NumPy arrays to a `Backend`, which runs a model and its optimizer on one rank. The
+results of a step stay on the device until `report` reads them, so that the device never waits
 between two reports.
 """
 
@@ -23,9 +23,8 @@ from tokenmill.training.config import Config
 from tokenmill.training.model import Arrays, Shape, count_operations
 
 _MICRO_BATCH_TOKENS = 16_384
-_CPU_OPERATIONS = (
-    2e11  # per micro-batch: takes seconds on two cores, so that a run can stop quickly
-)
+# Maximum per micro-batch on a CPU. It takes seconds on two cores, so a run can stop quickly.
+_CPU_OPERATIONS = 2e11
 
 # Peak operations per second of one device in dense bfloat16, as published. The first entry whose
 # name occurs in the device's name is used.
@@ -54,7 +53,7 @@ Pause = Callable[[int, int], bool]
 
 
 def never(_done: int, _count: int) -> bool:
-    """Never ask to stop: the default `Pause`."""
+    """Return False: the default `Pause`, which never asks to stop."""
     return False
 
 
@@ -92,8 +91,9 @@ class Backend(Protocol):
     """A model and its optimizer on one rank.
 
     The loss of `step` is the mean over all rows of the step on all ranks, for any size of
-    micro-batches. After `load(parameters(), optimizer_state())` in another process, training
-    continues bit for bit. A collective call waits for all ranks, so every rank must make it.
+    micro-batches. A process that calls `load` with the `parameters` and `optimizer_state` of
+    another process continues its training bit for bit. A collective call waits for all ranks, so
+    every rank must make it.
     """
 
     name: str
@@ -134,8 +134,8 @@ class Backend(Protocol):
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
         """Return copies of the optimizer's state, by name.
 
-        A parameter of AdamW has NAME.exp_avg, NAME.exp_avg_sq and NAME.step. A parameter of Muon has
-        NAME.momentum_buffer.
+        A parameter NAME that AdamW updates has NAME.exp_avg, NAME.exp_avg_sq and NAME.step. One
+        that Muon updates has NAME.momentum_buffer.
         """
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
@@ -168,7 +168,7 @@ def choose_micro_batch(config: Config, shape: Shape, *, on_cpu: bool) -> int:
 
 
 def check_ranks(config: Config, world_size: int) -> None:
-    """Raise `UsageError` if the ranks cannot share a step equally."""
+    """Raise `UsageError` if the rows of a step cannot be divided equally among the ranks."""
     if config.batch_rows % world_size:
         raise UsageError(
             f"{world_size} ranks cannot share the {config.batch_rows} rows of a step equally. "

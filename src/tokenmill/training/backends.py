@@ -35,9 +35,10 @@ def open_backend(
 
 
 def find_ranks(name: str) -> tuple[int, int]:
-    """Return the rank and the world size.
+    """Return the rank of this process and the number of ranks.
 
-    They come from the caller's process group if there is one, else from the environment.
+    They come from PyTorch's process group if the caller has started one, else from the launcher's
+    environment variables.
     """
     if name == "torch":
         with _importing(name):
@@ -49,7 +50,10 @@ def find_ranks(name: str) -> tuple[int, int]:
 
 
 def check_device(name: str, device: str | None) -> None:
-    """Raise `UsageError` if PyTorch cannot use `device`. Does nothing for JAX, which checks later."""
+    """Raise `UsageError` if PyTorch cannot use `device`. Does nothing for JAX.
+
+    JAX devices are checked when the backend opens.
+    """
     if name == "torch" and device is not None:
         with _importing(name):
             from tokenmill.training.torch_backend import choose_device

@@ -1,8 +1,8 @@
 """Charts of a run's losses: `loss.svg` for a browser, and characters for a terminal.
 
-A curve has at most a few hundred points, so the file stays small for any run. Each point is the
-mean over the same number of steps. The scale is logarithmic if losses differ by a factor of three
-or more.
+A curve is drawn with at most a few hundred points, so the file stays small for any run. If there
+are more, neighbouring points are averaged. The scale is logarithmic if losses differ by a factor of
+three or more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 800, 450
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 36, 60, 48
 _COLOURS = ("#3b6fb6", "#d1603d", "#4c956c", "#8d6cab")
 _RATIO = 3.0  # if the largest loss is this many times the smallest, the scale is logarithmic
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of the 4 x 2 braille dots
 _MARK = "o"
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +34,9 @@ class Curve:
     values: npt.ArrayLike
 
     def binned(self, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-        """Reduce the curve to at most `most` points. Each is the mean of the same number of points.
+        """Return the steps and values of at most `most` points.
+
+        If the curve has more points, neighbouring points are averaged.
 
         >>> Curve("train", [1, 2, 3, 4], [8, 6, 4, 2]).binned(2)
         (array([1.5, 3.5]), array([7., 3.]))
@@ -101,7 +103,7 @@ def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def draw_svg(curves: list[Curve], title: str) -> str:
-    """Draw curves as the text of an SVG file.
+    """Return the text of an SVG file that shows the curves.
 
     >>> svg = draw_svg([Curve("train", [0, 1], [3, 2])], "a < b")
     >>> svg[:4], svg.count("<polyline"), "a &lt; b" in svg
@@ -161,7 +163,7 @@ def _label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
-    """Draw curves in characters: the first as a line of braille dots, the others as marks over it.
+    """Return a chart in characters: the first curve in braille dots, the others as marks over it.
 
     >>> print(draw_text([Curve("train", [0, 1, 2], [4, 2, 1])], width=10, height=3))
        4 ┤⠒⠤⣀

@@ -1,9 +1,9 @@
 """The files of a checkpoint: written with their checksums, and read as untrusted data.
 
-Guarantees: `read_checked` reads every byte of a checkpoint before any of it is used. It checks the type
-and range of each number, that the arrays have the names, shapes and dtype of the model, and that all
-their values are finite. If a check fails, it raises `DamageError`. Costs: one pass over the files, in
-blocks of 1 MiB.
+Guarantees: `read_checked` reads every byte of a checkpoint before any of it is used. It checks the
+checksums, the type and range of each number, that the arrays have the names, shapes and dtype of
+the model, and that all their values are finite. If a check fails, it raises `DamageError`. Costs:
+one pass over the files, in blocks of 1 MiB.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ MODEL_NAME = "model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
 _MOST_STATE = 16 << 20  # bytes of state.json; it grows with the number of sources
-_MOST_HEADER = 16 << 20  # bytes of a safetensors header, which takes 100 per array
+_MOST_HEADER = 16 << 20  # bytes of a safetensors header, about 100 per array
 _MOST_ROWS_PER_STEP = 1 << 28
 _BLOCK = 1 << 20  # bytes
 _FLOAT = np.dtype("<f4")
-_NEVER_NEGATIVE = (".step", ".exp_avg_sq")  # ends of names in the optimizer's state
+_NEVER_NEGATIVE = (".step", ".exp_avg_sq")  # endings of names in the optimizer's state
 
 _T = TypeVar("_T")
 _Scalar = bool | int | float | str | None
-# Either the names of the sources, or entries (row, weights): the weights that apply from that row on.
+# Either the names of the sources, or pairs (row, weights): from that row on, these weights apply.
 _Mixture = list[str | tuple[int, list[int | float]]]
 _Text = Annotated[str, Meta(max_length=4096)]
 
@@ -89,7 +89,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     val_loss: float | None
 
     def read_settings(self) -> tuple[Config, Shape]:
-        """Return the settings and the shape of the model. Raises `DamageError` if they are invalid."""
+        """Return the settings and the model's shape. Raises `DamageError` if they are invalid."""
         try:
             config = Config(**self.config)  # type: ignore[arg-type]
             shape = Shape(**self.shape)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint with intact files."""
+    """A checkpoint whose files `read_checked` found intact."""
 
     path: Path
     state: RunState
@@ -181,7 +181,10 @@ def write_files(
 
 
 def read_checked(path: Path) -> Checkpoint:
-    """Check every byte of the checkpoint in a folder, and return the checkpoint."""
+    """Return the checkpoint in a folder, after checking every byte.
+
+    Raises `DamageError` if a file is missing, damaged or invalid.
+    """
     file = _read_state_file(path)
     for name, expected in file.state.find_arrays().items():
         with _naming(name), open_inside(path, name) as arrays:
@@ -197,7 +200,7 @@ def read_state(path: Path) -> RunState:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Prefix every error in a `with` block with the name of the file."""
+    """Turn an error in the `with` block into a `DamageError` that begins with the file's name."""
     try:
         yield
     except DamagedFileError as error:
@@ -311,7 +314,7 @@ def _save(path: Path, arrays: AnyArrays) -> str:
 
 
 def load_safetensors() -> Any:
-    """Import the package that writes arrays. Raises `UsageError` if it is missing."""
+    """Return the module `safetensors.numpy`. Raises `UsageError` if it is not installed."""
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:

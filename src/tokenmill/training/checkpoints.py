@@ -59,7 +59,7 @@ class Checkpoints:
         *,
         keep: int,
     ) -> Path:
-        """Write a checkpoint, then remove old ones.
+        """Write a checkpoint, remove old ones, and return the new checkpoint's folder.
 
         If a value is NaN or infinite, raises `NotFiniteError` and changes nothing.
         """
@@ -152,7 +152,7 @@ class Checkpoints:
                 self._discard(self._path(step))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint. It is renamed first, so that a kill never leaves half a checkpoint."""
+        """Remove a checkpoint. Renames it first, so that a kill never leaves half a checkpoint."""
         if os.path.lexists(path):
             doomed = temporary_path(path.with_name(f"{path.name}.old"))
             remove(doomed)

@@ -1,7 +1,7 @@
 """The settings of a run, as one frozen dataclass that checks its values.
 
-Every number has a range, so an absurd value is an error before anything is allocated. A run's
-folder holds the settings as `config.json`; `config_file.py` reads them from files.
+Every number has a range, so an absurd value is an error before anything is allocated. A run saves
+its settings in its folder, as `config.json`. `config_file.py` reads settings from files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenmill.errors import UsageError
 from tokenmill.wording import brief
 
 MOST_STEPS = 10**12
-Layers = Annotated[int, Meta(ge=1, le=4096)]  # or heads
+Layers = Annotated[int, Meta(ge=1, le=4096)]  # also for heads
 Width = Annotated[int, Meta(ge=1, le=1 << 20)]
 Ids = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]  # loaders make int32
 RowLength = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -26,12 +26,12 @@ Steps = Annotated[int, Meta(ge=0, le=MOST_STEPS)]
 Positive = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
 Number = Annotated[float, Meta(ge=0, le=1e30)]  # fits in float32
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]  # at 1, nothing is learned
+Decay = Annotated[float, Meta(ge=0, lt=1)]  # at 1, gradients would have no effect
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The settings of a run: the model, the batch, the optimizer, and when to log, validate and save.
+    """The settings of a run: model, batch, optimizer, and when to log, validate and save.
 
     >>> config = Config(layers=2, heads=2, width=64, seq_len=128, batch_tokens=1024)
     >>> config.batch_rows
@@ -180,10 +180,11 @@ class Config:
 
     @property
     def validation_tokens(self) -> int:
-        """How many tokens a validation uses.
+        """The number of tokens per validation: `val_tokens` or, if that is None, a default.
 
-        The default is one eighth of the tokens that the run trains on between two validations, up to
-        1,048,576. Validation then takes less than a twentieth of the run's time.
+        The default is one eighth of the tokens that the run trains on between two validations, but
+        at most 1,048,576 and at least one row. With it, validation takes less than a twentieth of
+        the run's time.
 
         >>> Config().validation_tokens, Config(max_steps=20, batch_tokens=1024).validation_tokens
         (1048576, 2560)
@@ -199,7 +200,9 @@ class Config:
         return self.batch_tokens // self.seq_len
 
     def find_due(self, step: int) -> dict[str, bool]:
-        """Return whether a line, a validation, a sample and a checkpoint are due after a step.
+        """Return whether a metrics line, validation, sample and checkpoint are due after a step.
+
+        After the last step, all of them are due.
 
         >>> Config(val_every=0).find_due(250)
         {'line': True, 'validation': False, 'sample': False, 'checkpoint': True}
@@ -214,7 +217,7 @@ class Config:
         return {name: last or (n > 0 and step % n == 0) for name, n in every.items()}
 
     def scale(self, step: int) -> float:
-        """Return the factor for learning rates at a step.
+        """Return the factor by which learning rates are multiplied at a step.
 
         Over a run, the factor rises to 1, stays there, and then falls towards 0.
 

@@ -1,9 +1,9 @@
 """Settings from presets, from JSON and YAML files, and from keyword arguments.
 
-A file uses the names of the fields of `Config`. They are at the top level, or in the sections
-`model`, `training` and `data`; which section makes no difference. The names that the guides of
-docs/guides.md use also work. An unknown key is an error that suggests a known key, and a duplicate
-key is an error.
+The keys in a file are the fields of `Config`. They are at the top level, or in the sections
+`model`, `training` and `data`; which section makes no difference. The names used by the guides that
+docs/guides.md lists also work. An unknown key is an error that suggests a known key, and a
+duplicate key is an error.
 
 Whole numbers may be written as 1e6. A number such as 3e-4, which PyYAML reads as text, is accepted.
 Files are at most 1 MiB. YAML aliases are refused, because a few lines of them can expand to
@@ -63,8 +63,8 @@ GUIDE_NAMES = {
     "shuffle_seed": "seed",
 }
 DATA_NAMES = ("dataset_name", "tokenizer_name", "num_epochs", "name")
-# Settings of hand-written loaders, accepted and ignored: here one thread reads ahead, and nothing is
-# padded or cached.
+# Settings of hand-written loaders, accepted and ignored: in tokenmill, one thread reads ahead, and
+# nothing is padded or cached.
 IGNORED_NAMES = (
     "worker_count worker_buffer_size prefetch_buffer_size cache_size cache_dir split pad_token_id"
 ).split()
@@ -139,12 +139,12 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     try:
         return _make(dict(_flatten(_parse(Path(path)))))
     except UsageError as error:
-        text = str(error).replace("`", "")  # in a file, a setting is not an argument
+        text = str(error).replace("`", "")  # backticks are for arguments, not for keys
         raise UsageError(f"{os.fspath(path)}: {text}") from None
 
 
 def override(config: Config, **settings: Any) -> Config:
-    """Replace some settings; None keeps a setting.
+    """Return the config with some settings replaced; None keeps a setting.
 
     >>> override(Config(), max_steps=10, seq_len=None).max_steps
     10
@@ -161,7 +161,11 @@ are: layers, heads, kv_heads, ...
 
 
 def _find_preset(text: str) -> str | None:
-    """Find the preset with this name, or for this path in a guide. Returns None for other files."""
+    """Return the name of the preset that `text` selects, or None if `text` is a file.
+
+    A preset's name selects it. If there is no such file, a path from a guide does too, such as
+    configs/150M_1024.json.
+    """
     if text not in PRESETS and Path(text).exists():
         return None
     stem = Path(text).stem
@@ -211,7 +215,7 @@ def _parse_yaml(data: bytes) -> Any:
         ) from error
 
     class UniqueKeyLoader(yaml.SafeLoader):
-        """A loader that refuses duplicate keys; PyYAML would keep the last one."""
+        """A loader that refuses aliases and duplicate keys. PyYAML would keep the last key."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -295,7 +299,10 @@ def _check_data(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_number(value: Any, kind: Any) -> Any:
-    """Convert text such as "3e-4" to a number, and 1e6 to an integer if the setting needs one."""
+    """Return text such as "3e-4" as a number, and 1e6 as an integer if the setting needs one.
+
+    Other values are returned unchanged.
+    """
     whole = kind is int or int in get_args(kind)
     if (whole or kind is float) and isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)

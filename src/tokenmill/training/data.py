@@ -10,8 +10,8 @@ loss on the mixture, and every run on this data has the same validation set.
 
 While training, rows are read from their files and not through memory maps. If a mapped file is
 truncated, or its disk fails, the system kills the process (SIGBUS). A failed read instead raises an
-error that names the file, and the run can save a checkpoint. `store/file_rows.py` describes the cost.
-Reading can stop between two rows, so that a run with large steps exits promptly.
+error that names the file, and the run can save a checkpoint. `store/file_rows.py` describes the
+cost. Reading can stop between two rows, so that a run with large steps exits promptly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NAMED = re.compile(r"(?P<name>[^=/\\:]+)=(?P<path>.+):(?P<weight>[^:/\\]+)", re
 class RunData:
     """The training and validation data of a run; ids go from 0 to vocab - 1.
 
-    `describe` and `notes` are for display.
+    `describe` is a description and `notes` are warnings, both for display.
     """
 
     train: Tokens | Mixture
@@ -85,7 +85,7 @@ class _Source:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer. None if the data does not include one and the named one is not available."""
+        """The tokenizer, or None if the data does not include it and its name cannot be loaded."""
         try:
             return self.dataset.tokenizer
         except TokenizerError:
@@ -177,7 +177,10 @@ tokenmill prepare TEXTS --out no/such
 
 
 def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
-    """Return the name, path and weight of each source, from NAME=PATH:WEIGHT."""
+    """Return the name, path and weight of each source, from NAME=PATH:WEIGHT.
+
+    A single path without a name has the name "" and the weight 1.
+    """
     parsed = [_parse_one(os.fspath(text)) for text in data]
     names = [name for name, _, _ in parsed]
     for name, path, _ in parsed:
@@ -217,13 +220,13 @@ def _open(
     name: str, path: str, weight: float, val_fraction: float | None, options: dict[str, Any]
 ) -> _Source:
     dataset = open_dataset(path, **options)
-    if val_fraction and not (name and "val" in dataset.splits):  # in a mixture, a `val` is kept
+    if val_fraction and not (name and "val" in dataset.splits):  # mixtures keep an existing `val`
         dataset = open_dataset(path, **options, val_fraction=val_fraction)
     return _Source(name=name, path=path, weight=weight, dataset=dataset)
 
 
 def _join(sources: Sequence[_Source], config: Config) -> RunData:
-    """Check that the sources have the same tokenizer, and combine them."""
+    """Return the sources as the data of a run. Raises `TokenizerError` if tokenizers differ."""
     first = sources[0]
     for source in sources[1:]:
         first.check_same(source)
@@ -252,7 +255,10 @@ def _describe(tokenizer: Tokenizer | None) -> str:
 
 
 def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
-    """Join whole rows from the beginning of each source's `val`, in proportion to the weights."""
+    """Return a validation set of rows from the start of each source's `val`, or None.
+
+    The numbers of rows are in proportion to the weights.
+    """
     having = [(source.val, source.weight) for source in sources if source.val is not None]
     whole = sum(weight for _, weight in having)
     parts: list[npt.NDArray[np.uint32]] = []

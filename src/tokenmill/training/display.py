@@ -39,9 +39,10 @@ class RunWatcher:
         """Receive a warning for the user."""
 
     def line(self, line: dict[str, Any], steps: int, seconds_left: float) -> None:
-        """Receive a line of `metrics.jsonl`, and the run's total steps and seconds left (NaN: unknown).
+        """Receive a line of `metrics.jsonl`.
 
-        Extra lines, with the loss so far, may arrive between those of the file.
+        `steps` is the total number of steps; `seconds_left` is NaN if unknown. Extra lines, with
+        the loss so far, may arrive between those of the file.
         """
 
     def expect(self, seconds: float) -> None:
@@ -49,7 +50,10 @@ class RunWatcher:
 
 
 class RunDisplay(RunWatcher):
-    """Prints the progress; `translate` can turn argument names into flags."""
+    """Prints the progress.
+
+    `translate` is applied to notices and warnings. It can turn argument names into flags.
+    """
 
     def __init__(self, translate: Callable[[str], str] = str) -> None:
         self._translate = translate
@@ -104,7 +108,7 @@ def format_line(
         left = ""
         if line["step"] < steps and math.isfinite(seconds_left):
             left = f"{duration(seconds_left)} left"
-        # As wide as "59 min 59 s left", so that all lines are equally wide and omit the same numbers.
+        # As wide as "59 min 59 s left": lines of equal width omit the same numbers.
         words.append(f"{left:>16}")
         for spare in ("B", "data ", "mfu ", "rate "):
             if width is None or len("  ".join(words)) <= width:
@@ -180,9 +184,9 @@ class Pulse:
         self._shown = time.monotonic()
 
     def time_first(self, backend: Backend) -> float | None:
-        """Measure the seconds per micro-batch. Call this before each micro-batch.
+        """Return the seconds per micro-batch, once; all other calls return None.
 
-        One call returns the seconds, as soon as they are known. All other calls return None.
+        Call this before each micro-batch. The seconds are returned as soon as they are known.
 
         The first micro-batch also starts threads, allocates memory and compiles, so it can take ten
         times as long as the others. The second is timed instead. If nothing is compiled and the
@@ -234,7 +238,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Logs to a W&B run with this run's name, in the project tokenmill. Resuming continues it."""
+    """Logs to a W&B run with this run's name, in the project tokenmill.
+
+    A resumed run continues the same W&B run.
+    """
 
     def __init__(self, path: Path, config: Config) -> None:
         try:

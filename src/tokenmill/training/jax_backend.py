@@ -1,18 +1,18 @@
 """The trainer's backend in JAX: compiled programs on all devices of one process or of several.
 
-A step follows the rules of `torch_backend.py`, and the optimizer's state has the same names, so either
-backend can load the state of the other.
+A step follows the rules of `torch_backend.py`, and the optimizer's state has the same names, so
+either backend can load the state of the other.
 
-Guarantees: the loss of a step is the mean over its rows, for any number of micro-batches, devices and
-processes. A process that loads a state continues bit for bit if the number of processes, devices and
-threads is the same. On GPUs, this also needs XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are
-copied on their way into JAX and out of it.
+Guarantees: the loss of a step is the mean over its rows, for any number of micro-batches, devices
+and processes. A process that loads a state continues bit for bit if the number of processes,
+devices and threads is the same. On GPUs, this also needs
+XLA_FLAGS=--xla_gpu_deterministic_ops=true. Arrays are copied on their way into JAX and out of it.
 
 The rows of a step are divided over the devices, and each device has all parameters. A device
 processes its rows one micro-batch at a time and accumulates gradients; once per step, the devices
 add up their gradients, and each takes the same optimizer step. If the rows do not divide evenly,
-they are padded with rows of weight 0, so that every step is the same program. A program is compiled
-only once for the same settings and devices, so a second such model in the process starts
+they are padded with rows of weight 0, so that every step runs the same compiled program. For the
+same settings and devices, a process compiles a program only once, so a second such model starts
 immediately.
 
 Several processes are started by a launcher such as torchrun, srun or mpirun, or by hand with
@@ -103,7 +103,7 @@ class JaxBackend:
         self.peak_flops = peak and peak * len(devices)
 
         self.rows_at_once = choose_micro_batch(config, shape, on_cpu=on_cpu)
-        self._widest = 1  # the rows that `evaluate` gives to a device at once
+        self._widest = 1  # rows per device in `evaluate`: the most so far
         stacked = stack(shape, values)
         self._parameters: Parameters = self._place(stacked)
         self._state: OptimizerState = self._place(first_state(config, stacked))
@@ -149,7 +149,7 @@ class JaxBackend:
         """See `Backend.evaluate`."""
         count = len(rows.inputs)
         _, size = self._divide(count, self.rows_at_once)
-        # The last, smaller batch is padded to this size, so that no second program is compiled.
+        # A smaller last batch is padded to this size, so that no second program is compiled.
         self._widest = max(self._widest, size)
         micro = math.ceil(count / (self._widest * self._own_mesh.size))
         batch = (rows.inputs, rows.targets, rows.documents)
@@ -213,7 +213,7 @@ class JaxBackend:
         """See `Backend.total`."""
         if self.world_size == 1:
             return values.copy()
-        # As pairs of 32 bits, because JAX has no float64 by default.
+        # Each float64 is sent as two uint32, because JAX has no float64 by default.
         halves = np.ascontiguousarray(values, np.float64).reshape(-1).view(np.uint32)
         every = np.ascontiguousarray(multihost_utils.process_allgather(halves))
         summed: npt.NDArray[np.float64] = every.view(np.float64).sum(axis=0).reshape(values.shape)
@@ -240,10 +240,10 @@ class JaxBackend:
             self._started = False
 
     def _divide(self, count: int, limit: int) -> tuple[int, int]:
-        """Divide `count` rows over the devices, and each device's rows into equal micro-batches.
+        """Return the number of micro-batches, and the rows per device in each of them.
 
-        A micro-batch has at most `limit` rows. Returns the number of micro-batches and the rows in
-        each.
+        The `count` rows are divided over this process's devices, and each device's rows into equal
+        micro-batches of at most `limit` rows. Both divisions round up.
         """
         share = math.ceil(count / self._own_mesh.size)
         micro = math.ceil(share / limit)
@@ -252,7 +252,10 @@ class JaxBackend:
     def _place_pieces(
         self, mesh: Mesh, batch: tuple[npt.NDArray[Any] | None, ...], micro: int, size: int
     ) -> Iterator[tuple[jax.Array | None, ...]]:
-        """Put each micro-batch on the devices of a mesh, and yield it as global arrays."""
+        """Put each of `micro` micro-batches on the devices of a mesh, and yield its global arrays.
+
+        A micro-batch has `size` rows per device, with zeros after the last row.
+        """
         own = size * self._own_mesh.size
         sharding = NamedSharding(mesh, SPREAD)
         for number in range(micro):
@@ -262,7 +265,7 @@ class JaxBackend:
             )
 
     def _in_row_order(self, count: int, losses: list[jax.Array]) -> npt.NDArray[np.float32]:
-        """Put the losses of a step in row order, without padding. Each rank has `count` rows."""
+        """Return the losses of a step in row order, without padding. Each rank has `count` rows."""
         copied = np.stack([_copy(found.addressable_data(0)) for found in losses])
         by_rank = copied.reshape(len(losses), self.world_size, -1)
         return by_rank.swapaxes(0, 1).reshape(self.world_size, -1)[:, :count].reshape(-1)
@@ -290,7 +293,10 @@ class JaxBackend:
 
 
 def _find_devices(name: str | None) -> list[Any]:
-    """Find all devices of a platform such as gpu, or one such as gpu:1. None means all devices."""
+    """Return the devices of a platform such as gpu, or one device such as gpu:1.
+
+    None means all devices of JAX's default platform.
+    """
     if name is None:
         return jax.devices()
     platform, _, number = name.partition(":")
@@ -306,7 +312,10 @@ def _find_devices(name: str | None) -> list[Any]:
 
 
 def start_processes() -> bool:
-    """Connect to the other processes if a launcher started several; returns whether it connected."""
+    """Connect to the other processes if a launcher started several.
+
+    Returns whether this call connected.
+    """
     rank, world_size = find_rank(None, None)
     if world_size == 1 or jax.distributed.is_initialized():
         return False
@@ -346,7 +355,10 @@ def _fill(rows: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
 
 
 def _distribute(sharding: NamedSharding, own: npt.NDArray[Any]) -> jax.Array:
-    """Make a global array from the rows of all processes. `own` must not be changed afterwards."""
+    """Return a global array made of the rows that each process passes as `own`.
+
+    `own` must not be changed afterwards.
+    """
     placed: jax.Array = jax.make_array_from_process_local_data(sharding, own)  # type: ignore[no-untyped-call]
     return placed
 
@@ -359,9 +371,9 @@ def _copy(value: jax.Array) -> npt.NDArray[Any]:
 def _make_gradients(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
     """Make a function that adds the gradients of a micro-batch to sums of gradients.
 
-    It maps (parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of rows). Each
-    device has its own sums (devices, ...). They are donated: JAX reuses their memory. All devices get the
-    losses of all rows.
+    The function maps (parameters, sums, (inputs, targets, documents, weights)) to (sums, losses of
+    rows). Each device adds to its own sums: arrays are (devices, ...). The sums are donated: JAX
+    reuses their memory. All devices get the losses of all rows.
     """
 
     def row_losses(parameters: Parameters, micro: Any) -> tuple[jax.Array, jax.Array]:
@@ -388,8 +400,9 @@ def _make_gradients(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
 def _make_update(config: Config, mesh: Mesh, numerics: Numerics) -> Any:
     """Make a function that takes an optimizer step.
 
-    It maps (parameters, state, sums of gradients, scale) to (parameters, state, norm). The results are
-    the same on all devices. The parameters and the state are donated: JAX reuses their memory.
+    The function maps (parameters, state, sums of gradients, scale) to (parameters, state, gradient
+    norm). The results are the same on all devices. The parameters and the state are donated: JAX
+    reuses their memory.
     """
 
     def run(
@@ -429,10 +442,10 @@ def _make_evaluation(shape: Shape, mesh: Mesh, numerics: Numerics) -> Any:
 
 @cache
 def _make_next_logits(shape: Shape, numerics: Numerics) -> Any:
-    """Make a function for the logits of the next id.
+    """Make a function that computes the logits of the next id.
 
-    It takes (parameters, ids (1, seq_len), position of the last id). Values after the last id have no
-    effect, because attention is causal.
+    The function takes (parameters, ids (1, seq_len), position of the last id). Ids after that
+    position are padding. They have no effect, because attention is causal.
     """
 
     def run(parameters: Parameters, ids: jax.Array, last: jax.Array) -> jax.Array:

@@ -2,12 +2,12 @@
 
 Guarantees: this model has the parameters, names and mathematics of `model.py` and follows the
 optimizer rules of `torch_backend.py`, so both backends take the same steps. Norms, rotary
-positions, logits and losses are always float32. In a float32 run, every device multiplies matrices in
-full float32 precision. An id outside the vocabulary makes a loss NaN rather than a wrong number.
+positions, logits and losses are always float32. In a float32 run, every device multiplies matrices
+in full float32 precision. An id outside the vocabulary makes a loss NaN rather than a wrong number.
 
 A matrix that every block has, such as `mlp.up`, is one array (layers, out, in) for all blocks. The
-compiled program loops over a few blocks at a time, so compiling takes as long for 24 layers as for 4.
-`stack` and `unstack` convert between such arrays and the names of `model.py`.
+compiled program loops over a few blocks at a time, so compiling takes as long for 24 layers as for
+4. `stack` and `unstack` convert between such arrays and the names of `model.py`.
 
 Costs: attention is computed again in the backward pass, so only one layer at a time needs memory
 that is quadratic in seq_len. cuDNN's attention, used on NVIDIA GPUs in bfloat16, needs no such
@@ -45,24 +45,29 @@ from tokenmill.training.model import (
     rotation,
 )
 
-_BLOCKS_PER_ROUND = 4  # on CPUs a quarter faster than 1
+_BLOCKS_PER_ROUND = 4  # of the compiled loop; on CPUs, 4 is a quarter faster than 1
 _ADAMW_EPSILON = 1e-8
-# optax adds this to a norm for which PyTorch uses max(norm, 1e-7); both leave a zero matrix unchanged.
+# optax divides by norm + epsilon, PyTorch by max(norm, 1e-7). Both leave a zero matrix unchanged.
 _MUON_EPSILON = 1e-20
 _MOMENTUM = 0.95
-_UPDATE_SIZE = 0.2  # root mean square of Muon's updates before the learning rate, as in AdamW
+_UPDATE_SIZE = 0.2  # root mean square of Muon's updates at learning rate 1, similar to AdamW's
 
 # Named as in `model.py`, but names of block parameters have no block number.
 Parameters = dict[str, jax.Array]
 
 
 def in_block(name: str) -> bool:
-    """Return whether an array holds one matrix of every block. Muon updates these arrays."""
+    """Return whether an array holds the same matrix of every block, such as mlp.up.
+
+    Muon updates only such arrays.
+    """
     return name.startswith(("attention.", "mlp."))
 
 
 def stack(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> Arrays:
-    """Stack each matrix of the blocks into one array, such as mlp.up (layers, 4 * width, width).
+    """Return the parameters, with each matrix that all blocks have stacked into one array.
+
+    For example, `mlp.up` becomes (layers, 4 * width, width).
 
     >>> from tokenmill.training.model import first_values
     >>> shape = Shape(vocab=64, layers=2, heads=2, kv_heads=1, width=8, seq_len=16)
@@ -94,8 +99,10 @@ def unstack(shape: Shape, stacked: Mapping[str, npt.NDArray[np.float32]]) -> Arr
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
-    """How a model is computed: the dtype, and the implementation of
-    `jax.nn.dot_product_attention`."""
+    """How a model is computed: in which dtype, and by which attention code.
+
+    `attention` is the argument `implementation` of `jax.nn.dot_product_attention`.
+    """
 
     dtype: Any
     attention: Literal["xla", "cudnn"] | None = None
@@ -114,9 +121,10 @@ def find_states(
     documents: jax.Array | None,
     numerics: Numerics,
 ) -> jax.Array:
-    """Return the input of the output head, (rows, length, inner), for ids (rows, length).
+    """Return the final states (rows, length, inner), which `find_logits` turns into logits.
 
-    If attention stays inside documents, `documents` holds the number of each id's document.
+    `ids` are (rows, length). If attention stays inside documents, `documents` holds the document
+    number of each id; otherwise it is None.
     """
     turn = rotation(shape, ids.shape[1])
     mask = None if documents is None else _same_document(documents)
@@ -155,7 +163,10 @@ def find_states(
 def find_logits(
     shape: Shape, parameters: Parameters, states: jax.Array, numerics: Numerics
 ) -> jax.Array:
-    """Return the logits (..., vocab) of the next id; with a shortlist, its log-probabilities."""
+    """Return the logits (..., vocab) of the next id.
+
+    With a shortlist, these are log-probabilities.
+    """
     logits = _find_capped(shape, parameters["head"], states, numerics)
     if not shape.has_groups:
         return logits
@@ -198,7 +209,10 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def _linear(x: jax.Array, weight: jax.Array, numerics: Numerics, result: Any = None) -> jax.Array:
-    """Return x @ weight.T, multiplied in the run's dtype, summed in float32, cast to `result`."""
+    """Return x @ weight.T, multiplied in the run's dtype and summed in float32.
+
+    `result` is the dtype of the result, by default the run's dtype.
+    """
     product = lax.dot_general(
         x.astype(numerics.dtype),
         weight.astype(numerics.dtype),
@@ -209,7 +223,10 @@ def _linear(x: jax.Array, weight: jax.Array, numerics: Numerics, result: Any = N
 
 
 def _rotate(x: jax.Array, turn: tuple[npt.NDArray[np.float32], ...]) -> jax.Array:
-    """Rotate the pairs of each head (rows, length, heads, head) by the angles of their positions."""
+    """Return queries or keys (rows, length, heads, head) with rotary positions applied.
+
+    `turn` has the cosines and the sines of the rotary angles.
+    """
     cosines, sines = (values[:, None, :] for values in turn)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate(
@@ -235,7 +252,7 @@ class OptimizerState(NamedTuple):
 
 
 def first_state(config: Config, parameters: Mapping[str, Any]) -> OptimizerState:
-    """Return the state before the first step, in NumPy."""
+    """Return the optimizers' state before the first step, as NumPy arrays."""
 
     def zeros(*, of_muon: bool) -> Any:
         return {
@@ -269,9 +286,9 @@ def update(
     scale: jax.Array,
     numerics: Numerics,
 ) -> tuple[Parameters, OptimizerState]:
-    """Return the parameters and the state after a step. Learning rates are multiplied by `scale`.
+    """Return the parameters and the optimizers' state after a step.
 
-    Muon orthogonalizes in the dtype of the model.
+    Learning rates are multiplied by `scale`. Muon orthogonalizes in the run's dtype.
     """
     changes, mean, square = _adamw(config, parameters, state, gradients, scale)
     momentum = {
@@ -306,7 +323,7 @@ def _adamw(
         mask={name: name != "embedding" for name in own},
     )
     moments = optax.ScaleByAdamState(state.steps, state.mean, state.square)
-    _, *others = adamw.init(own)  # these have no state
+    _, *others = adamw.init(own)  # the later stages of optax's AdamW have no state
     gradients = {name: gradients[name] for name in own}
     changes, (moments, *_) = adamw.update(gradients, (moments, *others), own)
     return changes, moments.mu, moments.nu
@@ -315,7 +332,10 @@ def _adamw(
 def _muon(
     config: Config, parameters: Parameters, ahead: Parameters, scale: jax.Array
 ) -> Parameters:
-    """Return the changes that Muon makes to its parameters."""
+    """Return the changes that Muon makes to its parameters.
+
+    `ahead` has the gradients after Nesterov's momentum, so optax's own momentum is off.
+    """
     own = {name: parameters[name] for name in ahead}
     rule = muon(
         config.matrix_learning_rate * scale,

@@ -1,7 +1,8 @@
 """The loop of a run: steps, and the validation, samples and checkpoints between them.
 
-After step n, in this order: collect and check the losses, write a line, validate, sample, write a
-checkpoint. Each of these gives the same result whether the run was interrupted before or not.
+After a step, the loop does what is due, in this order: collect and check the losses, write a line
+of metrics, validate, sample, write a checkpoint. Each of these gives the same result whether the
+run was interrupted before or not.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ class Loop:
     """A run in progress. `record` is None on all ranks but the first.
 
     `owed` says whether the validation and the sample at the starting step are still missing.
+    `was_cut` says whether a stop interrupted a validation or a sample.
     """
 
     config: Config
     data: RunData
-    state: RunState  # at the beginning
+    state: RunState  # when the loop starts
     backend: Backend
     loader: Loader
     validator: Validator | None
@@ -101,12 +103,12 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.row = self.state.row
-        self.step = self.saved = self._lap = self.state.step  # the clock began at `_lap`
+        self.step = self.saved = self._lap = self.state.step  # `_lap`: where the clock's lap began
         _, self._shape = self.state.read_settings()
         self._pulse = Pulse(compiles=self.backend.compiles, silence=self.watcher.silence)
 
     def run(self) -> None:
-        """Train up to the last step, or until the user stops it."""
+        """Train up to the last step, or until a signal asks to stop."""
         if any(self.owed):
             self._catch_up()
         while self.step < self.config.max_steps:
@@ -119,7 +121,10 @@ class Loop:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Log, validate, sample and save, if due. A stop interrupts the validation and the sample."""
+        """Log, validate, sample and save, whichever are due.
+
+        A stop interrupts the validation and the sample.
+        """
         due = self.config.find_due(self.step)
         is_first = self.step == self.state.step + 1
         if is_first or any(due.values()):
@@ -139,7 +144,7 @@ class Loop:
             self._draw(last=self.step == self.config.max_steps)
 
     def _catch_up(self) -> None:
-        """Make up for a validation and a sample that a stop skipped at the starting step."""
+        """Run the validation and the sample that a stop skipped at the starting step."""
         owes_validation, owes_sample = self.owed
         val_loss = self._validate() if owes_validation else None
         if owes_sample:
@@ -148,7 +153,7 @@ class Loop:
             self._save(val_loss)
 
     def _leave(self) -> None:
-        """Save the last complete step; all ranks wait until it is saved."""
+        """End a stopped run: save the last complete step. All ranks wait until it is saved."""
         self._take_reports()
         if self.step > self.saved:
             self._save(None)
@@ -156,7 +161,7 @@ class Loop:
         self.backend.agree(True)
 
     def _pause(self, done: int, count: int) -> bool:
-        """Before a micro-batch: print a line if one is due, and check whether to stop."""
+        """Return whether to stop. Called before each micro-batch; prints progress if due."""
         seconds = self._pulse.time_first(self.backend)
         if seconds is not None and self.record is not None:
             self._step_seconds = seconds * count
@@ -202,7 +207,10 @@ class Loop:
         return f"the checkpoint of step {self.saved:,} is in {self.checkpoints.folder}"
 
     def _take_reports(self) -> None:
-        """Collect the losses since the last call. Raises `WorkError` if one is NaN or infinite."""
+        """Collect the losses of all steps since the last call.
+
+        Raises `WorkError` if a loss or a gradient is NaN or infinite.
+        """
         first_step = self.step - len(self._unreported) + 1
         rows, self._unreported = self._unreported, []
         for step, (row, report) in enumerate(
@@ -239,15 +247,16 @@ class Loop:
         )
 
     def _log(self) -> None:
-        """Write a line about the steps since the last line."""
+        """Record and print a line of metrics about the steps since the last recorded line."""
         line = self._make_line(*self._clock.lap())
         self._lap = self.step
         if line is not None:
             self._add(line)
 
     def _show(self, is_first: bool) -> None:
-        """Print a line that is not recorded, because the next recorded line is far off."""
-        if self.backend.world_size > 1 and not is_first:  # gathering losses needs all ranks
+        """Print a line of metrics without recording it: after the first step or a long silence."""
+        # Gathering losses needs all ranks, but each rank measures the silence on its own.
+        if self.backend.world_size > 1 and not is_first:
             self._beat(f"step {self.step:,} of {self.config.max_steps:,} done")
             return
         self._take_reports()
@@ -257,7 +266,10 @@ class Loop:
             self.watcher.line(line, self.config.max_steps, self._left)
 
     def _make_line(self, seconds: float, waiting: float) -> dict[str, Any] | None:
-        """Make a line about the steps since the last recorded line. Only rank 0 makes lines."""
+        """Return a line of metrics about the steps since the last recorded line.
+
+        Returns None if there were no steps, and on all ranks but rank 0.
+        """
         steps = self.step - self._lap
         if self.record is None or not steps:
             return None
@@ -280,7 +292,7 @@ class Loop:
         } | ({"mfu": used / peak} if peak else {})
 
     def _find_step_seconds(self, seconds: float, steps: int) -> float:
-        """Return the seconds per step, without the first step of the process, which is slower."""
+        """Return the mean seconds per step, without the process's first step, which is slower."""
         if self._lap > self.state.step:
             return seconds / steps
         if steps == 1:
@@ -313,7 +325,7 @@ class Loop:
         return self.stop.asked
 
     def _beat(self, text: str) -> None:
-        """Print a line if nothing was printed for a while."""
+        """Print `text` on rank 0 if nothing was printed for a while."""
         if self.record is not None and self._pulse.is_due():
             self._pulse.restart()
             self.watcher.note(text)
@@ -351,7 +363,7 @@ class Loop:
             board.add(line)
 
     def _save(self, val_loss: float | None) -> None:
-        """Flush the losses to the disk, then write a checkpoint."""
+        """Flush the metrics and losses to disk, then write a checkpoint. Only rank 0 writes."""
         if self.record is None:
             self.saved = self.step
             return
@@ -376,7 +388,7 @@ class Loop:
         self.saved = self.step
 
     def _draw(self, *, last: bool) -> None:
-        """Update the chart, at most every few seconds."""
+        """Update the chart, at most every few seconds unless `last`."""
         now = time.monotonic()
         if self.record is None or (not last and now < self._drawn + _CHART_EVERY):
             return

@@ -4,9 +4,11 @@ A modern GPT: rotary positions, RMSNorm without gains (before attention, before 
 queries and keys), a ReLU² MLP, optional grouped queries, a separate output head, soft-capped
 logits, and output projections that start at zero, so that every block starts as the identity.
 
-Guarantees: a parameter has the same name, shape and meaning in PyTorch and in JAX, so each can load the
-checkpoints of the other. NumPy makes the initial values from the seed alone, so every backend, rank
-and machine starts with the same bits.
+Guarantees: a parameter has the same name, shape and meaning in PyTorch and in JAX, so each
+framework can load the other's checkpoints. NumPy makes the initial values from the seed alone, so
+every backend, rank and machine starts with the same bits.
+
+The parameters, where head in a shape is width / heads, the width of an attention head:
 
     embedding                 (vocab, width)
     blocks.N.attention.query  (heads * head, width)       a linear map is y = x @ W.T
@@ -17,11 +19,12 @@ and machine starts with the same bits.
     blocks.N.mlp.down         (width, 4 * width)
     head                      (vocab, width)
 
-Small models with large vocabularies may also have:
+Small models with large vocabularies may have more parameters. If `embedding_width` > 0, inner is
+`embedding_width`, and the embedding and the head are (vocab, inner). Otherwise, inner is `width`.
 
-    embedding_up              (width, inner)              where inner = embedding_width > 0; the
-    head_down                 (inner, width)              embedding and head are (vocab, inner) then
-    groups                    (groups, inner)             where shortlist > 0
+    embedding_up              (width, inner)              if embedding_width > 0
+    head_down                 (inner, width)              if embedding_width > 0
+    groups                    (groups, inner)             if 0 < shortlist < vocab
 
 Forward, for ids (B, T):
 
@@ -37,15 +40,18 @@ Forward, for ids (B, T):
     logits = softcap * tanh(logits / softcap)             where softcap > 0
 
 With a shortlist, only the ids below `shortlist` are chosen directly. The other ids are in groups of
-GROUP consecutive ids. A first softmax chooses one of the ids below `shortlist`, or a group; a second
-softmax chooses an id of that group. The logits of groups are s @ groups.T, capped like the others:
+GROUP consecutive ids. A first softmax chooses one of the ids below `shortlist`, or a group; then a
+second softmax chooses an id of that group. The logits of groups are s @ groups.T, capped like the
+others. The first line is for ids below `shortlist`, the second for an id in group g:
 
-    log p(id) = log softmax([logits[:shortlist], group_logits])[id]                      id < shortlist
-    log p(id) = log softmax([...])[shortlist + g] + log softmax(logits of group g)[id]   otherwise
+    log p(id) = log softmax([logits[:shortlist], group_logits])[id]
+    log p(id) = log softmax([...])[shortlist + g] + log softmax(logits of group g)[id]
+
+The functions used above, with half = head / 2, and t the position of the token:
 
     norm(x) = x / sqrt(mean(x²) + EPSILON) over the last axis
-    rotate: for i in 0 .. head/2 - 1, with a = t / rope_base^(2i / head):
-        (x[i], x[i + head/2]) → (x[i] cos a + x[i + head/2] sin a, -x[i] sin a + x[i + head/2] cos a)
+    rotate(x): for i in 0 .. half - 1, with a = t / rope_base^(i / half):
+        (x[i], x[i + half]) → (x[i] cos a + x[i + half] sin a, -x[i] sin a + x[i + half] cos a)
 """
 
 from __future__ import annotations
@@ -65,9 +71,9 @@ from tokenmill.training.config import Config, Ids, Layers, Number, RowLength, Wi
 from tokenmill.wording import size as bytes_in_words
 
 EPSILON = 1e-6
-GROUP = 1024  # ids
-MARKERS = 3  # of fill-in-the-middle: prefix, suffix and middle are the ids after the vocabulary
-_MULTIPLE = 64  # the padded vocabulary is a multiple of this, for matrix units
+GROUP = 1024  # ids per group, if the model has a shortlist
+MARKERS = 3  # for fill-in-the-middle: PREFIX, SUFFIX and MIDDLE, the ids after the vocabulary
+_MULTIPLE = 64  # vocabularies are padded to a multiple of this, which suits matrix units
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
@@ -117,7 +123,10 @@ class Shape:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the model has groups, and so two softmaxes. A shortlist of all ids has no effect."""
+        """Whether the model predicts some ids in two steps: first a group, then an id in the group.
+
+        False if the shortlist is 0 or includes all ids.
+        """
         return 0 < self.shortlist < self.vocab
 
     @property
@@ -160,7 +169,7 @@ def padded_vocab(vocab: int, config: Config) -> int:
 
 
 def parameter_shapes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the shapes of the parameters by name. Initial values are drawn in this order."""
+    """Return the shapes of the parameters by name. `first_values` draws values in this order."""
     width, keys = shape.width, shape.kv_heads * shape.head
     shapes = {"embedding": (shape.vocab, shape.inner)}
     if shape.embedding_width:
@@ -199,7 +208,7 @@ def optimizer_shapes(shape: Shape, optimizer: str) -> dict[str, tuple[int, ...]]
 def check_memory(shape: Shape) -> None:
     """Raise `UsageError` if the weights alone do not fit in the memory of this machine."""
     parameters, memory = count_parameters(shape), machine_memory()
-    needed = 4 * (parameters + shape.seq_len * shape.head)  # and the table of rotary angles
+    needed = 4 * (parameters + shape.seq_len * shape.head)  # including the table of rotary angles
     if memory and needed > memory:
         raise UsageError(
             f"The model has {parameters:,} parameters, which take {bytes_in_words(needed)} or more, but "
@@ -210,7 +219,7 @@ def check_memory(shape: Shape) -> None:
 
 
 def is_matrix(name: str) -> bool:
-    """Return whether a parameter is a matrix of a block. Muon updates these parameters."""
+    """Return whether a parameter is a matrix inside a block. Muon updates only such parameters."""
     return name.startswith("blocks.")
 
 
@@ -222,7 +231,8 @@ def count_parameters(shape: Shape) -> int:
 def count_operations(shape: Shape) -> float:
     """Return the floating-point operations per training token.
 
-    These are 6 for each parameter of the matrices and the head, plus attention over the whole row.
+    These are 6 for each parameter outside the embedding, plus attention over the whole row. With a
+    shortlist, the head counts only with the shortlist and one group.
 
     >>> count_operations(Shape(vocab=64, layers=1, heads=1, kv_heads=1, width=8, seq_len=16)) / 6
     1536.0
@@ -236,8 +246,9 @@ def count_operations(shape: Shape) -> float:
 def first_values(shape: Shape, seed: int) -> Arrays:
     """Return the initial parameters.
 
-    The embedding is normal with standard deviation 1, and matrices are normal with standard deviation
-    1/sqrt(columns). The output projections and the head are zero.
+    The embedding is normal with standard deviation 1. The output projections (`attention.out` and
+    `mlp.down`), the head and `groups` are zero. All other matrices are normal with standard
+    deviation 1/sqrt(columns).
     """
     random = np.random.Generator(np.random.Philox(key=[seed, 0]))
     values: Arrays = {}
@@ -252,7 +263,7 @@ def first_values(shape: Shape, seed: int) -> Arrays:
 
 
 def check_values(shape: Shape, values: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """Raise `StateError` unless these are the parameters of a model of this shape."""
+    """Raise `StateError` unless `values` are the parameters of a model of this shape."""
     expected = parameter_shapes(shape)
     there = {name: tuple(value.shape) for name, value in values.items()}
     if there == expected:

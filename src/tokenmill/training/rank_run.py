@@ -40,7 +40,7 @@ from tokenmill.training.run_folder import (
 from tokenmill.training.validation import Validator
 
 _CURE = "Undo these changes, choose another `name`, or add `restart=True` to discard the run."
-SMALL_DEFAULT = "laptop"  # the preset without an accelerator
+SMALL_DEFAULT = "laptop"  # the preset for machines without an accelerator
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -85,7 +85,11 @@ class RankRun:
     restart: bool
 
     def train(self, stack: ExitStack) -> RunReport:
-        """Start or resume the run. Rank 0 checks the folder before the others read it."""
+        """Start or resume the run, and return its report.
+
+        Rank 0 checks the folder before the others read it. `stack` closes everything that is
+        opened.
+        """
         checkpoints = Checkpoints(self.path / CHECKPOINTS_NAME)
         checkpoint = None
         if self.rank == 0:
@@ -122,8 +126,10 @@ class RankRun:
         owed: tuple[bool, bool],
         stack: ExitStack,
     ) -> Loop:
-        """Make the loop that continues from a state. Rank 0 also writes the settings and opens the
-        files of metrics and losses."""
+        """Return the loop that continues from `state`.
+
+        Rank 0 also writes the settings, and opens the files of metrics and losses.
+        """
         step = state.step
         record, boards = None, []
         if self.rank == 0:
@@ -156,7 +162,10 @@ class RankRun:
         )
 
     def announce_data(self, *, is_small: bool) -> None:
-        """Describe the data. If the run uses the small preset for lack of a GPU, say so."""
+        """Send a description of the data to the watcher.
+
+        `is_small` adds a notice that the run uses the small preset for lack of an accelerator.
+        """
         for note in self.data.notes:
             self.watcher.warn(note)
         self.watcher.note(f"data      {self.data.describe}")
@@ -167,7 +176,10 @@ class RankRun:
             )
 
     def _find_checkpoint(self, checkpoints: Checkpoints) -> Checkpoint | None:
-        """Return the checkpoint to resume from, or None. Raises an error if it is of another run."""
+        """Return the checkpoint to resume from, or None.
+
+        Raises an error if the checkpoint belongs to another run.
+        """
         found = checkpoints.newest(self.watcher.warn)
         if found is None:
             return None
@@ -184,7 +196,10 @@ class RankRun:
         return found
 
     def _find_owed(self, checkpoint: Checkpoint | None) -> tuple[bool, bool]:
-        """Find what a stop skipped at the checkpoint's step: the validation, the sample, or both."""
+        """Return whether a validation and a sample are still missing at the checkpoint's step.
+
+        A stop may have interrupted them.
+        """
         if checkpoint is None:
             return False, False
         step = checkpoint.state.step
@@ -212,7 +227,7 @@ class RankRun:
         return _report(self.path, step, was_finished=True)
 
     def _open_backend(self, checkpoint: Checkpoint | None) -> Backend:
-        """Open the backend of this rank, with the checkpoint's parameters, or else the initial ones."""
+        """Open this rank's backend with the checkpoint's parameters, or else the initial ones."""
         _, shape = self.state.read_settings()
         # No variable holds the parameters: it would keep them in memory for the whole run.
         return open_backend(
@@ -224,7 +239,10 @@ class RankRun:
         )
 
     def _check_backend(self, backend: Backend) -> None:
-        """Raise an error if ranks are not connected, or differ in settings or data. Collective."""
+        """Raise `UsageError` if the ranks are not connected, or differ in settings or data.
+
+        A collective call: every rank must make it.
+        """
         if (backend.rank, backend.world_size) != (self.rank, self.world_size):
             raise UsageError(
                 f"The environment says that this is rank {self.rank} of {self.world_size}, but "
@@ -263,7 +281,7 @@ class RankRun:
             note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
 
     def _write_settings(self) -> None:
-        """Write the files needed to inspect the run and to use its model without its data."""
+        """Write the settings and the tokenizer, so that the model can be used without its data."""
         written = orjson.dumps(asdict(self.config), option=orjson.OPT_INDENT_2) + b"\n"
         write_file(self.path / CONFIG_NAME, written)
         if self.data.tokenizer is not None:
@@ -272,7 +290,10 @@ class RankRun:
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
-    """Send rank 0's `step` and `owed` to all ranks, and return them. All ranks must call this."""
+    """Return rank 0's `step` and `owed` on all ranks. The other ranks must pass zeros.
+
+    A collective call: every rank must make it.
+    """
     found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
     return found, (bool(missing[0]), bool(missing[1]))
 

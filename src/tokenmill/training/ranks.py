@@ -5,7 +5,8 @@ each rank notices that its parent is gone, saves a checkpoint and stops, as afte
 ranks of torchrun watch their parent. Slurm and MPI end their own ranks, and a shell may exit while
 its background run continues.
 
-A rank waits for the others at most `rank_timeout` seconds. Then it raises the error of `lost_ranks`.
+A rank waits for the others at most `rank_timeout` seconds. Then it raises the error that
+`lost_ranks` returns.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _GONE = re.compile(
 def follow_launcher(warn: Callable[[str], None], patience: float) -> Iterator[None]:
     """If torchrun started this process and ends during the `with` block, stop this process too.
 
-    The process gets a SIGTERM, and `patience` seconds to end.
+    The process gets a SIGTERM. If it has not left the block `patience` seconds later, it exits
+    immediately.
     """
     if _LAUNCHER_MARK not in os.environ:
         yield
@@ -64,7 +66,7 @@ def _watch(
 
 
 def lost_ranks(error: BaseException, rank: int, patience: float) -> WorkError | None:
-    """Return the error to raise if another rank is late or gone, according to `error`; else None.
+    """Return the error to raise if `error` means that another rank is late or gone, else None.
 
     >>> print(lost_ranks(RuntimeError("Timed out waiting 5000ms for recv"), 1, 600))
     Rank 1 waited 10 min 0 s for the other ranks and got no answer: one of them has not started, or is \

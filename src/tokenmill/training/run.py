@@ -87,8 +87,8 @@ def train(
         The run's folder is `runs`/`name`. If it already holds a run, that run resumes. By default,
         the run has the name of the data.
     config
-        A preset such as "tiny" or "124M", a file of settings, or a `Config`. The default settings are
-        for a GPU; without a GPU, the default is the preset "laptop".
+        A preset such as "tiny" or "124M", a file of settings, or a `Config`. The default is
+        `Config()`, which is for a GPU; without a GPU, it is the preset "laptop".
     input_file
         A text file to tokenize in memory, instead of `data`.
     val
@@ -202,7 +202,7 @@ def _open_data(data: list[str], **options: Any) -> RunData:
     try:
         return open_data(data, **options)
     except TokenmillError as error:
-        # `tokenmill.open` takes the dtype of the tokens; here, `dtype` belongs to the model.
+        # `tokenmill.open` calls the tokens' dtype `dtype`. In `train`, that is the model's dtype.
         error.args = (str(error).replace("`dtype", "`data_dtype"),)
         raise
 

@@ -2,17 +2,17 @@
 
 config.json             the settings
 tokenizer_state.json    the tokenizer, if known
-metrics.jsonl           one JSON object per line: a `step`, and either `loss` (the mean since the last
-                        such line) with speed and memory, or `val_loss`, or `sample`
+metrics.jsonl           one JSON object per line: a `step`, and either `loss` (the mean since the
+                        last such line) with speed and memory, or `val_loss`, or `sample`
 row_losses.f32          the mean loss of row n as the float32 at byte 4n
 loss.svg                the curves; see `chart.py`
 checkpoints/            see `checkpoints.py`
 lock                    held while a process works in the folder
 
-Guarantees: all metrics and row losses up to a checkpoint are on disk before the checkpoint. A resumed
-run first truncates both files to its checkpoint. So an interrupted run leaves the same lines
-as an uninterrupted one, except for the values in `TIMES`. Costs: one write per line of metrics and one
-per step.
+Guarantees: all metrics and row losses up to a checkpoint are on disk before the checkpoint. A
+resumed run first truncates both files to its checkpoint. So an interrupted run leaves the same
+lines as an uninterrupted one, except for the values in `TIMES`. Costs: one write per line of
+metrics, and one per step for its row losses.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Record:
             self.add_losses(start, np.full(min(end, start + _ROWS) - start, np.nan, np.float32))
 
     def mean_loss(self, end: int) -> float:
-        """Return the mean loss of the rows since the last line with a loss, up to row `end`."""
+        """Return the mean loss of the rows before `end` that no line covers yet; NaN if none."""
         ends = (line["row"] for line in reversed(self.lines) if line.get("row") is not None)
         first = next(ends, 0)
         total, rows = 0.0, 0
@@ -206,7 +206,7 @@ class Record:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's metrics, without an incomplete last line."""
+    """Return the lines of a run's metrics, up to the first damaged or incomplete line."""
     try:
         with (folder / METRICS_NAME).open("rb") as file:
             return _parse(file, folder, None)[0]
@@ -260,7 +260,10 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 def _parse(file: BinaryIO, folder: Path, last_step: int | None) -> tuple[list[dict[str, Any]], int]:
-    """Return the intact lines up to a step, and the position in the file where they end."""
+    """Return the lines of metrics up to `last_step`, and the position in the file where they end.
+
+    Stops at the first damaged or incomplete line. If `last_step` is None, there is no last step.
+    """
     found = os.fstat(file.fileno()).st_size
     if found > _MOST_METRICS:
         raise StateError(

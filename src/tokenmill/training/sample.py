@@ -1,8 +1,8 @@
 """Generate text from a trained model, token by token, given only the folder of its run.
 
-Guarantees: the ids depend only on the logits, the settings and the seed; the random numbers come
-from NumPy's Philox, so both backends draw the same ids. Ids that only pad the model's vocabulary
-are never drawn.
+Guarantees: the ids depend only on the logits, the settings and the seed. The random numbers come
+from NumPy's Philox, so both backends draw the same ids from the same logits. Ids that only pad the
+model's vocabulary are never drawn.
 
 Costs: each token takes one forward pass over the last `seq_len` ids; nothing is cached between
 passes.
@@ -44,10 +44,10 @@ def generate(
     vocab: int,
     stop_id: int | None = None,
 ) -> Iterator[int]:
-    """Generate up to `count` ids after a prompt, one by one. Stops before `stop_id`.
+    """Yield up to `count` generated ids after a prompt. Stops if `stop_id` is drawn.
 
-    A `temperature` of 0 always takes the most likely id. `top_k` is the number of most likely ids
-    to sample from; None or 0 means all ids.
+    Only ids below `vocab` are drawn. A `temperature` of 0 always takes the most likely id. `top_k`
+    is the number of most likely ids to sample from; None or 0 means all ids.
 
     >>> def count_up(ids):
     ...     logits = np.zeros(16, np.float32)
@@ -95,10 +95,11 @@ class TrainedModel:
         temperature: float = 0.8,
         top_k: int | None = 50,
     ) -> Iterator[str]:
-        """Yield a prompt and the generated text, piece by piece, up to the end of the text.
+        """Yield the prompt and the text generated after it, piece by piece.
 
-        An empty prompt starts a new document. An incomplete character is held back until it is
-        complete. Joined, the pieces equal the text of all ids decoded at once.
+        Generation ends after `tokens` tokens, or earlier if the model ends the text. An empty
+        prompt starts a new document. An incomplete character is held back until it is complete.
+        Joined, the pieces equal the text of all ids decoded at once.
         """
         ids = self.tokenizer.encode_batch([prompt])[0].tolist()
         before = [] if self.eot_id is None else [self.eot_id]
@@ -202,10 +203,10 @@ def load_run_for_sampling(
     best: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> TrainedModel:
-    """Load the model of a run from its newest intact checkpoint, or from its best one.
+    """Load the model of a run from its newest intact checkpoint or, with `best`, its best one.
 
     Changes nothing in the folder, so the run may still be training. By default, `backend` is the
-    one that trained the model; both backends can load the parameters.
+    one that trained the model; either backend can load it.
 
     >>> load_run_for_sampling("runs/none")
     Traceback (most recent call last):
@@ -255,7 +256,7 @@ def _load_tokenizer(path: Path, state: RunState) -> Tokenizer:
 
 
 def _draw(logits: npt.NDArray[Any], number: float, temperature: float, top_k: int | None) -> int:
-    """Select one of the most likely ids, given a random number from 0 to 1."""
+    """Return one of the `top_k` most likely ids, chosen by a random number from 0 to 1."""
     if not temperature:
         return int(logits.argmax())
     values = logits.astype(np.float64)

@@ -3,15 +3,14 @@
 The rules of a step, which the JAX backend follows too:
 
 - Micro-batches: a rank's rows are divided into as few micro-batches as possible, of nearly equal
-  size and at most `micro_batch` rows. The loss of a step is the mean over all its rows on all ranks,
-  and gradients are those of this mean.
+  size and at most `rows_at_once` rows. The loss of a step is the mean over all its rows on all
+  ranks, and gradients are those of this mean.
 - Clipping: gradients are multiplied by min(1, clip / (norm + 1e-6)), where `norm` is the norm of
   all gradients together.
 - AdamW has epsilon 1e-8. Muon has Nesterov momentum 0.95, five rounds of Newton-Schulz with the
   usual coefficients in the dtype of the run, and updates scaled by 0.2 * sqrt(max(rows, columns)),
   which makes them as large as AdamW's.
-- Weight decay applies to the matrices of blocks, with either optimizer, and to the head. It does not
-  apply to the embedding, which is normed whenever it is read.
+- Weight decay applies to all parameters except the embedding, which is normed whenever it is read.
 - Both learning rates are multiplied by the `scale` of the step, and so is the weight decay.
 
 Guarantees: a run of one or two processes that resumes with `load` gives the results of an
@@ -77,7 +76,7 @@ class TorchBackend:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         cuda = self._device.type == "cuda"
-        # Ranks agree to stop through the CPU, so that the GPU does not wait.
+        # Ranks exchange their votes to stop on the CPU, so that no GPU waits for a vote.
         self._talk = None
         if cuda and self.world_size > 1:
             self._talk = dist.new_group(backend="gloo", timeout=_find_timeout(config))
@@ -229,9 +228,9 @@ class TorchBackend:
             self._shared = None
             dist.destroy_process_group()
             self._started = False
-            # The network's threads need Python's lock to free the tensors of the last call. A
-            # thread that gets the lock only while the interpreter shuts down would abort the
-            # process.
+            # The threads of `torch.distributed` need the GIL to free the tensors of the last call.
+            # A thread that gets the GIL only while the interpreter shuts down would abort the
+            # process, so give the threads some time now.
             time.sleep(0.1)
 
     def _ask(self, vote: bool) -> tuple[Any, Tensor]:
@@ -248,8 +247,8 @@ class TorchBackend:
     def _any_stops(self, stop: bool) -> bool:
         """Return whether any rank wants to stop.
 
-        On GPUs this is the answer from one micro-batch ago, so that no GPU waits for the other
-        ranks.
+        With several GPUs, the answer is that of the micro-batch before, so that no GPU waits for
+        the other ranks.
         """
         if self._talk is None:
             return self.agree(stop)
@@ -366,7 +365,10 @@ def _find_timeout(config: Config) -> timedelta:
 
 @contextlib.contextmanager
 def _naming_lost_ranks(config: Config) -> Iterator[None]:
-    """Turn a network error into one that names the rank and how long it waited."""
+    """Turn a network error in the `with` block into the error of `lost_ranks`.
+
+    That error names this rank and says what to do.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -28,8 +28,8 @@ from tokenmill.training.model import (
     rotation,
 )
 
-CHUNK = 1 << 20  # logits at a time: about what CPU caches hold
-CHUNK_ROWS = 512  # the least in a chunk, so that the gradient of the head is not updated too often
+CHUNK = 1 << 20  # logits to compute at a time: about as many as a CPU cache holds
+CHUNK_ROWS = 512  # minimum rows per chunk: each chunk updates the whole gradient of the head
 
 
 class Model(nn.Module):
@@ -50,7 +50,7 @@ class Model(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty(size)))
         cosines, sines = rotation(shape, shape.seq_len)
         self.to(device)
-        # Not buffers: ranks would broadcast buffers before each step.
+        # Not registered as buffers: `DistributedDataParallel` would broadcast them between ranks.
         self.cosines = torch.tensor(cosines, device=device)[:, None]
         self.sines = torch.tensor(sines, device=device)[:, None]
 
@@ -68,13 +68,13 @@ class Model(nn.Module):
                 total, losses = grouped_losses(states, self.head, self.groups, places, self.shape)
             else:
                 total, losses = capped_losses(states, self.head, places, self.shape.softcap)
-        else:  # compilers fuse the plain form
+        else:  # plain operations, which compilers fuse
             losses = F.cross_entropy(self.logits(states), places, reduction="none")
             total = losses.sum()
         return total, losses.detach().view(targets.shape)
 
     def states(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the input of the output head, (B, T, inner)."""
+        """Return the final states (B, T, inner), which the output head turns into logits."""
         length = ids.shape[1]
         turn = self.cosines[:length], self.sines[:length]
         x = F.embedding(ids, self.embedding)
@@ -87,7 +87,10 @@ class Model(nn.Module):
         return norm(F.linear(x, self.head_down)) if self.shape.embedding_width else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits (..., vocab) of the next id; with a shortlist, its log-probabilities."""
+        """Return the logits (..., vocab) of the next id.
+
+        With a shortlist, these are log-probabilities.
+        """
         logits = self._cap(F.linear(states, self.head))
         if not self.shape.has_groups:
             return logits
@@ -170,7 +173,9 @@ class MLP(nn.Module):
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Return the attention mask (B, 1, T, T): positions see themselves and their document so far.
+    """Return the attention mask (B, 1, T, T): each token sees its document up to itself.
+
+    `documents` (B, T) holds the document number of each token.
 
     >>> document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -191,10 +196,9 @@ def norm(x: Tensor) -> Tensor:
 
 
 def rotate_and_norm(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the pairs of each head (B, T, heads, head) by their positions' angles, and norm each
-    head.
+    """Return queries or keys (B, T, heads, head) with rotary positions applied and heads normed.
 
-    The result is float32. Cosines and sines are (T, 1, head / 2).
+    The result is float32. The cosines and sines of the rotary angles are (T, 1, head / 2).
     """
     turned: Tensor = _RotateAndNorm.apply(x.float(), cosines, sines)  # type: ignore[no-untyped-call]
     return turned
@@ -218,7 +222,7 @@ def capped_losses(
     `states` are (N, width). The forward pass also computes the gradients, so that only one chunk of
     logits is in memory at a time. Under `torch.no_grad`, only the losses are computed.
     """
-    learn = torch.is_grad_enabled()  # inside `apply`, PyTorch always says no
+    learn = torch.is_grad_enabled()  # must be asked here: inside `apply`, this is always False
     total, losses = _CappedLosses.apply(states, head, targets, softcap, learn)  # type: ignore[no-untyped-call]
     return total, losses
 
@@ -226,7 +230,10 @@ def capped_losses(
 def grouped_losses(
     states: Tensor, head: Tensor, groups: Tensor, targets: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor]:
-    """Do the same as `capped_losses`, with a shortlist. Computes only groups that have targets."""
+    """Return the same as `capped_losses`, for a model with a shortlist.
+
+    Only groups that contain a target are computed.
+    """
     learn = torch.is_grad_enabled()
     total, losses = _GroupedLosses.apply(states, head, groups, targets, shape, learn)  # type: ignore[no-untyped-call]
     return total, losses
@@ -282,7 +289,7 @@ class _RotateAndNorm(Function):
 class _SquaredRelu(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        positive = x.relu_()  # in place: the gradient of the product that made x does not need x
+        positive = x.relu_()  # in place: the linear map that made x does not need it for gradients
         ctx.save_for_backward(positive)
         return positive * positive
 
@@ -320,7 +327,7 @@ class _GroupedLosses(Function):
         learn: bool,
     ) -> tuple[Tensor, Tensor]:
         listed = shape.shortlist
-        # Negative if the target is on the shortlist.
+        # The group of each target; negative if the target is on the shortlist.
         numbers = (targets - listed).div(GROUP, rounding_mode="floor")
         losses, states_gradient, first_gradient = _find_losses(
             states,
@@ -366,7 +373,10 @@ class _GroupedLosses(Function):
 def _find_losses(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the losses (N,). With `learn`, also the gradients of their sum by states and head."""
+    """Return the losses (N,), and the gradients of their sum with respect to states and head.
+
+    Without `learn`, the gradients are None.
+    """
     losses = states.new_empty(len(states))
     states_gradient = torch.empty_like(states) if learn else None
     head_gradient = torch.zeros_like(head) if learn else None
@@ -383,7 +393,10 @@ def _find_losses(
 def _chunk(
     states: Tensor, head: Tensor, targets: Tensor, softcap: float, learn: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses (N,) and, with `learn`, their gradients by the uncapped logits (N, vocab)."""
+    """Return the losses (N,), and their gradients with respect to the uncapped logits (N, vocab).
+
+    Without `learn`, ignore the second result.
+    """
     capped = slopes = states @ head.T
     if softcap > 0:
         slopes = capped.div_(softcap).tanh_()

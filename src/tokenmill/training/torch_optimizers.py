@@ -1,4 +1,7 @@
-"""The optimizers of the PyTorch backend, by the rules in `torch_backend.py`: AdamW, and Muon in float32."""
+"""The optimizers of the PyTorch backend: AdamW, and Muon in the dtype of the run.
+
+They follow the rules in `torch_backend.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from tokenmill.training.torch_model import Model
 
 
 def make_optimizers(model: Model, config: Config, half: bool) -> list[torch.optim.Optimizer]:
-    """Make AdamW and, if configured, Muon. All their state is allocated immediately."""
+    """Return AdamW and, if configured, Muon, with all their state allocated.
+
+    `half` says whether the run computes in bfloat16.
+    """
     named = dict(model.named_parameters())
     muon = config.optimizer == "muon"
     matrices = [value for name, value in named.items() if muon and is_matrix(name)]
@@ -59,9 +65,9 @@ class Float32Muon(torch.optim.Muon):
 
     PyTorch's Muon orthogonalizes in bfloat16. For a run in float32, this class keeps losses within
     1e-5 of those of the JAX backend over 50 steps, and does not slow down CPUs without bfloat16
-    instructions. On CPUs with these instructions, PyTorch's Muon is faster: 50 ms instead of 184 ms
-    per step of four layers of width 256 on one core. Matrices of the same shape are updated
-    together: few large products instead of many small ones.
+    instructions. On CPUs with these instructions, PyTorch's Muon is faster: for four layers of
+    width 256 on one core, a step takes 50 ms instead of 184 ms. Matrices of the same shape are
+    updated together: few large products instead of many small ones.
     """
 
     @torch.no_grad()
@@ -96,7 +102,9 @@ class Float32Muon(torch.optim.Muon):
 def orthogonalize(
     matrices: Tensor, coefficients: tuple[float, float, float], rounds: int, epsilon: float
 ) -> Tensor:
-    """Bring the singular values of matrices (N, rows, columns) near 1, by rounds of Newton-Schulz.
+    """Return matrices (N, rows, columns) with their singular values brought near 1.
+
+    Uses rounds of the Newton-Schulz iteration.
 
     >>> scaled = torch.diag(torch.tensor([5.0, -0.5]))[None]
     >>> orthogonalize(scaled, (3.4445, -4.7750, 2.0315), 5, 1e-7)[0].diag()
