@@ -214,7 +214,7 @@ def test_a_truncated_megatron_bin_is_refused(tmp_path):
     os.truncate(tmp_path / "x.bin", 18)
     refused(tmp_path / "x", "the .bin has 18")
     os.truncate(tmp_path / "x.bin", 17)
-    refused(tmp_path / "x", "not a whole number of uint16")
+    refused(tmp_path / "x", "not a multiple of the size of uint16")
 
 
 def test_disorder_beyond_the_first_block_is_found(tmp_path):

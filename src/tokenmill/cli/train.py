@@ -71,8 +71,8 @@ class DataOptions:
     cache_dir
         Folder of the disk cache for data in an object store. By default, ~/.cache/tokenmill.
     cache_bytes
-        Maximum size of that cache, such as 200GB. By default, 17 GB or half of the free space; 0
-        means no cache.
+        Maximum size of that cache, such as 200GB. 0 means no cache. By default, an existing cache
+        keeps its limit, and a new cache gets 17GB, but at most half of the free space.
     """
 
     input_file: Path | None = None

@@ -109,8 +109,8 @@ def _count_tokens(name: str, number: int, record: bytes, dtype: np.dtype[Any]) -
     if rest:
         raise DamagedFileError(
             name,
-            f"has {len(record):,} bytes in record {number:,}, which is not a whole number of "
-            f"{dtype.name}",
+            f"has {len(record):,} bytes in record {number:,}, which is not a multiple of the "
+            f"size of {dtype.name}",
             "Pass the right `dtype`. Records must hold only token ids, not protocol buffers.",
         )
     return length

@@ -124,7 +124,9 @@ def _find_some(
         first = first + _array_headers(name, raw, first, last)
     counts, rest = np.divmod(last - first, layout.dtype.itemsize)
     if (rest != 0).any() or (counts < 0).any():
-        raise _damaged(name, f"has a sample that is not a whole number of {layout.dtype.name}")
+        raise _damaged(
+            name, f"has a sample whose size is not a multiple of the size of {layout.dtype.name}"
+        )
     if layout.kind == ARRAY and (counts != _array_lengths(raw, starts[layout.place])).any():
         raise _damaged(name, "has a sample whose length differs from the length in its header")
     return first, counts

@@ -184,7 +184,7 @@ def _make_shards(
                 "Open this file separately."
             )
         if files[name] % dtype.itemsize:
-            what = f"has {files[name]:,} bytes, which is not a whole number of {dtype.name}"
+            what = f"has {files[name]:,} bytes, which is not a multiple of the size of {dtype.name}"
             raise DamagedFileError(name, what, FOREIGN_CURE)
     sizes = np.fromiter(map(files.__getitem__, names), np.int64, len(names))
     return FileShards(

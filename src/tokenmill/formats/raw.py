@@ -110,7 +110,7 @@ def make_shards(
         number = int(wrong.argmax())
         raise DamagedFileError(
             names[number],
-            f"has {sizes[number]:,} bytes, which is not a whole number of {dtype.name}",
+            f"has {sizes[number]:,} bytes, which is not a multiple of the size of {dtype.name}",
             f"{FOREIGN_CURE} Or pass another `dtype`.",
         )
     if check is not None:

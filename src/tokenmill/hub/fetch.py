@@ -290,7 +290,7 @@ def _receive(url: str, repository: str, start: int, size: int) -> Iterator[bytes
 
 
 def _hash(file: HubFile, content: BinaryIO) -> _Hash:
-    """Return the hash of `content`, of the same kind as the checksum: SHA-256 or git's SHA-1."""
+    """Return the hash of `content`, of the same kind as the checksum of `file`: SHA-256 or git's SHA-1."""
     digest = (
         hashlib.sha256()
         if len(file.digest) == 64

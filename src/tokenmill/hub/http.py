@@ -130,7 +130,7 @@ def _read_json(url: str, repository: str) -> tuple[Any, str | None]:
 
 
 def not_the_hub(what: str) -> InputError:
-    """Return the error for an answer that cannot come from the Hub."""
+    """Return the error for an answer that cannot come from the Hub; `what` says what is odd about it."""
     return InputError(
         f"{find_endpoint()} does not answer like the Hub: {what}. Check HF_ENDPOINT if you set it, "
         "and check whether a proxy or a login page answers instead of the Hub."

@@ -58,7 +58,9 @@ def check_state(
             if not any(name == one or name.startswith(f"{one}.") for one in accepted)
         ]
     except RecursionError:
-        raise StateError("This state is damaged: its values are nested too deeply.") from None
+        raise StateError(
+            "This state is damaged: its values are nested too deeply. Use another saved state."
+        ) from None
     if found:
         names = list(dict.fromkeys(name.partition(".")[0] for name, _ in found))
         if cure is None:

@@ -306,9 +306,10 @@ def _find_shards(
 
 
 def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
-    """Remove shards of an interrupted run that do not belong to the dataset.
+    """Remove the shards in `root` that an interrupted run left, except those named in `shards`.
 
-    Shards that will be overwritten stay: in an object store, another process may be writing them.
+    `shards` are the shards of the dataset. They are kept even if they will be written again, because
+    in an object store another process may be writing them.
     """
     wanted = {path for shard in shards for path in (shard.path, shard.documents_path)}
     for split in SPLITS:

@@ -137,7 +137,10 @@ def _advise(shards: Shards, shard: int, first: int, last: int) -> None:
 def copy_range(
     shards: Shards, counts: Integers, shard: int, first: int, ids: npt.NDArray[Any]
 ) -> None:
-    """Fill `ids` with tokens: from position `first` of a shard on, then from the shards after it."""
+    """Fill `ids` with tokens: from position `first` of a shard on, then from the shards after it.
+
+    `counts` is the number of tokens of each shard.
+    """
     done = 0
     while done < len(ids):
         count = min(len(ids) - done, int(counts[shard]) - first)
