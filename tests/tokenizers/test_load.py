@@ -166,7 +166,7 @@ def test_a_state_that_gives_no_tokenizer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     for state, says in (
         ({"kind": "telepathy"}, "no tokenizer class of kind 'telepathy' is registered"),
-        ({"kind": 5}, "its kind is 5"),
+        ({"kind": 5}, "its `kind` must be a name, got 5"),
         ({"kind": "bytes"}, "damaged: KeyError 'eot_id'"),
         ({"kind": "bytes", "eot_id": 300}, "end-of-text id 300"),
     ):

@@ -247,7 +247,10 @@ class RunRows:
         return dict(zip(self.names, self.mixture.counts(row).tolist(), strict=True))
 
     def count_epoch(self, limit_rows: int | None) -> int:
-        """Return the number of rows in an epoch: `limit_rows`, or all rows of a single source."""
+        """Return the number of rows in an epoch: `limit_rows` if given, else all rows of the source.
+
+        A mixture needs `limit_rows`, and raises an error without it.
+        """
         if limit_rows is not None:
             return limit_rows
         if self.mixture is not None:

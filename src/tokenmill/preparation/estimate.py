@@ -89,7 +89,10 @@ def estimate(plan: Plan) -> Estimate:
 
 
 def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
-    """Return the files that a run would refuse, and how many files were checked in time."""
+    """Check files for at most `_HEAD_SECONDS`, and return those that a run would refuse.
+
+    Returns a dict from the path of such a file to the reason, and the number of files checked.
+    """
     sources, started = plan.sources, time.perf_counter()
     faults, checked = {}, 0
     # Every 97th file first, so that the checked files are from everywhere if time runs out.

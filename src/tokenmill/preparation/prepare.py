@@ -104,8 +104,8 @@ def prepare(
     work is kept in the folder `work`, by default ~/.cache/tokenmill/work on this machine.
 
     With `engine="ray"`, the workers run on the Ray cluster at `ray_address`, by default the cluster
-    that is running on this machine. If `out` is in an object store, unfinished work is there too by
-    default. `work` may then be another address, or a folder that all nodes share.
+    that is running on this machine. If `out` is in an object store, the default of `work` is then a
+    folder in `out`. It may also be another address, or a folder that all nodes share.
 
     Progress is shown in terminals and notebooks. `progress=False` turns it off, and `progress=True`
     prints it elsewhere too. If you pass a `watcher`, it receives the progress instead.

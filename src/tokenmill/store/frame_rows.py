@@ -2,9 +2,10 @@
 
 A frame is a few thousand tokens that were compressed together.
 
-Guarantees: the rows are the same as from plain shards. A call reads its rows in the order of their
-frames, so it decodes each frame once. Decoded frames stay in a cache for the next calls. So reading
-in order, or in blocks that fit in that cache, decodes each frame once.
+Guarantees: the rows are the same as from plain shards. Within a call, each frame is
+decoded once, because rows are read in the order of their frames. Decoded frames stay in a cache for
+the next calls. So if calls read the rows in order, or in blocks that fit in the cache, each frame is
+decoded only once in total.
 
 Costs: each row needs one or two frames, which are decoded unless they are in the cache. Besides its
 rows and the cache, a call needs memory for a few MB of decoded ids. `benchmarks/compression.py`

@@ -119,7 +119,9 @@ install the package that provides it.
         )
     kind = state.get("kind")
     if not isinstance(kind, str):
-        raise TokenizerError(f"the state of a tokenizer is damaged: its kind is {brief(kind)}")
+        raise TokenizerError(
+            f"the saved state of a tokenizer is damaged: its `kind` must be a name, got {brief(kind)}"
+        )
     tokenizer_class = _find_class(kind)
     if tokenizer_class in _WITH_VOCABULARY:
         try:
