@@ -328,7 +328,8 @@ def _find_block(sharding: Sharding, shape: tuple[int, int]) -> tuple[int, int]:
         indices = sharding.addressable_devices_indices_map(shape)
     except ValueError as error:
         raise UsageError(
-            f"batches of {shape[0]} x {shape[1]} do not fit {sharding}: {error}"
+            f"batches of {shape[0]} x {shape[1]} do not fit {sharding}: {error}\n"
+            "Change `batch_size`, `seq_len` or the sharding."
         ) from None
     ranges = [index[0].indices(rows) for index in indices.values() if index is not None]
     if not ranges:

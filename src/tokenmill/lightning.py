@@ -91,7 +91,10 @@ class TokenDataModule(pl.LightningDataModule):
                 "max_epochs of the trainer."
             )
         if unknown := settings.keys() - {field.name for field in fields(LoaderSettings)}:
-            raise UsageError(f"`{min(unknown)}` is not an argument of tokenmill.Loader.")
+            raise UsageError(
+                f"`{min(unknown)}` is not an argument of tokenmill.Loader. Omit it, or correct its "
+                "name."
+            )
         if epoch_steps is not None:
             epoch_steps = check_whole("epoch_steps", epoch_steps, 1)
         if val is not None and not len(val):  # an empty split means no validation

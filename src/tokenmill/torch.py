@@ -279,7 +279,10 @@ class TokenBatches(IterableDataset[B]):
         own = self.state_dict()
         given = state.get("given")
         if not isinstance(given, int) or given < 0:
-            raise StateError(f"This state is damaged: its number of batches is {given!r}.")
+            raise StateError(
+                f"This state is damaged: its number of batches is {given!r}. Use another saved "
+                "state."
+            )
         # Other workers may be a batch ahead of this worker.
         rows = (given + 1) * own["workers"] * own["global_batch"]
         row = check_state({**state, "given": own["given"]}, own, cure=_CURE, after=rows)
@@ -375,7 +378,10 @@ def _make_array_loader(data: Tokens | Mixture, settings: Mapping[str, Any]) -> A
 
 
 def compare_ranks(loader: ArrayLoader) -> None:
-    """Raise an error if another rank has posted different settings. Never waits for other ranks."""
+    """Raise an error if a loader differs in settings from that of the rank that called this first.
+
+    That rank's settings are in the store of torch.distributed, so no rank waits for another.
+    """
     store = torch.distributed.distributed_c10d._get_default_store()
     # A worker process is a fork of its rank and shares the rank's connection to the store.
     if loader.world_size == 1 or store is None or get_worker_info() is not None:

@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
 
 
 def _bound_terminal_size() -> None:
-    """Replace terminal sizes that make rich hang (two columns) or fail (non-ASCII digits)."""
+    """Set COLUMNS and LINES to sizes that rich can use.
+
+    rich hangs in a terminal of two columns, and fails if a variable has digits that are not ASCII.
+    """
     from shutil import get_terminal_size
 
     columns, lines = get_terminal_size()

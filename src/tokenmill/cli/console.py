@@ -72,7 +72,10 @@ class Display(PlainDisplay):
 
 
 def report_stopped(where: str) -> int:
-    """Print how to resume after Ctrl-C, and return the exit status."""
+    """Print how to resume after Ctrl-C, and return the exit status.
+
+    `where` says where finished work is kept, such as "in DIR".
+    """
     warn(f"Stopped. Finished work is kept {where}. To resume, run the same command again.")
     return 130
 

@@ -100,7 +100,9 @@ class TextDataSource:
             self._cache_size = int(cache_size)
         self._kept: Tokens | None = None
         if not len(self._starts):
-            raise DatasetError(f"split {split!r} of {dataset_name} has no documents.")
+            raise DatasetError(
+                f"split {split!r} of {dataset_name} has no documents. Choose another `split`."
+            )
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -133,7 +135,7 @@ class TextDataSource:
         return rows
 
     def _keep(self) -> Tokens:
-        """Load the tokens of the first `cache_size` examples into memory."""
+        """Return the tokens of the first `cache_size` examples, loaded into memory on first use."""
         count = min(max(self._cache_size, 0), len(self))
         size = int(self._starts[count - 1] + self._lengths[count - 1]) if count else 0
         if self._kept is None or len(self._kept) != size:

@@ -193,8 +193,8 @@ def _import(
 def _list_sources(dataset: Dataset, split: str) -> list[Source]:
     """Return the files of a split as the sources of its documents.
 
-    The size of a source counts only the bytes of ids. Its unit is "row", because a document's
-    offset in the file counts tokens, not bytes.
+    The size of a source counts only the bytes of ids. Offsets in a source are in units of "byte" or
+    "row". Here the unit is "row", because a document's offset in the file counts tokens, not bytes.
     """
     shards = dataset.contents.splits[split]
     width = shards.dtype.itemsize
@@ -278,9 +278,10 @@ class HashedDocuments:
                 yield self._make_records(np.append(starts, end), start)
 
     def _make_records(self, starts: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.void]:
-        """Return the records of documents, with `first` counted from token `start`.
+        """Return the records of documents.
 
-        `starts` has the start of each document, and then the end of the last one.
+        `starts` has the start of each document, and then the end of the last one. In a record,
+        `first` is the position of the document's first token, counted from token `start`.
         """
         table = np.empty(len(starts) - 1, DOCUMENT_DTYPE)
         keys = b"".join(self._hash(starts))
@@ -312,6 +313,6 @@ class HashedDocuments:
         if ids.dtype.kind == "u" and ids.itemsize == 8 and ids.max(initial=0) >> 63:
             raise DatasetError(
                 f"split {self.tokens.split!r} has an id above 2**63 - 1, so the file is damaged or "
-                "in another format."
+                "in another format. Copy or download it again, or pass `format` or `dtype`."
             )
         return np.ascontiguousarray(ids, "<i8")

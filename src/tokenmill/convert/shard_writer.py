@@ -53,11 +53,15 @@ class DocumentRecords(Protocol):
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
         """Yield the records of the documents that start in [start, stop), in blocks.
 
-        The field `first` of each record counts tokens from `start`.
+        In a record, `first` is the position of the document's first token, counted from `start`.
         """
 
     def facts(self) -> dict[str, bool]:
-        """Return facts about the documents read since the last call, to save in the receipt."""
+        """Return facts about the documents read since the last call, to save in the receipt.
+
+        {"after": True} says that all of them end with the end-of-text id, and {"before": True} that
+        all of them begin with it. The result may be empty.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +82,9 @@ def write_splits(
 ) -> tuple[dict[str, Split], list[dict[str, bool]]]:
     """Write missing or changed shards; return the splits, and the facts about each shard.
 
-    `splits` has, by name, the tokens of each split and their document records. Raises
-    `DatasetError` if an id is not below `vocab_size`.
+    The facts are those of `DocumentRecords.facts`, such as whether all documents end with the
+    end-of-text id. `splits` has, by name, the tokens of each split and their document records.
+    Raises `DatasetError` if an id is not below `vocab_size`.
     """
     lengths = (len(tokens) for tokens, _ in splits.values())
     check_shard_count(lengths, tokens_per_shard, compression)

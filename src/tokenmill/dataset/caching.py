@@ -48,7 +48,10 @@ class SplitCache:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """How much of a dataset is in a cache. `fetched` counts the bytes that this call has fetched."""
+    """How much of a dataset is in a cache.
+
+    `fetched` counts the bytes that this call of `cache` has fetched; it is 0 in other reports.
+    """
 
     path: Path
     folder: Path

@@ -183,7 +183,10 @@ class _SplitCheck:
         return not report(starts != due, "that do not start where the previous document ends")
 
     def check_tokens(self, number: int, is_tiled: bool) -> None:
-        """Check the checksum and ids of a shard and, if `is_tiled`, its end-of-text ids."""
+        """Check the checksum and ids of a shard and, if `is_tiled`, its end-of-text ids.
+
+        `is_tiled` is the result of `check_table`: whether the document table is sound.
+        """
         manifest, shard = self.manifest, self.split.shards[number]
         path = shard.path
         digest = xxhash.xxh3_128()
@@ -282,7 +285,10 @@ class _DocumentStarts:
         self.block = np.empty(0, np.int64)
 
     def before(self, end: int) -> Integers:
-        """Return the starts before `end` that earlier calls did not return."""
+        """Return where documents start before token `end` of the shard.
+
+        Starts that earlier calls returned are not returned again.
+        """
         found = []
         while True:
             count = int(np.searchsorted(self.block, end))

@@ -45,7 +45,10 @@ _UNSHUFFLED = re.compile(r"(.*?)([0-9]+)_unshuffled\.ds")
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """Facts from the index and the metadata of a file. Facts that neither gives are None."""
+    """What the index and the metadata of a file say: tokenizer, bytes per id (`width`) and counts.
+
+    A value that neither gives is None.
+    """
 
     tokenizer: str | None = None
     width: int | None = None

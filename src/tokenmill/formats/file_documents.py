@@ -204,9 +204,9 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _first(self) -> int:
-        """The number, in the whole split, of the first document in the part.
+        """The number, in the whole split, of the first document in the tokens [start, stop).
 
-        This document may start before the part and continue into it.
+        This document may begin before `start`.
         """
         number = self._whole.count_before(self._start)
         begins_here = (
@@ -216,9 +216,9 @@ class PartOfDocuments(DocumentTable):
 
     @cached_property
     def _last(self) -> int:
-        """One more than the number, in the whole split, of the last document in the part.
+        """One more than the number, in the whole split, of the last document in [start, stop).
 
-        A part at the end of the split includes the empty documents at that end.
+        If `stop` is the end of the split, empty documents at that end are included.
         """
         number = self._whole.count_before(self._stop)
         at_end = number < len(self._whole) and (

@@ -216,7 +216,8 @@ def _find_layout(request: OpenRequest, entry: Entry) -> Layout:
     if entry.value.get("format") != "mds" or entry.value.get("version") != 2:
         raise DatasetError(
             f"{entry.where} has shards of the format {str(entry.value.get('format'))[:20]!r}, "
-            f"version {str(entry.value.get('version'))[:20]}; only mds, version 2, is supported."
+            f"version {str(entry.value.get('version'))[:20]}; only mds, version 2, is supported. "
+            "Write the shards again with streaming.MDSWriter."
         )
     names, encodings, sizes = (
         entry.get(key, list) for key in ("column_names", "column_encodings", "column_sizes")

@@ -153,11 +153,13 @@ def _parse(file: BinaryIO, name: str) -> _Header:
     _, version, code, sequences, indices = _HEADER.unpack(head)
     if version != _VERSION:
         raise DatasetError(
-            f"{name} has version {version} of Megatron's index; only {_VERSION} is supported."
+            f"{name} has version {version} of Megatron's index; only {_VERSION} is supported. Make "
+            "the pair again with Megatron-LM's tools/preprocess_data.py."
         )
     if code in _FLOATS:
         raise DatasetError(
-            f"{name} is an index of {_FLOATS[code]} values, but tokens are integers."
+            f"{name} is an index of {_FLOATS[code]} values, but tokens are integers. Open a pair "
+            "that holds token ids."
         )
     if code not in _CODES:
         raise DamagedFileError(name, f"has the unknown dtype code {code}", FOREIGN_CURE)

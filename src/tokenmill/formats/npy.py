@@ -58,7 +58,10 @@ class Npy(Format):
 
 
 def _list_splits(request: OpenRequest) -> dict[str, list[str]]:
-    """Return the files of each split; raise an error if files may not belong together."""
+    """Return the files of each split.
+
+    Raise an error if a split has several files that are neither numbered nor named by the user.
+    """
     names = list_shards(request, ".npy")
     if not names or list_shards(request, ".bin"):
         raise NotThisFormat("it is not a folder with only .npy files")

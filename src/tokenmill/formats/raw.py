@@ -196,6 +196,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
     for key in ("vocab_size", "eot_id"):
         value = metadata.get(key)
         if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
-            raise DatasetError(f"{path} cannot be used: {key} is {str(value)[:40]!r}.")
+            raise DatasetError(
+                f"{path} cannot be used: {key} is {str(value)[:40]!r}; it must be an integer "
+                "from 0 to 2**63 - 1. Correct or remove that file."
+            )
         known[key] = value
     return known

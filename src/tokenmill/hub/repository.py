@@ -38,14 +38,14 @@ class HubFile:
         if {"", ".", ".."} & set(parts) or ":" in parts[0] or "\0" in self.path:
             raise InputError(
                 f"The repository has a file named {self.path[:80]!r}, which could be written outside "
-                "the target folder. Nothing was downloaded."
+                "the target folder. Nothing was downloaded. Choose another repository or revision."
             )
         if any(len(part.encode("utf-8", "replace")) > _LONGEST_NAME for part in parts) or re.search(
             "[\ud800-\udfff]", self.path
         ):
             raise InputError(
                 f"The repository has a file named {self.path[:80]!r}, which is not a valid file name "
-                "on this system. Nothing was downloaded."
+                "on this system. Nothing was downloaded. Choose another repository or revision."
             )
         if (
             not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", self.digest)
@@ -59,6 +59,7 @@ class HubFile:
             raise InputError(
                 f"The repository has a file named {self.path!r}. Names with line ends, or with "
                 "characters that are invisible or reorder text, are refused. Nothing was downloaded."
+                " Choose another repository or revision."
             )
 
 

@@ -4,7 +4,8 @@ They are beside the dataset, in `DATA/.tokenmill/IDENTITY`, if the dataset is a 
 folder that can be written to. Otherwise, and for other formats, they are in the user's cache folder.
 IDENTITY is a hash of all tokens' checksums, so results for other data are never used.
 
-Everything kept can be deleted at any time; it is then computed again. A dataset does not change.
+Everything kept can be deleted at any time; it is then computed again. The dataset's own files are
+never changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KEPT_NAME = ".tokenmill"
 
 
 def find_kept(dataset: Dataset, *, make: bool = False) -> Path:
-    """Return the folder for results about a dataset; `make` creates it.
+    """Return the folder that keeps results about a dataset, such as statistics; `make` creates it.
 
     >>> import tempfile
     >>> import tokenmill

@@ -33,7 +33,7 @@ Converted = TypeVar("Converted", covariant=True)
 
 
 class LoaderAdapter(ABC, Generic[Converted]):
-    """A loader with the batches of `arrays`, each converted for a framework."""
+    """A loader that converts each batch of another loader, `arrays`, for a framework."""
 
     arrays: Loader
 
@@ -69,7 +69,10 @@ class LoaderAdapter(ABC, Generic[Converted]):
         return self.arrays.ledger()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and identity of the run as small JSON values, equal on all ranks."""
+        """Return the number of rows consumed, and the settings and data that define their order.
+
+        The state is small, can be stored as JSON, and is the same on all ranks.
+        """
         return self.arrays.state_dict()
 
     def load_state_dict(

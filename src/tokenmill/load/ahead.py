@@ -46,9 +46,10 @@ def start_ahead(
 def count_ahead(rows: RunRows, settings: LoaderSettings) -> int:
     """Return how many rows of the run to fetch ahead, counting all ranks.
 
-    For the order `blocks`, this is a whole group, because the first rows of a group need most of
-    its blocks. With a cache, this is half a group more, so that fetching does not pause while the
-    last blocks of a group arrive. If the cache is too small for that, this is less, or 0.
+    The order `blocks` shuffles the rows of a group of blocks together. So this is a whole group,
+    because the first rows of a group need most of its blocks. With a cache, this is half a group
+    more, so that fetching does not pause while the last blocks of a group arrive. If the cache is
+    too small for that, this is less, or 0.
 
     For other orders, the rows take `_AHEAD` bytes per rank, or a quarter of the cache if that is
     less. Without a cache, returns 0.
@@ -137,7 +138,10 @@ class _Work:
 
 
 class RowsAhead:
-    """Fetches a rank's rows ahead in a thread. `run` is the range of the row numbers of all ranks."""
+    """Fetches this rank's rows of the range `run` in a thread, up to `distance` rows ahead.
+
+    `run` and `distance` count the rows of all ranks.
+    """
 
     def __init__(self, rows: RunRows, settings: LoaderSettings, run: range, distance: int) -> None:
         self._work = _Work(rows, settings, run, distance)

@@ -85,10 +85,10 @@ class BatchReader:
 
     @cached_property
     def group_size(self) -> int:
-        """How many batches to finish at once.
+        """How many batches to cast at once, from the dtype of the files to that of the settings.
 
-        This is 1 if an id may not fit the dtype. Then an error in one batch does not lose the
-        batches before it.
+        This is 1 if an id may be too large for the dtype of the settings. Then an error in one
+        batch does not lose the batches before it.
         """
         settings = self.settings
         if not np.can_cast(self.rows.dtype, settings.dtype):
@@ -156,10 +156,10 @@ class BatchReader:
             yield map(self.read_one, [row])
 
     def _cut_sections(self, step_rows: range, count: int) -> Iterator[_Section]:
-        """Divide the steps that start at these rows into sections.
+        """Divide the steps that start at these rows into sections, to look up rows together.
 
-        A section may have to open many shards, so the first one has a single step, to be ready
-        soon. Later ones grow.
+        Looking up a section may open many shards, so the first section has a single step, to be
+        ready soon. Later ones grow. The largest have a multiple of `count` steps.
         """
         most = max(1, _SECTION_ROWS // self.settings.batch_size // count) * count
         done = 0
@@ -169,7 +169,7 @@ class BatchReader:
             done += len(some)
 
     def _read_steps(self, section: _Section, first: int, last: int) -> Iterator[BatchGroup]:
-        """Yield the batches of the steps [first, last) of a section.
+        """Yield the batches of the steps [first, last) of a section; its steps count from 0.
 
         If a batch cannot be read, yields the batches before it, then raises the exception.
         """
@@ -261,7 +261,7 @@ class _Section:
 
     @property
     def resolved(self) -> ResolvedRows:
-        """The rows that the rank reads in these steps; looks them up on first use."""
+        """The rows that this rank reads in the steps of the section; looked up on first use."""
         with self._resolving:
             if self._resolved is None:
                 rows, settings = self.reader.rows, self.reader.settings
@@ -271,7 +271,10 @@ class _Section:
             return self._resolved
 
     def resolve_early(self) -> Iterator[BatchGroup]:
-        """Look up the rows before they are needed: a job that yields no groups."""
+        """Look up the rows of the section before they are needed.
+
+        This is an iterator, like the jobs of `plan_reads`, but yields nothing.
+        """
         _ = self.resolved
         yield from ()
 

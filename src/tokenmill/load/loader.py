@@ -257,7 +257,10 @@ class Loader(Generic[B]):
         return {**shared, "drop_last": self.settings.drop_last, **self.rows.identity}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and identity of the run: small, and storable as JSON."""
+        """Return the number of rows consumed, and the settings and data that define their order.
+
+        Data is represented by its fingerprint, so the state is small. It can be stored as JSON.
+        """
         return {"version": VERSION, "row": self._row, **self.rows.identity}
 
     def load_state_dict(

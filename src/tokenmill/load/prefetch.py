@@ -74,7 +74,10 @@ class _Work(Generic[T]):
         self.are_all_started = self.is_stopped = False
 
     def start_next(self) -> tuple[_Job[T], Iterable[T]] | None:
-        """Start the next job; return None if no job is left or `depth` jobs are ahead already."""
+        """Start the next job; return it, and the iterable that yields its results.
+
+        Return None if no job is left or `depth` jobs are ahead already.
+        """
         with self.starting:
             if self.are_all_started or len(self.started) >= self.depth:
                 return None
@@ -90,8 +93,8 @@ class _Work(Generic[T]):
     def run(self, *, is_helper: bool = False) -> None:
         """Run jobs until all are started or the work is stopped. Each thread runs this function.
 
-        A helper runs only a few jobs. If it ran all the time, the reads would get ahead of the blocks
-        that are being fetched: with a cache of 40% of the data, that cost a tenth of the rate.
+        A helper runs only a few jobs. If it ran all the time, it would read rows of blocks that are
+        still being fetched: with a cache of 40% of the data, that made loading a tenth slower.
         """
         _this_thread.work, left = self, _HELPED if is_helper else -1
         while not self.is_stopped and not self.are_all_started:

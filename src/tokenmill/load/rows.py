@@ -138,6 +138,7 @@ class RunRows:
     def _find_tabled_documents(self, starts: Integers) -> Integers | None:
         """Return where documents start in the rows at `starts`, according to document tables.
 
+        The positions are sorted, and count tokens in the inputs of all rows, joined end to end.
         Returns None if a source has no table or too many shards to keep open, or if the lookup fails.
         """
         if all(tokens.documents and tokens.shard_count <= MANY for tokens in self.tokens):
@@ -168,7 +169,10 @@ class RunRows:
         return [tokens.cache for tokens in self.tokens if tokens.cache is not None]
 
     def stream(self, is_streaming: bool) -> None:
-        """Say whether whole blocks of rows are being fetched into a cache: see `Tokens.stream`."""
+        """Say whether whole blocks of rows are being fetched into a cache.
+
+        If so, reading a row that is not in the cache yet fetches that row alone.
+        """
         for tokens in {*self.tokens, self._joined}:
             if tokens is not None and tokens.cache is not None:
                 tokens.stream(is_streaming)
@@ -260,7 +264,10 @@ class RunRows:
         return self.orders[0].windows
 
     def learn_identity(self, state: Mapping[str, Any]) -> None:
-        """Take fingerprints from a saved state where checksums prove them, to save requests."""
+        """Take fingerprints (hashes of some of the tokens) from a saved state, to save requests.
+
+        Only done for sources that are slow to read and have the same checksums in the state.
+        """
         with suppress(AttributeError, LookupError, TypeError):  # `check_state` names what is wrong
             for name, tokens in zip(self.names, self.tokens, strict=True):
                 tokens.learn_fingerprint(state["sources"][name]["fingerprint"])

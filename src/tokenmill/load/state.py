@@ -88,7 +88,7 @@ def _read_row(state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
         )
     row = state.get("row")
     if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < MOST_ROWS:
-        raise StateError(f"This state is damaged: its row is {row!r}.")
+        raise StateError(f"This state is damaged: its row is {row!r}. Use another saved state.")
     return row
 
 

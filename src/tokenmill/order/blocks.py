@@ -98,7 +98,7 @@ class BlockShuffle:
         return _Groups(numbers, firsts, sizes, has_last, is_later)
 
     def _permute_rows(self, places: Places, groups: _Groups, keys: Keys) -> Places:
-        """Return, for each place, the number of its row in the group."""
+        """Shuffle the rows of each group. Returns which row of its group is at each place."""
         rows = np.empty_like(places)
         group_keys = derive_keys(keys, groups.numbers + _FIRST_GROUP)
         # At most three sizes: of a full group, of the group with the last block, of the last group.

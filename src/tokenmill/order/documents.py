@@ -111,7 +111,7 @@ def locate_documents_by_id(
     """Describe the documents of a batch, found by the end-of-text id.
 
     `tokens` has shape (rows, seq_len + 1). `eot` is "before" or "after": where the end-of-text id
-    is relative to each document.
+    is relative to each document. `scanned_whole` affects only the speed; see `_find_true`.
 
     >>> locate_documents_by_id(np.array([[5, 0, 6, 7], [0, 8, 0, 0]]), 0, "after").cu_seqlens
     array([0, 2, 3, 4, 6], dtype=int32)
@@ -148,7 +148,8 @@ def _check_shape(rows: int, seq_len: int) -> int:
 def _find_true(flags: npt.NDArray[np.bool_], scanned_whole: int) -> npt.NDArray[np.int64]:
     """Return the positions of all true flags.
 
-    Fast if few flags are true: flags are tested in groups of eight, then groups in groups of eight.
+    Fewer than `scanned_whole` flags are tested one by one. More flags are tested in groups of
+    eight, and the groups in turn in groups of eight, which is fast if few flags are true.
 
     >>> _find_true(np.arange(1_000_001) % 500_000 == 0, 8).tolist()
     [0, 500000, 1000000]

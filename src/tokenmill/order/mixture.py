@@ -36,7 +36,10 @@ _STRETCH = 8_192
 
 
 class _Stretch(NamedTuple):
-    """The rows [first, stop): a few blocks of a phase. The end of the phase may cut them short."""
+    """The rows [first, stop) of a mixture: a few blocks, laid out together.
+
+    If the weights change inside these blocks, the rows end there.
+    """
 
     first: int
     stop: int
@@ -102,7 +105,7 @@ class MixtureOrder:
 
     @cached_property
     def shares(self) -> tuple[tuple[int, ...], ...]:
-        """For each phase, how many slots each source has in a block."""
+        """For each phase (rows with the same weights), how many rows of a block each source has."""
         shares = tuple(share_slots(weights, self.block) for _, weights in self.phases)
         for (first, weights), slots in zip(self.phases, shares, strict=True):
             for name, weight, slot in zip(self.names, weights, slots, strict=True):
@@ -152,7 +155,7 @@ class MixtureOrder:
         return self._make_stretch(phase, row, self._given[phase])
 
     def _make_stretch(self, phase: int, row: int, given: Places) -> _Stretch:
-        """Make the stretch of a phase that contains a row.
+        """Make the stretch (a few blocks) of a phase that contains a row.
 
         `row` may also be the first row after the phase. `given` is how many rows each source has
         given before the phase.
@@ -221,9 +224,10 @@ def _check_weights(names: tuple[str, ...], weights: tuple[float, ...], where: st
 def _lay_out(
     key: int, first_block: int, blocks: int, shares: tuple[int, ...]
 ) -> tuple[Places, Places]:
-    """Return the source of each slot in some blocks, and its number among the source's slots.
+    """Return the source of each row of some blocks, and the row's number among that source's rows.
 
-    Both arrays are read-only and have blocks * sum(shares) entries.
+    The number counts from 0 at the first of these blocks. `shares` is how many rows of a block each
+    source has. Both arrays are read-only and have blocks * sum(shares) entries.
     """
     size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)

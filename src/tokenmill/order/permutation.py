@@ -143,7 +143,10 @@ def _mix(values: Keys) -> Keys:
 
 
 def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
-    """Replace the values by the result of all rounds, a chunk at a time."""
+    """Replace each value by its cell after all rounds of the shuffle, a chunk at a time.
+
+    The grid may have slightly more than `size` cells, so a result may be `size` or more.
+    """
     height = math.isqrt(size - 1) + 1
     height += height % 2  # if both sides were odd, only even permutations would be possible
     width = -(-size // height)
@@ -169,10 +172,11 @@ def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
 def _rotate_by_keys(
     row: Keys, column: Keys, sides: tuple[int, int], rounds: int, keys: Keys, spare: list[Keys]
 ) -> None:
-    """Run all rounds on one chunk, in place. `keys` is incremented in each round.
+    """Run all rounds of the shuffle on some cells of the grid, in place.
 
-    At the end, `row` holds the number of the first cell in the row, instead of the row's own
-    number.
+    `row` and `column` are the cells' coordinates, and `sides` are the height and width of the grid.
+    `keys` is incremented in each round. At the end, `row` holds the number of the first cell in the
+    row, instead of the row's own number.
     """
     amounts, more = spare
     rotated, fixed = row, column
@@ -190,9 +194,10 @@ def _rotate_by_keys(
 
 
 def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys) -> None:
-    """Compute into `amounts` how far each cell rotates in a round.
+    """Compute into `amounts` how far each cell moves in one round of the shuffle.
 
-    This depends on `fixed`, the coordinate that does not change in the round.
+    The results are below `side`. They depend on `keys` and on `fixed`, the coordinate of each cell
+    that does not change in the round.
     """
     np.bitwise_xor(fixed, keys, out=amounts)
     np.multiply(amounts, _FIRST, out=amounts)
@@ -206,7 +211,7 @@ def _find_amounts(fixed: Keys, keys: Keys, side: int, amounts: Keys, spare: Keys
 
 
 class _Tables(NamedTuple):
-    """Lookup tables for all rounds.
+    """Lookup tables for all rounds of the shuffle, which rotate rows and columns of a grid.
 
     In each round, one coordinate stays fixed and the other rotates. The round's table in `rounds`
     maps the fixed coordinate to how far the other rotates. After the last round, `row` maps the

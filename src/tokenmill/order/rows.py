@@ -109,7 +109,7 @@ class RowOrder:
         return (numbers % np.uint64(self.tokens - self.seq_len)).view(np.int64)
 
     def _visit(self, rows: Places) -> Places:
-        """Return the number of each row's window."""
+        """Return the number of each row's window, a range of `seq_len + 1` tokens."""
         if not len(rows):
             return rows
         first, last = (int(row) // self.windows for row in (rows.min(), rows.max()))

@@ -50,12 +50,12 @@ class Bundles:
     bytes_read: int
 
     def paths(self, folder: Path) -> list[Path]:
-        """Return the paths of the bundles, without the suffixes of their files."""
+        """Return, for each bundle, the path of its files without their suffixes."""
         return [folder / receipt["name"] for receipt in self.receipts]
 
 
 class BundleTask(Task, Protocol):
-    """A task that makes a bundle and returns its receipt."""
+    """A task that makes a bundle (a set of files) and returns its receipt."""
 
     @property
     def name(self) -> str: ...
@@ -71,11 +71,12 @@ def make_bundles(
     make_task: Callable[..., Task],
     skipped: Skipped,
 ) -> Bundles:
-    """Run a stage: make a bundle for each part that has none. Returns the bundles of all parts.
+    """Run a stage: make a bundle (a set of files) for each part that has none.
 
-    `kind` is the type of their receipts. Unless `skip_bad_files` is set, a bad file ends the run,
-    but only after the bundles of all other files are made. A file that is skipped in one of its
-    parts is skipped in all of them.
+    Returns the bundles of all parts. `names` has the name of each part's bundle, `kind` is the type
+    of the receipts, `make_task` makes the task for a part, and `skipped` are bad files to omit.
+    Unless `skip_bad_files` is set, a bad file ends the run, but only after the bundles of all other
+    files are made. A file that is skipped in one of its parts is skipped in all of them.
     """
     plan = run.plan
     receipts = {
@@ -119,9 +120,10 @@ def make_bundles(
 def complete_bundles(
     run: Run, stage: str, kind: type[Any], tasks: Sequence[BundleTask], total: int
 ) -> list[Receipt]:
-    """Run the tasks whose bundles are missing. Returns the receipts of all tasks, in their order.
+    """Run the tasks whose bundles (sets of files) are missing. Returns the receipts of all tasks.
 
-    `total` is the number of bytes that all tasks report.
+    The receipts are in the order of the tasks. `kind` is the type of the receipts, and `total` is
+    the number of bytes that all tasks report as progress.
     """
     folder = tasks[0].folder
     receipts = _find_bundles(run, folder, [task.name for task in tasks], kind)
@@ -135,7 +137,7 @@ def complete_bundles(
 def _find_bundles(
     run: Run, folder: Path, names: Iterable[str], kind: type[Any]
 ) -> dict[str, Receipt]:
-    """Return the receipts of intact bundles of earlier runs, by name."""
+    """Return the receipts of the intact bundles (sets of files) of earlier runs, by name."""
     present = set(list_names(folder))
     candidates = [name for name in names if f"{name}.json" in present]
     read: dict[str, Receipt | None] = {}

@@ -45,7 +45,11 @@ _KEY = 16  # bytes
 
 
 def mark_lines(run: Run, scans: Bundles) -> list[PartMarks]:
-    """Mark lines that repeat an earlier line of the input. Returns where each part's marks are."""
+    """Mark the lines that repeat an earlier line of the input.
+
+    `scans` has the keys (hashes) of the lines. A mark says whether a key is a repeat. Returns where
+    the marks of each part are stored.
+    """
     counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
     marks, _ = _mark(run, "finding repeated lines", "lines", scans.receipts, counts, [])
     return marks
@@ -106,7 +110,10 @@ def _mark(
 
 
 def sift(run: Run, segments: Bundles) -> Sifted:
-    """Decide which documents to keep and in which split. Returns the decisions and the ledger."""
+    """Decide which documents to keep and in which split.
+
+    Returns where the decisions are stored, and the ledger: counts of kept and dropped documents.
+    """
     plan, folder, receipts = run.plan, run.folder, segments.receipts
     spanning = _hash_spanning(run, segments)
     marks: list[PartMarks] | list[None] = [None] * len(receipts)
@@ -149,7 +156,10 @@ def sift(run: Run, segments: Bundles) -> Sifted:
 
 
 def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:
-    """Raise `FolderError` if the receipt of a segment's fates contradicts that of the segment."""
+    """Raise `FolderError` if the receipts of a segment and of its fates contradict each other.
+
+    A document's fate says which split it belongs to, or that it is dropped.
+    """
     facts, tokens = fates["facts"], segment["files"]["tokens"][0] // np.dtype(plan.dtype).itemsize
     if (
         facts["records"] != segment["facts"]["records"]
@@ -211,7 +221,11 @@ def _plan_sifting(
 
 
 def _first_repair(begins: Whole | None, lines_before: Sequence[int]) -> int | None:
-    """Return the line, in its file, of the first replaced byte of a document that spans parts."""
+    """Return the line, in its file, of the first replaced byte of the document `begins`.
+
+    `lines_before` says, for each part, how many lines of its first file are in earlier parts.
+    Returns None if there is no document, or if the line is unknown.
+    """
     if begins is None:
         return None
     part, line = begins.line

@@ -74,7 +74,10 @@ def clean_block(
 
 
 def _cut(block: bytes, start: int, window: int) -> int:
-    """Return a place to cut, about one window after `start`. Looks in a few places only, for speed."""
+    """Return where a window of the block may end: about `window` bytes after `start`.
+
+    For speed, looks in a few places only. If none is suitable, returns the end of the block.
+    """
     for target in range(start + window, len(block), window):
         if found := _CUT.search(block, target, target + _REACH):
             return found.start()

@@ -289,7 +289,11 @@ class _Segment:
         continues: bool,
         unfinished: bool,
     ) -> None:
-        """Write the records of whole documents, and join the records of a document's fragments."""
+        """Write one record for each document that ends in these texts.
+
+        If the first text `continues` a document, or the last text is `unfinished`, the records of
+        that document's fragments are joined, and its text is kept.
+        """
         first, last = 0, len(texts)
         if continues:
             if self.open is None:
@@ -388,9 +392,10 @@ def place_eot(
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
     """Put the end-of-text id after each text, before each text, or nowhere, as `place` says.
 
-    In `ids`, a terminator follows each text. Returns the tokens to store, and the number of tokens
-    of each document. `continues` means that the first text is not the start of its document,
-    `unfinished` that the last text is not the end of its document: no end-of-text id goes there.
+    `ids` and `offsets` are from `encode_terminated`: the end-of-text id, or 0 if there is none,
+    follows each text. Returns the tokens to store, and the number of tokens of each document.
+    `continues` means that the first text is not the start of its document, `unfinished` that the
+    last text is not the end of its document: no end-of-text id goes there.
 
     >>> ids, offsets = np.array([5, 6, 0, 7, 0], np.uint32), np.array([0, 3, 5])
     >>> tokens, lengths = place_eot(ids, offsets, "before", 0, continues=False, unfinished=False)

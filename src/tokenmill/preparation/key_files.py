@@ -37,18 +37,21 @@ MOST_PARTITIONS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLayout:
-    """The layout of key files: how many partitions (a power of two), and the most keys in a run."""
+    """The layout of key files, which are sequences of runs. A run is a block of keys.
+
+    `partitions` is the number of partitions, a power of two. A run has at most `run_keys` keys.
+    """
 
     partitions: int
     run_keys: int
 
     @property
     def header(self) -> int:
-        """The number of bytes before the keys of a run."""
+        """The number of bytes before the keys in each run (block of keys)."""
         return _START_BYTES * (self.partitions + 1)
 
     def count_runs(self, keys: int) -> int:
-        """Return the number of runs in a file with this many keys."""
+        """Return the number of runs (blocks of keys) in a file with this many keys."""
         return -(-keys // self.run_keys)
 
     def size(self, keys: int) -> int:
@@ -60,7 +63,7 @@ class KeyLayout:
         return self.header * self.count_runs(keys) + (_KEY_BYTES + _PARTITION_BYTES) * keys
 
     def offset(self, run: int) -> int:
-        """Return the offset, in bytes, at which run number `run` starts in its file."""
+        """Return the offset, in bytes, at which block of keys number `run` starts in its file."""
         return self.size(run * self.run_keys)
 
     def partition_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
@@ -83,7 +86,7 @@ class KeyWriter:
         write(b"")
 
     def add(self, keys: Keys) -> None:
-        """Add keys, and write a run whenever it is full."""
+        """Add keys, and write a run (a block of `run_keys` keys) whenever it is full."""
         self.count += len(keys)
         while len(keys):
             taken, keys = keys[: self._room], keys[self._room :]
@@ -93,7 +96,7 @@ class KeyWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the remaining keys as a run. Call this at the end."""
+        """Write the keys that are not written yet. Call this at the end."""
         if not self._held:
             return
         keys = np.concatenate(self._held)
@@ -109,7 +112,11 @@ class KeyWriter:
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """Where the keys of one partition are in one key file, and how many there are in each run."""
+    """Where the keys of one partition are in one key file.
+
+    The file is a sequence of runs (blocks of keys). For each run, `offsets` and `counts` say where
+    the keys of the partition start in the file, and how many there are.
+    """
 
     path: Path
     offsets: npt.NDArray[np.int64]
@@ -132,7 +139,7 @@ class KeyRanges:
         return cls(path, places + _KEY_BYTES * ends[:, 0], ends[:, 1] - ends[:, 0])
 
     def read(self) -> Iterator[Keys]:
-        """Yield the keys in input order, run by run."""
+        """Yield the partition's keys in input order, one array for each run (block of keys)."""
         if self.counts.any():
             with self.path.open("rb") as file:
                 for offset, count in zip(self.offsets.tolist(), self.counts.tolist(), strict=True):
@@ -156,7 +163,7 @@ class PartMarks:
     layout: KeyLayout
 
     def read(self) -> Iterator[Flags]:
-        """Yield the marks in input order, run by run."""
+        """Yield the marks of the part's keys in input order, one array for each block of keys."""
         layout, left = self.layout, self.count
         with self.keys.open("rb") as file:
             for run in range(layout.count_runs(self.count)):
@@ -175,7 +182,10 @@ class PartMarks:
                 yield flags
 
     def _read_run(self, run: int, counts: npt.NDArray[np.int64]) -> Flags:
-        """Return the marks of a run, ordered by partition."""
+        """Return the marks of a run (block of keys), ordered by partition.
+
+        `run` counts the runs of all parts. `counts[n]` of the keys are in partition n.
+        """
         found = []
         for partition in np.flatnonzero(counts).tolist():
             path = mark_path(self.marks, self.context, partition)
@@ -209,22 +219,31 @@ class Marks:
 
 
 def name_marks(context: str, partition: int) -> str:
-    """Return the name of the bundle (set of files) that holds a partition's marks."""
+    """Return the name of the bundle (set of files) that holds a partition's marks.
+
+    Partitions that are marked together have the same `context`.
+    """
     return f"{context}-{partition:04}"
 
 
 def mark_path(folder: Path, context: str, partition: int) -> Path:
-    """Return the path of a partition's mark file."""
+    """Return the path of a partition's mark file, which says of each key whether it is a repeat.
+
+    `context` is explained in `name_marks`.
+    """
     return folder / f"{name_marks(context, partition)}.marks"
 
 
 def encode_starts(starts: npt.NDArray[np.int64]) -> Any:
-    """Return the first bytes of a mark file: where the marks of each run start in it."""
+    """Return the first bytes of a mark file: where the marks of each block of keys start in it.
+
+    `starts` are positions among the marks, so they do not count these first bytes.
+    """
     return (starts + _START_BYTES * len(starts)).astype("<u8").data
 
 
 def mark_file_size(runs: int, keys: int) -> int:
-    """Return the size of a mark file in bytes."""
+    """Return the size, in bytes, of a mark file for this many keys in this many blocks of keys."""
     return _START_BYTES * runs + keys
 
 

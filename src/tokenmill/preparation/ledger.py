@@ -13,6 +13,8 @@ from tokenmill.preparation.sift import Totals
 def sum_up(segments: Sequence[Receipt], fates: Sequence[Receipt]) -> dict[str, Any]:
     """Return the ledger, added up from the receipts of all segments and of their fates.
 
+    A document's fate says which split it belongs to, or that it is dropped.
+
     Raises `FolderError` unless kept and dropped documents add up to those that were read.
     """
     facts = [receipt["facts"] for receipt in segments]

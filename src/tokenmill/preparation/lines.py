@@ -40,7 +40,7 @@ class _Lines:
     counting: Places
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return where the lines that count start and end."""
+        """Return where the lines that are long enough and not blank start and end."""
         starts, ends = self.starts[self.counting], self.bare[self.counting]
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
@@ -140,7 +140,7 @@ class LineRemover:
         return _copy_lines(block, lines, kept, last, documents)
 
     def _take(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return, for each of the next lines that count, whether to remove it."""
+        """Return whether to remove each of the next `count` long-enough, non-blank lines."""
         flags = self._repeated.take(count)
         self.removed += int(np.count_nonzero(flags))
         return flags
@@ -217,7 +217,8 @@ def _same_document_follows(documents: Places) -> Mask:
 def _copy_lines(block: bytes, lines: _Lines, kept: Mask, last: Mask, documents: Places) -> bytes:
     """Return the kept lines of a block. Consecutive lines are copied together.
 
-    A newline stays between two kept lines of a document. All NUL bytes stay.
+    `documents` has the number of each line's document, and `last` says which lines are the last of
+    their documents. A newline stays between two kept lines of a document. All NUL bytes stay.
     """
     chosen = np.flatnonzero(kept)
     inner = chosen[_same_document_follows(documents[chosen])]

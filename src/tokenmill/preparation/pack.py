@@ -39,7 +39,11 @@ from tokenmill.store.tables import Shard, ShardName
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSlice:
-    """A segment that a shard copies from. `before`: the split's tokens in earlier segments."""
+    """A segment that a shard copies from.
+
+    `before` is how many tokens of the split are in earlier segments. `fates` is the file that says
+    which split each document belongs to, or that it is dropped.
+    """
 
     segment: Path
     fates: Path
@@ -111,7 +115,10 @@ class CheckShard:
 
 @dataclass(frozen=True, kw_only=True)
 class Sifted:
-    """The segments, the fates of their documents, and the documents that span segments."""
+    """The segments, the fates of their documents, and the documents that span segments.
+
+    A document's fate says which split it belongs to, or that it is dropped.
+    """
 
     segments: list[Path]
     fates: list[Path]
@@ -201,7 +208,10 @@ def _choose(
 
 
 def _read_records(part: SegmentSlice, count: int) -> Iterator[tuple[Records, Fates]]:
-    """Yield the records of a segment and their fates, `count` at a time."""
+    """Yield the records of a segment's documents and their fates, `count` at a time.
+
+    A fate is 0 if the document is dropped, 1 for train, 2 for val.
+    """
     with part.fates.open("rb") as file:
         for records in read_document_records(part.segment, count):
             fates = np.frombuffer(file.read(len(records)), np.uint8)

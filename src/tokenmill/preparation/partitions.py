@@ -116,9 +116,9 @@ class MarkRepeats:
 def _read_marks(
     marks: BinaryIO, places: npt.NDArray[np.int64], spanning: dict[int, Keys]
 ) -> list[tuple[int, bool]]:
-    """Return the first part and the mark of each document that spans parts.
+    """Return, for each document that spans parts, its first part and whether it is a repeat.
 
-    `places` has, for each part, the position in the file of the mark of such a document.
+    `places[n]` is where the file `marks` says this of the document whose first part is n.
     """
     found = []
     for number in spanning:
@@ -128,7 +128,7 @@ def _read_marks(
 
 
 def _join(tables: Iterable[Keys]) -> Iterator[Keys]:
-    """Yield the same keys in larger tables: `mark_repeats` may write to many files per table."""
+    """Yield the same keys in larger arrays: `mark_repeats` may write to many files per array."""
     held: list[Keys] = []
     count = 0
     for table in tables:

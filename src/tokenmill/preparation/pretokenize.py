@@ -215,7 +215,7 @@ def _check_existing(
 
 
 def _first_ids(source: Path, target: Path, tokenizer: Tokenizer) -> Ids:
-    """Return the ids of the first few MB of a text."""
+    """Return the ids of the first few MB of a text, to compare them with those in `target`."""
     out = target.with_suffix(".work")
     plan = make_plan(source, out, tokenizer=tokenizer, workers=1, **_UNCHANGED)
     part = plan.parts[0]

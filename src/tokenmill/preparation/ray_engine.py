@@ -222,7 +222,11 @@ class RayEngine:
             )
 
     def _hand_out(self, tasks: Sequence[Task], waiting: Iterator[int], again: list[int]) -> None:
-        """Submit tasks until Ray has `workers` of them, or by default `_AHEAD` for each CPU."""
+        """Submit tasks until Ray has `workers` of them, or by default `_AHEAD` for each CPU.
+
+        `waiting` yields the indices of tasks that were not submitted yet. `again` has the indices
+        of lost tasks, which are submitted first.
+        """
         most = self._workers or _AHEAD * max(1, self._cluster.cores)
         while len(self._running) < most:
             number = again.pop() if again else next(waiting, None)

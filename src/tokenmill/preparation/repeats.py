@@ -81,7 +81,10 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 
 def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
-    """Distribute all keys to files by their leading bits."""
+    """Write all keys, with their positions in the list, to files in the folder `spill`.
+
+    The first `bits` bits of a key choose its file.
+    """
     files = [(spill / f"{i:03}").open("wb") for i in range(1 << bits)]
     place = 0
     try:
@@ -101,9 +104,10 @@ def _distribute(tables: Iterable[Keys], bits: int, spill: Path) -> None:
 
 
 def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
-    """Mark the repeats among the keys of one file, and return their number.
+    """Mark the repeats among the keys of one file of `_distribute`, and return their number.
 
-    If the file has more than `limit` keys, each of several rounds handles a share of the keys.
+    To mark a key is to write 1 to its position in the file `marks`. If there are more than `limit`
+    keys, each of several rounds handles a share of them.
     """
     count = path.stat().st_size // _ENTRY.itemsize
     rounds = -(-count // limit)
@@ -129,7 +133,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
 
 
 def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
-    """Mark the repeats among some keys, and return their number.
+    """Write 1 to the file `marks` for each key that repeats an earlier one. Returns their number.
 
     `places` are the positions of the keys in the list, ascending. If None, `keys` is the whole
     list.

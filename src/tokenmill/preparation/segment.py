@@ -66,7 +66,7 @@ class Fragment(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> Fragment:
-        """Make a fragment from the fields of a RECORD."""
+        """Make a fragment from a record, whose dtype is `RECORD`."""
         return cls(*(int(record[name]) for name in cls._fields))
 
 
@@ -184,7 +184,7 @@ class Bundle:
 
 
 def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> Receipt | None:
-    """Return the receipt of a bundle, or None if the receipt is absent or damaged.
+    """Return the receipt of a bundle (set of files), or None if the receipt is absent or damaged.
 
     `kind` is the type of the receipt. The bundle's other files are not read; see `CheckBundle`.
     """
@@ -209,7 +209,7 @@ def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> 
 
 
 def fingerprint(receipts: Iterable[Receipt]) -> str:
-    """Return a hash of the names and checksums of some bundles."""
+    """Return a hash of all names and checksums in some receipts."""
     digest = xxhash.xxh3_128()
     for receipt in receipts:
         checksums = sorted((file, checksum) for file, (_, checksum) in receipt["files"].items())
@@ -219,13 +219,13 @@ def fingerprint(receipts: Iterable[Receipt]) -> str:
 
 @dataclass(frozen=True)
 class CheckBundle:
-    """A task: check the files of a bundle against their sizes and checksums."""
+    """A task: check the files that a receipt lists against their sizes and checksums."""
 
     folder: Path
     receipt: Receipt
 
     def run(self, worker: Worker) -> bool:  # noqa: ARG002  the interface of tasks
-        """Return whether the bundle is intact."""
+        """Return whether all files that the receipt lists are intact."""
         try:
             for file, (size, digest) in self.receipt["files"].items():
                 path = f"{self.receipt['name']}.{file}"
@@ -248,7 +248,7 @@ def has_key(records: Records) -> npt.NDArray[np.bool_]:
 
 
 def read_document_records(segment: Path, count: int) -> Iterator[Records]:
-    """Yield a segment's records, `count` at a time."""
+    """Yield the records of a segment's documents, `count` at a time."""
     with segment.with_suffix(".docs").open("rb") as file:
         while data := file.read(count * RECORD.itemsize):
             yield np.frombuffer(data, RECORD)

@@ -73,7 +73,7 @@ class SiftSegment:
     records: int  # read at once
 
     def run(self, worker: Worker) -> Receipt:
-        """Write the documents' fates and the reports to a bundle, and return its receipt."""
+        """Write each document's fate (its split, or dropped) and the reports. Returns a receipt."""
         with Bundle(self.folder, self.name) as bundle:
             bundle.write("fates", b"")
             totals, sources = Totals(), SourceCounts()
@@ -91,7 +91,10 @@ class SiftSegment:
             return bundle.finish(vars(totals) | {"sources": sources.entries})
 
     def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates]]:
-        """Yield the segment's records and their fates, some at a time. Counts them in `totals`."""
+        """Yield the segment's records and their fates, some at a time. Counts them in `totals`.
+
+        A fate is 0 if the document is dropped, 1 for train, 2 for val.
+        """
         marks = Marks(self.marks.read() if self.marks is not None else ())
         for records in read_document_records(self.segment, self.records):
             known = has_key(records)

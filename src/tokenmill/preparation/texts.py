@@ -71,7 +71,8 @@ class Texts:
     ) -> Texts:
         """Make `Texts` from a list. Unless a text contains a NUL byte, also keep them as a block.
 
-        `joined` is the block, if the caller has already joined the texts.
+        `marks` says what was repaired in each text; None means nothing. `joined` is the block, if
+        the caller has already joined the texts.
         """
         block = b"\0".join(texts) if joined is None else joined
         whole = bool(texts) and count_byte(block, 0) == len(texts) - 1
@@ -171,7 +172,12 @@ def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> 
 def _repair(
     chunk: Chunk, settings: PrepareSettings, source: SourceFile
 ) -> tuple[list[bytes], Marks]:
-    """Replace invalid UTF-8 in the texts of a chunk. Returns all texts, and a `MARK` for each."""
+    """Replace invalid UTF-8 in the texts of a chunk.
+
+    Returns all texts, and a `MARK` for each: flags, how many bytes were replaced, and in which line
+    the first of them is. If `on_bad_text` is drop, also adds a rejection to the chunk for each
+    invalid text. If it is refuse, raises `BadFileError` instead.
+    """
     texts, marks = list(chunk.texts), np.zeros(len(chunk.texts), MARK)
     for i, text in enumerate(texts):
         try:
@@ -218,7 +224,10 @@ class Encoder:
         self._open: LongText | None = None
 
     def encode(self, texts: Texts, chunk: Chunk) -> EncodedTexts:
-        """Return the ids of all texts, with a terminator after each text; see `encode_terminated`."""
+        """Return the ids of all texts, and where each text starts in them.
+
+        As in `encode_terminated`, the end-of-text id, or 0 if there is none, follows each text.
+        """
         sizes = texts.text_sizes
         first, last = int(chunk.continues), len(sizes) - int(chunk.unfinished)
         runs = []

@@ -80,7 +80,9 @@ def train_tokenizer(
         paths = _plain_files(sources, text_field, Path(folder) / "texts.txt")
         if not any(path.stat().st_size for path in paths):
             named = ", ".join(map(str, given))
-            raise InputError(f"There is no text to train a tokenizer on in {named}.")
+            raise InputError(
+                f"There is no text to train a tokenizer on in {named}. Name files with some text."
+            )
         merges = _learn_merges(paths, vocab_size, Path(folder) / "merges.json")
     with explain_disk_errors("no tokenizer was written"):
         make_folder(target.parent)

@@ -22,7 +22,7 @@ _TOKENS = (".bin", ".idx", ".npy", ".npz", ".ds", ".mds", ".array_record", ".arr
 
 
 def explain_text(path: Path) -> str | None:
-    """Return the error message for a path that holds text instead of tokens, or None.
+    """Return the error message for a path that holds text instead of tokens; None for other paths.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "my input.txt"

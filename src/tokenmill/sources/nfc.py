@@ -34,7 +34,7 @@ class _Tables(NamedTuple):
 
 @functools.cache
 def _tables() -> _Tables:
-    """Make the tables from `unicodedata`, in 60 ms."""
+    """Make tables of the characters that NFC may change, from `unicodedata`, in 60 ms."""
     characters = [chr(code) for code in range(_TABLED)]
     classes_by_code = np.array([*map(unicodedata.combining, characters), 0], np.uint8)
     moved: set[int] = set()
@@ -61,7 +61,7 @@ def _tables() -> _Tables:
 
 
 def _key(encoded: bytes) -> int:
-    """Return the index of a character in the tables: 18 bits of its first three bytes.
+    """Return the index of a character in the lookup tables: 18 bits of its first three bytes.
 
     If the character has only two bytes, the third byte belongs to the next character and can be
     anything. So the tables have 64 consecutive entries for a two-byte character.

@@ -260,7 +260,11 @@ def _text_column(schema: Any, text_field: str, source: SourceFile, pa: Any) -> s
         raise BadFileError(source.path, reason)
     if not _is_text(found[0], pa):
         kind = one_line(str(found[0])[:80])
-        raise BadFileError(source.path, f"column {text_field!r} holds {kind}, not text")
+        raise BadFileError(
+            source.path,
+            f"column {text_field!r} holds {kind}, not text; "
+            "name the column of text with `text_field=NAME`",
+        )
     return text_field
 
 

@@ -82,9 +82,10 @@ class Chunk:
     _newlines: Places | None = None
 
     def line_of(self, offset: int) -> int | None:
-        """Return the line that contains an offset of the source, or None if the block is unknown.
+        """Return the line that contains an offset of the source.
 
-        Lines count from 0 at the start of the block that this chunk was cut from.
+        Lines count from 0 at the start of the block of bytes that this chunk was cut from. Returns
+        None if the chunk does not have that block.
         """
         if not self.whole:
             return None

@@ -193,7 +193,7 @@ class PieceCache:
         return any(held.first <= first and last <= held.last for held in self._find_slots(key))
 
     def hold(self, key: bytes) -> Held | None:
-        """Return the slot of a piece, after checking its hash; None if missing or damaged.
+        """Return the cache slot of a piece, after checking its hash; None if missing or damaged.
 
         `read` can then read from the slot, which may hold only some bytes of the piece.
         """
@@ -258,9 +258,10 @@ class PieceCache:
     def _choose_slot(
         self, key: bytes, data: bytes | memoryview, first: int, size: int
     ) -> tuple[int, int, bytes | memoryview]:
-        """Choose a slot for bytes of a piece, and write the slot's record.
+        """Choose a cache slot for bytes of a piece, and write the slot's record to the index.
 
-        Returns the slot, where the bytes to write start in the piece, and these bytes.
+        Returns the slot's number, where the bytes to write start in the piece, and these bytes.
+        They include stored bytes of the piece, if there is no gap between.
         """
         number = self._find_set(key)
         deadline = time.monotonic() + _SET_PATIENCE
@@ -280,7 +281,7 @@ class PieceCache:
             time.sleep(_SET_PAUSE)
 
     def _find_slots(self, key: bytes) -> list[Held]:
-        """Return the slots whose records have this key."""
+        """Return the cache slots that hold bytes of the piece with this key, damaged or not."""
         number = self._find_set(key)
         records = self._read_records(number)
         return [
@@ -318,7 +319,7 @@ class PieceCache:
         return _choose_set(int.from_bytes(key[:8], "little"), self._sets)
 
     def _read_records(self, number: int) -> bytes:
-        """Return the records of a set."""
+        """Return the index records of set `number`, a group of `WAYS` slots."""
         data = os.pread(self._index, _SET_RECORDS, number * _SET_RECORDS)
         return data.ljust(_SET_RECORDS, b"\0")
 
@@ -346,7 +347,7 @@ def make_piece_key(file: str, number: int) -> bytes:
 
 
 class Held(NamedTuple):
-    """A slot that holds the bytes [first, last) of a piece."""
+    """A slot (room for one piece in the cache) that holds the bytes [first, last) of a piece."""
 
     slot: int
     first: int
@@ -384,7 +385,7 @@ def _parse_record(slot: int, record: bytes) -> Held:
 
 
 def _find_ways(records: bytes, key: bytes) -> list[int]:
-    """Return the indices of the records of a set that have this key.
+    """Return the indices of the records, of `_SIZE` bytes each, that begin with this key.
 
     >>> _find_ways(b"b" * _SIZE + 2 * b"key".ljust(_SIZE), b"key")
     [1, 2]
@@ -415,9 +416,10 @@ def _join(
 
 
 def _choose_set(number: int, sets: int) -> int:
-    """Choose one of `sets` sets by jump consistent hashing (Lamping and Veach).
+    """Return the set (group of slots) for a piece; `number` is made from the piece's key.
 
-    So most pieces stay in their set if the number of sets grows.
+    Uses jump consistent hashing (Lamping and Veach), so that most pieces stay in their set if the
+    number of sets grows.
     """
     chosen, following = -1, 0
     while following < sets:

@@ -63,7 +63,10 @@ class FileLock:
         return True
 
     def acquire_or_refuse(self, what: str, cure: str) -> None:
-        """Take the lock, or raise a FolderError that names the process that holds it."""
+        """Take the lock, or raise a FolderError that names the process that holds it.
+
+        The text of the error begins with `what` and ends with `cure`.
+        """
         if not self.acquire():
             owner = "" if self.owner is None else f" (process {self.owner})"
             raise FolderError(f"{what}{owner}. {cure}")

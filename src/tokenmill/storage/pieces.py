@@ -186,7 +186,7 @@ def _take_done(running: dict[Future[list[bytes]], list[int]]) -> Iterator[list[t
 
 
 def _join_neighbours(wanted: Sequence[Piece], places: Sequence[int]) -> Iterator[list[int]]:
-    """Divide indices of `wanted` into runs of neighbouring pieces. Each run is one request."""
+    """Divide `places`, indices of `wanted`, into runs of neighbouring pieces: one per request."""
     run: list[int] = []
     for place in places:
         file, number = wanted[place]

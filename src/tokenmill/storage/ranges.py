@@ -99,7 +99,10 @@ class RangeFetcher:
 
 
 class Budget:
-    """How many bytes may be fetched twice: about 2% of all ranges so far, plus 1 MB. Not locked."""
+    """How many bytes may be fetched twice: alone, when they are needed, and later with their range.
+
+    About 2% of all ranges so far, plus 1 MB. There is no lock.
+    """
 
     def __init__(self) -> None:
         self._left = float(_FREE)

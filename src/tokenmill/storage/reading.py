@@ -141,7 +141,10 @@ def read_json(folder: Path, path: str, kind: type[T], most: int) -> T:
 
 
 def cannot_read(path: str, folder: Path, error: Exception, cure: str) -> DamagedFileError:
-    """Return the error for a file that cannot be read. `error` decides which cure is shown."""
+    """Return the error for a file that cannot be read.
+
+    It ends with `cure`, unless `find_cure` knows a better one for `error`.
+    """
     reason = getattr(error, "strerror", None) or error
     return DamagedFileError(path, f"in {folder} cannot be read: {reason}", find_cure(error, cure))
 

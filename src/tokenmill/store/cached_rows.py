@@ -175,7 +175,10 @@ class CachedRows(RowSource):
         return _Parts(chosen[of], codes, starts, stops, numbers * PIECE + starts - begins[of])
 
     def _hold(self, code: int) -> Held | None:
-        """Return the slot of a cached piece after checking its hash; None if missing or damaged."""
+        """Return the cache slot of a piece after checking its hash; None if missing or damaged.
+
+        `code` is the shard's number and the piece's number as one integer: see `_Parts.codes`.
+        """
         file, _ = self._find_file(code >> _SHIFT)
         held = self.cache.hold(file.key(code & ((1 << _SHIFT) - 1)))
         if held is not None:
@@ -339,7 +342,7 @@ class CachedRows(RowSource):
 def _find_places(helds: Sequence[Held | None], inverse: Integers, parts: _Parts) -> Integers:
     """Return where each part starts in the cache's file `pieces.bin`; -1 if it is not cached.
 
-    Part n is in the slot `helds[inverse[n]]`.
+    `helds[inverse[n]]` is the cache slot of part n's piece; None if the piece is not cached.
     """
     known = [(-1, PIECE, 0) if one is None else (one.start, one.first, one.last) for one in helds]
     begins, firsts, lasts = np.array(known, np.int64).reshape(-1, 3).T

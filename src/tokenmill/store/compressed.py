@@ -44,7 +44,7 @@ _owners = count()
 class CompressedShards:
     """Compressed shards. Shard n has `counts[n]` ids, compressed in file n of `files`.
 
-    `files` presents compressed bytes as if they were ids. `checksums` are of the plain ids.
+    `files` reads these files as arrays of bytes. `checksums` are of the ids before compression.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class FrameReader:
             mapping.read_ahead(file.data, int(starts[0]), int(stops[1]))
 
     def fetch(self, firsts: Integers, lasts: Integers, is_stopped: Callable[[], bool]) -> bool:
-        """Fetch the frames `firsts[n]` to `lasts[n]` into the disk cache.
+        """Fetch the frames `firsts[n]` to `lasts[n]`, both included, into the disk cache.
 
-        Returns False if there is no disk cache.
+        Ends early once `is_stopped` returns True. Returns False if there is no disk cache.
         """
         if not isinstance(self._source, CachedRows):
             return False
@@ -318,7 +318,7 @@ def copy_runs(
 ) -> int:
     """Fill `out` from ranges of memory; returns how many bytes were copied.
 
-    Skips the first `skip` bytes of the first range.
+    Skips the first `skip` bytes of the first range. `held` keeps the memory alive.
     """
     done = 0
     for address, length in zip(*join_runs(addresses, lengths), strict=True):

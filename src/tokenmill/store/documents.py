@@ -306,9 +306,10 @@ def find_by_shard(
     find: Callable[[int, Integers], tuple[Integers, npt.NDArray[Any]]],
     damaged: Callable[[int], DatasetError],
 ) -> Integers:
-    """Return where documents start in rows, like `DocumentTable.find_starts`, for several shards.
+    """Return where documents start in the rows [row, row + length), which may be in several shards.
 
-    An empty document starts where the next one does. Such a position is returned only once.
+    Returns sorted positions in the rows joined end to end. An empty document starts where the next
+    one does; such a position is returned only once. `token_starts` is where each shard starts.
 
     A row is divided where it crosses shards. All ranges in one shard are looked up together, by
     `find(shard, ranges)`. `ranges` has the shape (ranges, 2) and counts tokens from the start of the
@@ -399,7 +400,10 @@ def sums(counts: npt.ArrayLike) -> Integers:
 
 
 def inside(index: int, length: int, what: str) -> int:
-    """Check an index and return it counted from the start. A negative index counts from the end."""
+    """Return an index counted from the start. A negative `index` counts from the end.
+
+    Raises an IndexError, which calls the item `what`, unless the index is one of `length` items.
+    """
     place = operator.index(index)
     place += length if place < 0 else 0
     if not 0 <= place < length:

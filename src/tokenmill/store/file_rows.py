@@ -88,7 +88,10 @@ class FileRows(RowSource):
         return read
 
     def read_ranges(self, starts: Integers, stops: Integers) -> Sequence[memoryview]:
-        """Return the bytes of the ids [starts[n], stops[n]) for each n; a range is in one shard."""
+        """Return the bytes of the ids [starts[n], stops[n]) for each n.
+
+        Each range must be inside one shard.
+        """
         shards = self.starts.searchsorted(starts, "right") - 1
         firsts, lasts = starts - self.starts[shards], stops - self.starts[shards]
         found = [memoryview(b"")] * len(starts)

@@ -33,7 +33,10 @@ Integers = npt.NDArray[np.int64]
 
 
 def find_whole(shards: Shards) -> tuple[Shards, int]:
-    """Return the shards that a `PartOfShards` was cut from, and where the part starts in them."""
+    """Return the shards that a `PartOfShards` was cut from, and where the part starts in them.
+
+    Other shards are returned unchanged, with a start of 0.
+    """
     start = 0
     while isinstance(shards, PartOfShards):
         start, shards = start + shards.start, shards.whole
@@ -164,7 +167,10 @@ class FrameRows(RowSource):
         offsets: Integers,
         rows: npt.NDArray[Any],
     ) -> None:
-        """Fill `rows[places[n]]` from the frames `firsts[n]` to `lasts[n]`, from byte `offsets[n]` on."""
+        """Fill `rows[places[n]]` from the frames `firsts[n]` to `lasts[n]`, both included.
+
+        The row starts at byte `offsets[n]` of its first frame.
+        """
         counts = lasts - firsts + 1
         ends = np.cumsum(counts)
         numbers = np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1]))

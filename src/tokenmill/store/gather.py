@@ -39,7 +39,10 @@ Flags = npt.NDArray[np.bool_]
 
 
 class _Mapped(NamedTuple):
-    """The ids of a shard, and the array's memory address; None if incomplete or not contiguous."""
+    """The ids of a shard, and the memory address of their array.
+
+    The address is None if ids are missing or the array is not contiguous.
+    """
 
     ids: npt.NDArray[Any]
     address: int | None
@@ -177,7 +180,7 @@ class Gatherer(RowSource):
             shard = shards[addresses.index(None)]
             raise DatasetError(
                 f"{self._shards.name(shard)}: expected {self.counts[shard]:,} tokens, found "
-                f"{len(self._map(shard).ids):,}."
+                f"{len(self._map(shard).ids):,}. Copy or download the file again from its source."
             )
         return [mapped.ids for mapped in maps], np.array(addresses, np.int64)
 

@@ -99,7 +99,10 @@ def read_kind(data: bytes) -> _Kind:
 
 
 def decode_manifest(data: bytes, name: str) -> tuple[Body, dict[str, Any], dict[str, Any]]:
-    """Decode and check a manifest. Returns its entries, settings and ledger. `name` is for errors."""
+    """Decode and check a manifest. Returns all entries, and its `settings` and `ledger`, parsed.
+
+    The ledger counts the documents that were read, kept and dropped. Errors call the file `name`.
+    """
     try:
         body = _DECODER.decode(data)
         settings, ledger = (
@@ -193,7 +196,7 @@ def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[
 
 
 def _check_compression(body: Body) -> None:
-    """Check that all shards are compressed, or none, as the version says."""
+    """Check that all shards and the entry `compression` fit the version: compressed or plain."""
     is_compressed = body.version == COMPRESSED_VERSION
     if (body.compression is not None) != is_compressed:
         raise ValueError(f"'compression' does not fit version {body.version}")
@@ -260,7 +263,7 @@ def _count_strings(value: Any) -> int:
 
 
 def _explain_strings(data: bytes) -> str:
-    """Return why `_count_strings` does not match the text: an entry is repeated, or null."""
+    """Return why a text and its decoded value differ in strings: an entry is repeated, or null."""
     repeated: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:

@@ -353,7 +353,10 @@ def read_ranges(
 def combine_checksums(
     dtype: np.dtype[Any], counts: Integers, checksums: Sequence[str]
 ) -> str | None:
-    """Return the checksum of all ids, from the checksum of each shard: see `Shards.checksum`."""
+    """Return the value of `Shards.checksum`, made from the checksum of each shard.
+
+    None if `checksums` is empty.
+    """
     if not checksums:
         return None
     return f"{_hash(dtype.str, *map(str, counts.tolist()))}:{_hash(*checksums)}"
@@ -376,9 +379,10 @@ def _find_folders(shards: Shards) -> list[Path]:
 
 
 def find_file(shards: Shards, number: int, first: int = 0) -> tuple[FileShards, int, int]:
-    """Return the `FileShards` that hold a shard, its number there, and where id `first` is there.
+    """Find a shard in the `FileShards` that `shards` are, are part of, or are joined from.
 
-    `are_files` must be true for the shards.
+    Returns those `FileShards`, the shard's number in them, and the position there of the id that is
+    at position `first` here. `are_files` must be true for the shards.
     """
     if isinstance(shards, PartOfShards):
         low, begin, _ = shards._ranges

@@ -97,7 +97,7 @@ class Tokens:
 
     @property
     def _known(self) -> dict[str, Any]:
-        """What is known about the documents, as arguments of `Tokens`."""
+        """The arguments of `Tokens` about documents: `documents`, `eot_id` and `eot`."""
         return {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,10 +219,10 @@ class Tokens:
         self._gatherer.fetch(self._check_rows(starts, length), length, is_stopped)
 
     def stream(self, is_streaming: bool) -> None:
-        """Say whether whole blocks of rows are being fetched into the cache.
+        """Set whether whole blocks of rows are being fetched into the cache in the background.
 
-        If so, reading a row that is not in the cache yet fetches that row alone. Without a cache,
-        does nothing.
+        If so, reading a row that is not in the cache yet fetches only that row. Otherwise, it
+        fetches whole pieces. Without a cache, does nothing.
         """
 
     @property
@@ -377,7 +377,7 @@ class Tokens:
 
 
 class _UnmappedTokens(Tokens):
-    """See `Tokens.unmapped`."""
+    """Tokens that are read without memory maps: see `Tokens.unmapped`."""
 
     def __init__(
         self, shards: Shards, split: str, between: Callable[[], None] | None, **known: Any
@@ -398,7 +398,7 @@ class _UnmappedTokens(Tokens):
 
 
 class _CachedTokens(Tokens):
-    """See `Tokens.cached`."""
+    """Tokens that are read through a cache on local disk: see `Tokens.cached`."""
 
     def __init__(
         self,

@@ -31,7 +31,8 @@ o200k is like cl100k, with three differences:
 
 - Contractions belong to the letters before them: no cut between a letter and an apostrophe.
 - Punctuation may include newlines and then `/`: no cut between a newline and a `/`.
-- Marks count as letters and as punctuation: no cut next to a mark.
+- Marks (Unicode category M, such as combining accents) count as letters and as punctuation: no cut
+  next to a mark.
 
 If a tokenizer normalizes to NFC, (4) allows no cut next to a character that NFC changes or composes
 with the one before it.
@@ -86,8 +87,9 @@ def find_family(pattern: str | None) -> Family | None:
 def is_cuttable(family: Family | None, *, nfc: bool) -> bool:
     """Return whether texts may be cut between any letter and a following space or line end.
 
-    With NFC, cl100k and qwen2 do not allow this. NFC turns some letters, such as U+0958, into a letter
-    and a mark. These families match a mark as punctuation, together with the newlines after it.
+    With NFC, cl100k and qwen2 do not allow this. NFC turns some letters, such as U+0958, into a
+    letter and a combining mark. These families match such a mark as punctuation, together with the
+    newlines after it.
     """
     return family is not None and not (nfc and family in ("cl100k", "qwen2"))
 
@@ -137,7 +139,7 @@ class CutRules:
         return 0
 
     def classify(self, text: bytes) -> Classes:
-        """Return the class of each character."""
+        """Return the class of each character, such as letter, number or space."""
         codes = np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
         return _classify_unicode(self.nfc)[np.minimum(codes, _CLASSIFIED)]
 
@@ -180,7 +182,11 @@ def _measure_characters(text: bytes) -> npt.NDArray[np.int64]:
 
 @functools.cache
 def _classify_unicode(nfc: bool) -> Classes:
-    """Return a table of the class of every character. Making it from `unicodedata` takes 0.1 s."""
+    """Return a table: entry n is the class of the character n, such as letter, number or space.
+
+    With `nfc`, a character that NFC changes or composes with the one before it has no class. Making
+    the table from `unicodedata` takes 0.1 s.
+    """
     kinds = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Zs": SPACE}
     firsts = {"M": MARK, "N": NUMBER, "P": OTHER, "S": OTHER}
     characters = [chr(code) for code in range(_CLASSIFIED)]
@@ -210,7 +216,10 @@ def _classify_unicode(nfc: bool) -> Classes:
 
 @functools.cache
 def _find_allowed_pairs(family: Family) -> npt.NDArray[np.bool_]:
-    """Return a table: entry [a, b] says whether a cut between classes a and b is allowed."""
+    """Return a table: entry [a, b] says whether a cut is allowed after class a and before class b.
+
+    These are the classes of the characters on both sides of the cut.
+    """
     allowed = np.zeros((_CLASS_COUNT, _CLASS_COUNT), np.bool_)
 
     def allow(before: tuple[int, ...], after: tuple[int, ...]) -> None:

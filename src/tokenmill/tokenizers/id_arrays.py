@@ -112,6 +112,9 @@ def spell(
 ) -> str:
     """Decode ids to text. Bytes that are not valid UTF-8 become U+FFFD.
 
+    `spellings[n]` is the bytes of id n, or None if the vocabulary has no such id. Error messages
+    call the tokenizer `name`.
+
     >>> spell([0, 1, 0], [b"a", b"\\xff"], "tiny")
     'a\ufffda'
     """

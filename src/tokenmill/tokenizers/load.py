@@ -140,7 +140,10 @@ def _load_folder(folder: Path, eot: str | int | None) -> Tokenizer:
     models = [name for name in names if name.endswith(".model")]
     if len(models) == 1:
         return _load_file(folder / models[0], None, eot)
-    raise TokenizerError(f"the folder {str(folder)!r} contains no tokenizer.json")
+    raise TokenizerError(
+        f"the folder {str(folder)!r} contains no tokenizer.json, and not exactly one .model file. "
+        "Give the path of a tokenizer's file."
+    )
 
 
 def _load_file(

@@ -164,11 +164,12 @@ class Settler:
         return nothing
 
     def _is_matched_alone(self, window: bytes, kind: int, start: int) -> bool:
-        """Return whether the pattern matches a run independently of the characters before it.
+        """Return whether the pattern matches the end of `window` regardless of the text before it.
 
-        With every family except o200k, this is always so. o200k can match letters without case
-        together with the letters before them. So with o200k, a run of letters without case must not
-        follow a letter, a mark or an unknown character.
+        The end is a run from `start` on, whose characters all belong to the group `kind`. With
+        every family except o200k, the result is always True. o200k can match letters without case
+        together with the letters before them. So with o200k, a run of letters without case must
+        not follow a letter, a combining mark or a character of unknown class.
         """
         if self._rules.family != "o200k" or kind != LETTER or start == 0:
             return True

@@ -115,19 +115,23 @@ install the package that provides it.
     """
     if not isinstance(state, Mapping):
         raise TokenizerError(
-            f"the state of a tokenizer must be an object, got {type(state).__name__}"
+            f"the state of a tokenizer must be an object, got {type(state).__name__}. Pass what "
+            "its state() returned."
         )
     kind = state.get("kind")
     if not isinstance(kind, str):
         raise TokenizerError(
-            f"the saved state of a tokenizer is damaged: its `kind` must be a name, got {brief(kind)}"
+            f"the state of a tokenizer is damaged: its `kind` must be a name, got {brief(kind)}. "
+            "Use an undamaged copy of it."
         )
     tokenizer_class = _find_class(kind)
     if tokenizer_class in _WITH_VOCABULARY:
         try:
             data = orjson.dumps(state, option=orjson.OPT_SORT_KEYS)
         except TypeError as error:
-            raise TokenizerError(f"the state of a tokenizer is damaged: {error}") from error
+            raise TokenizerError(
+                f"the state of a tokenizer is damaged: {error}. Use an undamaged copy of it."
+            ) from error
         try_in_child(data, where="the state of a tokenizer", state=True)
     return restore(state)
 
@@ -141,7 +145,8 @@ def restore(state: Mapping[str, Any]) -> Tokenizer:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error)[:300]
         raise TokenizerError(
-            f"the state of a tokenizer is damaged: {type(error).__name__} {reason}"
+            f"the state of a tokenizer is damaged: {type(error).__name__} {reason}. Use an "
+            "undamaged copy of it."
         ) from error
 
 
@@ -157,7 +162,7 @@ def _find_class(kind: str) -> type[Tokenizer]:
         except Exception as error:
             raise TokenizerError(
                 f"the tokenizer class of kind {kind!r} cannot be imported from {entry_point.value!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}. Fix or reinstall the package that provides it."
             ) from error
         _check_class(found)
         if found.kind != kind:

@@ -144,12 +144,18 @@ def _find_part(
 
 
 def _keys(config: Config, kind: str, rows: npt.NDArray[np.int64]) -> Numbers:
-    """Derive a key for each row. Each kind of augmentation has its own keys."""
+    """Return a 64-bit key for each row number, from which `_draw` makes the row's random numbers.
+
+    Each `kind` of augmentation has its own keys.
+    """
     return derive_keys(make_key("augment", kind, config.seed), rows)
 
 
 def _draw(keys: Numbers, count: int, series: int = 0) -> Numbers:
-    """Draw random 53-bit numbers (keys, count). Each `series` gives different numbers."""
+    """Return `count` random 53-bit numbers for each key, as an array (keys, count).
+
+    The same key and `series` always give the same numbers; another series gives others.
+    """
     numbers = np.arange(series * count, (series + 1) * count)
     return derive_keys(keys[:, None], numbers) >> np.uint64(11)
 

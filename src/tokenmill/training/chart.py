@@ -163,7 +163,7 @@ def _label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
-    """Return a chart in characters: the first curve in braille dots, the others as marks over it.
+    """Return a chart in characters: the first curve in braille dots, over it the others as `o`.
 
     >>> print(draw_text([Curve("train", [0, 1, 2], [4, 2, 1])], width=10, height=3))
        4 ┤⠒⠤⣀
@@ -206,7 +206,10 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
 
 
 def _draw_dots(cells: list[list[str]], across: Floats, up: Floats) -> None:
-    """Draw a line through points in braille characters, each of which has 2 x 4 dots."""
+    """Draw a line through points into `cells`, in braille characters of 2 x 4 dots each.
+
+    Point n is at the fractions `across[n]` of the width and `up[n]` of the height.
+    """
     width, height = 2 * len(cells[0]), 4 * len(cells)
     if not len(across):
         return

@@ -263,8 +263,9 @@ def _read_header(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Read the names and shapes of the arrays in a safetensors file, in the order of their bytes.
 
-    Leaves the file position at the first byte of the first array. Raises `DamageError` unless the
-    arrays have exactly the expected names and shapes, are float32, and fill the file.
+    Leaves the file position at the first byte of the first array. If `digest` is given, adds all
+    bytes before that one to it. Raises `DamageError` unless the arrays have exactly the expected
+    names and shapes, are float32, and fill the file.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)

@@ -163,6 +163,7 @@ class Checkpoints:
 def refuse_other_run(state: RunState, own: RunState, cure: str) -> None:
     """Raise `StateError`, naming all differences, if a checkpoint belongs to another run.
 
+    `state` is the checkpoint's state, and `own` is this run's. The message ends with `cure`.
     Settings that may change when a run resumes are ignored.
     """
     there, here = (

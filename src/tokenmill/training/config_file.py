@@ -254,7 +254,10 @@ def _flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in _SECTIONS:
             inner = {} if value is None else value
             if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
-                raise UsageError(f"{name} is {brief(value)}; it must be a section of settings.")
+                raise UsageError(
+                    f"{name} is {brief(value)}; it must contain names and values of settings, such "
+                    'as {"layers": 2}.'
+                )
         for key, one in inner.items():
             own = GUIDE_NAMES.get(key, key)
             if own in seen:

@@ -255,9 +255,9 @@ def _describe(tokenizer: Tokenizer | None) -> str:
 
 
 def _join_val(sources: Sequence[_Source], config: Config) -> Tokens | None:
-    """Return a validation set of rows from the start of each source's `val`, or None.
+    """Return a validation set of rows from the start of each source's `val`.
 
-    The numbers of rows are in proportion to the weights.
+    The numbers of rows are in proportion to the weights. None if there would be no rows.
     """
     having = [(source.val, source.weight) for source in sources if source.val is not None]
     whole = sum(weight for _, weight in having)

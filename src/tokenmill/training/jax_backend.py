@@ -115,7 +115,7 @@ class JaxBackend:
         self._reports: list[tuple[int, list[jax.Array], jax.Array]] = []
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
-        """See `Backend.step`."""
+        """Take an optimizer step; returns whether it was completed. See `Backend.step`."""
         count = len(rows.inputs)
         micro, size = self._divide(count, self.rows_at_once)
         weights = np.full(count, 1 / (count * self.world_size), np.float32)
@@ -138,7 +138,7 @@ class JaxBackend:
         return True
 
     def report(self) -> list[StepReport]:
-        """See `Backend.report`."""
+        """Wait for the steps since the last report, and return their results. A collective call."""
         waiting, self._reports = self._reports, []
         return [
             StepReport(row_losses=self._in_row_order(count, losses), gradient_norm=float(norm))
@@ -146,7 +146,7 @@ class JaxBackend:
         ]
 
     def evaluate(self, rows: StepRows) -> npt.NDArray[np.float32]:
-        """See `Backend.evaluate`."""
+        """Return the loss of each target, (rows, seq_len)."""
         count = len(rows.inputs)
         _, size = self._divide(count, self.rows_at_once)
         # A smaller last batch is padded to this size, so that no second program is compiled.
@@ -159,7 +159,7 @@ class JaxBackend:
         return np.concatenate([_copy(evaluate(parameters, piece)) for piece in pieces])[:count]
 
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """See `Backend.next_logits`."""
+        """Return the logits (vocab,) of the id after `ids`."""
         kept = ids[-self.shape.seq_len :]
         padded = np.zeros((1, self.shape.seq_len), np.int32)
         padded[0, : len(kept)] = kept
@@ -168,11 +168,11 @@ class JaxBackend:
         return _copy(find(parameters, padded, np.int32(len(kept) - 1)))
 
     def parameters(self) -> Arrays:
-        """See `Backend.parameters`."""
+        """Return float32 copies of the parameters, by their names in `model.py`."""
         return self._fetch(self._parameters)
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """See `Backend.optimizer_state`."""
+        """Return copies of the optimizer's state, by name: see `Backend.optimizer_state`."""
         state = self._state
         means = self._fetch(state.mean)
         steps = _copy(state.steps.addressable_data(0)).astype(np.float32)
@@ -187,7 +187,7 @@ class JaxBackend:
         }
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
-        """See `Backend.load`."""
+        """Load a saved state. Raises `StateError` if it does not fit."""
         check_values(self.shape, parameters)
         check_optimizer_state(self.optimizer_state(), optimizer_state)
 
@@ -210,7 +210,7 @@ class JaxBackend:
         )
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """See `Backend.total`."""
+        """Return the sum of `values` over all ranks. A collective call."""
         if self.world_size == 1:
             return values.copy()
         # Each float64 is sent as two uint32, because JAX has no float64 by default.
@@ -220,21 +220,21 @@ class JaxBackend:
         return summed
 
     def agree(self, vote: bool) -> bool:
-        """See `Backend.agree`."""
+        """Return whether `vote` is true on any rank. A collective call."""
         return vote if self.world_size == 1 else bool(self.total(np.array([float(vote)]))[0])
 
     def wait(self) -> None:
-        """See `Backend.wait`."""
+        """Wait until the device has finished all work."""
         jax.block_until_ready((self._parameters, [losses for _, losses, _ in self._reports]))  # type: ignore[no-untyped-call]
 
     def peak_memory(self) -> int:
-        """See `Backend.peak_memory`."""
+        """Return the peak memory in bytes: of the device or, on a CPU, of this process."""
         device = self._own_mesh.devices[0]
         known = None if device.platform == "cpu" else device.memory_stats()
         return int(known["peak_bytes_in_use"]) if known else find_process_memory()
 
     def close(self) -> None:
-        """See `Backend.close`."""
+        """Disconnect from the other ranks."""
         if self._started:
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
             self._started = False

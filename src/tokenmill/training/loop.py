@@ -73,7 +73,7 @@ class StopSignal:
 
 @dataclass(kw_only=True)
 class Loop:
-    """A run in progress. `record` is None on all ranks but the first.
+    """A run in progress. `record`, the files of metrics and losses, is None except on rank 0.
 
     `owed` says whether the validation and the sample at the starting step are still missing.
     `was_cut` says whether a stop interrupted a validation or a sample.

@@ -128,7 +128,8 @@ class RankRun:
     ) -> Loop:
         """Return the loop that continues from `state`.
 
-        Rank 0 also writes the settings, and opens the files of metrics and losses.
+        `owed` says whether a validation and a sample are missing at the step of `state`. Rank 0
+        also writes the settings, and opens the files of metrics and losses.
         """
         step = state.step
         record, boards = None, []
@@ -290,9 +291,10 @@ class RankRun:
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:
-    """Return rank 0's `step` and `owed` on all ranks. The other ranks must pass zeros.
+    """Return rank 0's `step` and `owed` on all ranks. The other ranks must pass 0 and False.
 
-    A collective call: every rank must make it.
+    `owed` says whether a validation and a sample are missing at that step. A collective call: every
+    rank must make it.
     """
     found, *missing = backend.total(np.array([step, *owed], np.float64)).astype(int).tolist()
     return found, (bool(missing[0]), bool(missing[1]))

@@ -179,7 +179,10 @@ class Record:
             self.add_losses(start, np.full(min(end, start + _ROWS) - start, np.nan, np.float32))
 
     def mean_loss(self, end: int) -> float:
-        """Return the mean loss of the rows before `end` that no line covers yet; NaN if none."""
+        """Return the mean loss of the rows before `end` that are in no line of metrics yet.
+
+        NaN if there are none.
+        """
         ends = (line["row"] for line in reversed(self.lines) if line.get("row") is not None)
         first = next(ends, 0)
         total, rows = 0.0, 0

@@ -110,7 +110,7 @@ class TorchBackend:
         self._norms: list[Tensor] = []
 
     def step(self, rows: StepRows, scale: float, pause: Pause = never) -> bool:
-        """See `Backend.step`."""
+        """Take an optimizer step; returns whether it was completed. See `Backend.step`."""
         count = self._count_pieces(rows)
         row_losses = []
         for number, (inputs, targets, mask) in enumerate(self._pieces(rows), 1):
@@ -137,7 +137,7 @@ class TorchBackend:
         return True
 
     def report(self) -> list[StepReport]:
-        """See `Backend.report`."""
+        """Wait for the steps since the last report, and return their results. A collective call."""
         if not self._norms:
             return []
         # All ranks have the same number of rows, and each rank's rows are consecutive.
@@ -157,7 +157,7 @@ class TorchBackend:
 
     @torch.no_grad()
     def evaluate(self, rows: StepRows) -> npt.NDArray[np.float32]:
-        """See `Backend.evaluate`."""
+        """Return the loss of each target, (rows, seq_len)."""
         losses = []
         for inputs, targets, mask in self._pieces(rows):
             with self._precision():
@@ -167,7 +167,7 @@ class TorchBackend:
 
     @torch.no_grad()
     def next_logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """See `Backend.next_logits`."""
+        """Return the logits (vocab,) of the id after `ids`."""
         given = self._move(ids[-self.shape.seq_len :])[None]
         with self._precision():
             logits: Tensor = self._model.logits(self._model.states(given)[0, -1])
@@ -175,15 +175,15 @@ class TorchBackend:
         return found
 
     def parameters(self) -> Arrays:
-        """See `Backend.parameters`."""
+        """Return float32 copies of the parameters, by their names in `model.py`."""
         return {name: _as_array(value) for name, value in self._model.named_parameters()}
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        """See `Backend.optimizer_state`."""
+        """Return copies of the optimizer's state, by name: see `Backend.optimizer_state`."""
         return {name: _as_array(value) for name, value in self._remembered().items()}
 
     def load(self, parameters: Arrays, optimizer_state: dict[str, npt.NDArray[Any]]) -> None:
-        """See `Backend.load`."""
+        """Load a saved state. Raises `StateError` if it does not fit."""
         check_values(self.shape, parameters)
         remembered = self._remembered()
         check_optimizer_state(remembered, optimizer_state)
@@ -192,7 +192,7 @@ class TorchBackend:
             value.copy_(torch.tensor(optimizer_state[name]))
 
     def total(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """See `Backend.total`."""
+        """Return the sum of `values` over all ranks. A collective call."""
         if self.world_size == 1:
             return values.copy()
         summed = torch.tensor(values, dtype=torch.float64, device=self._device)
@@ -202,20 +202,20 @@ class TorchBackend:
         return found
 
     def agree(self, vote: bool) -> bool:
-        """See `Backend.agree`."""
+        """Return whether `vote` is true on any rank. A collective call."""
         if self.world_size == 1:
             return vote
         return self._answer(self._ask(vote))
 
     def wait(self) -> None:
-        """See `Backend.wait`."""
+        """Wait until the device has finished all work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         elif self._device.type == "mps":
             torch.mps.synchronize()
 
     def peak_memory(self) -> int:
-        """See `Backend.peak_memory`."""
+        """Return the peak memory in bytes: of the device or, on a CPU, of this process."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         if self._device.type == "mps":
@@ -223,7 +223,7 @@ class TorchBackend:
         return find_process_memory()
 
     def close(self) -> None:
-        """See `Backend.close`."""
+        """Disconnect from the other ranks."""
         if self._started:
             self._shared = None
             dist.destroy_process_group()
