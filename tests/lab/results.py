@@ -86,7 +86,7 @@ def _forget_sweeps(results: dict[str, dict[str, Any]], scenario: str) -> None:
 
 
 def digest_code(modules: Iterable[str]) -> str:
-    """A hash of the statements of modules; comments and docstrings may change."""
+    """A hash of the statements of modules; comments, docstrings and texts of errors may change."""
     digest = hashlib.sha256()
     for name in modules:
         path = ROOT / "src" / name.replace(".", "/")
@@ -95,6 +95,13 @@ def digest_code(modules: Iterable[str]) -> str:
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 node.value = ast.Constant(None)
+            for text in ast.walk(node) if isinstance(node, ast.Raise) else ():
+                if isinstance(text, ast.JoinedStr):
+                    text.values = [
+                        one for one in text.values if isinstance(one, ast.FormattedValue)
+                    ]
+                elif isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    text.value = ""
         digest.update(f"{name} {ast.dump(tree)}\n".encode())
     return digest.hexdigest()[:16]
 
