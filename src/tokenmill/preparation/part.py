@@ -112,7 +112,8 @@ def _refuse_changed(source: SourceFile) -> None:
     except OSError:
         return  # opening the file raises a better error
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):
-        raise BadFileError(source.path, "the file changed since the run began")
+        reason = "the file changed since the run began; restore it, or restart the run"
+        raise BadFileError(source.path, reason)
 
 
 @dataclass(slots=True)

@@ -118,7 +118,10 @@ class Pieces:
     def _fetch_runs(
         self, wanted: Sequence[Piece], places: Sequence[int]
     ) -> Iterator[list[tuple[int, bytes]]]:
-        """Fetch the pieces at these indices of `wanted`. After each request, yields its pieces."""
+        """Fetch the pieces at these indices of `wanted`.
+
+        After each request, yields its pieces: for each, the index in `wanted` and the bytes.
+        """
         pool = make_pool(os.getpid())
         running: dict[Future[list[bytes]], list[int]] = {}
         try:

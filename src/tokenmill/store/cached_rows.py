@@ -258,7 +258,10 @@ class CachedRows(RowSource):
             for_each_file(folder, self._find_file, range(len(self.counts)), self._between)
 
     def count_cached(self, keys: npt.NDArray[np.uint64], stop: int) -> int:
-        """Return how many bytes of the ids [0, stop) are cached. `keys` are from `read_keys`."""
+        """Return how many bytes of the first `stop` tokens are cached.
+
+        `keys` has the keys of all cached pieces, from `storage.cache.read_keys`.
+        """
         total = 0
         for part in self._find_ranges(0, stop, 0) if len(keys) else ():
             numbers = np.arange(part.start // PIECE, -(-part.stop // PIECE))

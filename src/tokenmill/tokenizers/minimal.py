@@ -115,7 +115,7 @@ class UnknownTokenizer(Tokenizer):
     def _refuse(self) -> NoReturn:
         raise TokenizerError(
             "cannot encode or decode: these tokens were imported without their tokenizer. "
-            "Pass it as `tokenizer=NAME`."
+            "Pass `tokenizer=NAME` when you open the dataset."
         )
 
     def __repr__(self) -> str:
