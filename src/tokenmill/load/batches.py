@@ -191,7 +191,10 @@ class BatchReader:
             yield BatchGroup(rows, firsts, _shift(steps, self.settings.global_batch), documents)
 
     def _count_whole_steps(self, row: int, step: int) -> int:
-        """Count the complete steps from `row` to the limit, if they start `step` rows apart."""
+        """Return how many training steps, at `row`, `row + step` and so on, end before the limit.
+
+        The limit is the number of rows in the run.
+        """
         if self.limit is None:
             return 1 << 40
         room = self.limit - row - self.settings.global_batch

@@ -63,7 +63,7 @@ class KeyLayout:
         return self.header * self.count_runs(keys) + (_KEY_BYTES + _PARTITION_BYTES) * keys
 
     def offset(self, run: int) -> int:
-        """Return the offset, in bytes, at which block of keys number `run` starts in its file."""
+        """Return where run number `run`, which is a block of keys, starts in its file, in bytes."""
         return self.size(run * self.run_keys)
 
     def partition_of(self, keys: Keys) -> npt.NDArray[np.uint16]:

@@ -3,7 +3,8 @@
 A part is the input of one task. If the border between two parts cuts a document, each part has a
 fragment of the document's text, and a record of the fragment. The first fragment is the last record of
 its part, the last fragment is the first record of its part, and a fragment in the middle is the only
-record of its part. Tasks read the texts, because one document may be most of the input.
+record of its part. One document may be most of the input. So its fragments are read by tasks of the
+engine, and not by the process that joins the records.
 """
 
 from __future__ import annotations
