@@ -125,7 +125,7 @@ def raw_data(**changes):
         (overwrite(MDS, FIRST, SAMPLES + 4, b"\x08"), "in several dimensions"),
         (
             overwrite(MDS, FIRST, SAMPLES + 4, b"\x05"),
-            "whole number|length differs from the length in its header",
+            "not a multiple|length differs from the length in its header",
         ),
         (overwrite(MDS, FIRST, SAMPLES + 4, b"\x07"), "without a shape"),
         (

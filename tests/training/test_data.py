@@ -277,4 +277,4 @@ def test_a_loader_of_large_batches_closes_promptly(tmp_path: Path) -> None:
     started = time.monotonic()
     ahead.close()
     assert time.monotonic() - started < 5
-    assert not ahead._thread.is_alive()
+    assert not ahead._threads[0].is_alive()
