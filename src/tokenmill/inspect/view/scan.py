@@ -12,8 +12,10 @@ search instead.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -89,9 +91,7 @@ def find_documents(
     if not wanted:
         last = min(first + limit, count)
         numbers = tuple(range(first, last))
-        return Found(
-            numbers=numbers, first=first, last=last, next=last if last < count else None
-        )
+        return Found(numbers=numbers, first=first, last=last, next=last if last < count else None)
     start, stop, used_order = first, count, False
     if wanted.sources == ():
         return Found(numbers=(), first=first, last=count, next=None)
@@ -153,11 +153,11 @@ def _find_by_order(documents: Documents, low: int, high: int) -> tuple[int, int]
 
     places = np.unique(np.linspace(0, count - 1, min(SAMPLES, count)).astype(np.int64))
     sampled = [source_of(number) for number in places.tolist()]
-    if any(later < earlier for earlier, later in zip(sampled, sampled[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(sampled)):
         return None
 
     def search(is_before: Callable[[int], bool]) -> int:
-        at = int(np.searchsorted([not is_before(one) for one in sampled], True))  # noqa: FBT003
+        at = bisect_left(sampled, True, key=lambda source: not is_before(source))
         begin = int(places[at - 1]) if at else 0
         end = int(places[at]) if at < len(places) else count
         while begin < end:
