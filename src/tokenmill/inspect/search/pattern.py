@@ -252,10 +252,7 @@ class TextPattern:
     def _fits(
         self, table: npt.NDArray[np.uint64], ids: AnyIds, places: Integers
     ) -> npt.NDArray[np.bool_]:
-        if table.shape[1] == 1:
-            words = table[:, 0].take(ids)
-        else:
-            words = table[ids, places >> 6]
+        words = table[:, 0].take(ids) if table.shape[1] == 1 else table[ids, places >> 6]
         fits: npt.NDArray[np.bool_] = words & _bit(places.astype(np.uint64)) != 0
         return fits
 

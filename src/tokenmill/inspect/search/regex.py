@@ -207,10 +207,7 @@ def search_documents(
 
     With `candidates`, only documents with one of these tokens, which are in order, are searched.
     """
-    if candidates is None:
-        ranges = list_documents(tokens)
-    else:
-        ranges = _find_documents(tokens, candidates)
+    ranges = list_documents(tokens) if candidates is None else _find_documents(tokens, candidates)
     for start, stop in ranges:
         yield from _search_document(tokens, start, stop, finder, reader, window, overlap)
         if candidates is None:  # otherwise, the scan that finds them reports its progress
