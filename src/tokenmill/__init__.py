@@ -82,8 +82,8 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
-    from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.view.server import view
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
