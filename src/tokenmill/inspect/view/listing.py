@@ -151,6 +151,10 @@ def describe(tokens: Tokens, document: Document, speller: Speller) -> Entry:
     """Return a document with the beginning of its text, on one line."""
     stop = min(document.length, _EXCERPT_TOKENS)
     ids = tokens[document.start : document.start + stop]
+    if len(ids) and stop == document.length and int(ids[-1]) == tokens.eot_id:
+        ids = ids[:-1]
+    if len(ids) and int(ids[0]) == tokens.eot_id:
+        ids = ids[1:]
     text = speller.decode(ids)
     if stop < document.length:
         text = text.rstrip("\ufffd")

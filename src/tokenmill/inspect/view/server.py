@@ -115,17 +115,17 @@ def serve(
     from tokenmill.inspect.view.app import make_app
 
     listener = listen(port)
-    token = secrets.token_urlsafe(24)
+    token, once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
-    url = f"http://{HOST}:{number}/?{TOKEN_NAME}={token}"
-    app = make_app(datasets, runs, token)
+    address = f"http://{HOST}:{number}/?{TOKEN_NAME}="
+    app = make_app(datasets, runs, token, once=once if browser else "")
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            announce(url)
+            announce(address + token)
             if browser:
-                Thread(target=_open, args=(url,), daemon=True).start()
+                Thread(target=_open, args=(address + once,), daemon=True).start()
 
     server = Server(_configure(app))
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended
