@@ -6,6 +6,7 @@ starts. `scan` bounds the work of filters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -94,6 +95,26 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
             "start_link": _link(given, 0) if first else None,
             "all_link": make_link("/documents", data=name, split=split) if is_filtered else None,
             "scan_link": _link({**given, "scan": 1}, first) if found.used_order else None,
+        },
+    )
+
+
+def show_listed(dataset: Dataset, split: str, numbers: Sequence[int]) -> Page:
+    """Return a list of certain documents, without filters."""
+    tokens = read_tokens(dataset, split)
+    documents = get_documents(dataset, tokens)
+    return Page(
+        template="documents.html",
+        title="Documents",
+        section="/documents",
+        values={
+            "name": "",
+            "dataset": dataset,
+            "split": split,
+            "count_all": len(documents),
+            "entries": [describe(tokens, documents[n], find_speller(dataset)) for n in numbers],
+            "found": Found(numbers=tuple(numbers), first=0, last=len(documents), next=None),
+            "is_filtered": True,
         },
     )
 

@@ -22,6 +22,7 @@ from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.run_view import RunView, open_run
 from tokenmill.inspect.view.security import TOKEN_NAME, Application
+from tokenmill.progress import Watcher
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -66,6 +67,37 @@ tokenmill prepare TEXTS --out no/such/folder
     check_libraries()
     datasets, views = open_all(data, runs, opening)
     serve(datasets, views, port=port, browser=browser, announce=announce)
+
+
+def export(
+    data: AnyPath | Sequence[AnyPath],
+    folder: AnyPath,
+    *,
+    split: str = "train",
+    document: Sequence[int] = (),
+    documents: int = 0,
+    watcher: Watcher | None = None,
+    **opening: Any,
+) -> list[Path]:
+    """Write the overview and some documents as HTML files to a folder; returns their paths.
+
+    `document` are numbers of documents, and `documents` is how many others to write, evenly spaced
+    in the split.
+    """
+    check_libraries()
+    from tokenmill.inspect.view import export as exporting
+
+    datasets, _ = open_all(data, (), opening)
+    if len(datasets) > 1:
+        raise UsageError("only one dataset can be exported at a time. Name one dataset.")
+    (dataset,) = datasets.values()
+    numbers = set(document)
+    if documents:
+        table = dataset[split].documents
+        length = 0 if table is None else len(table)
+        chosen = range(min(documents, length))
+        numbers.update(number * length // max(1, min(documents, length)) for number in chosen)
+    return exporting.export(dataset, folder, split=split, documents=numbers, watcher=watcher)
 
 
 def open_all(
