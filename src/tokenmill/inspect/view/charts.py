@@ -31,7 +31,7 @@ class Series:
     """A curve: `values` by step. NaN leaves a gap.
 
     `low` and `high` are drawn as a band, `faint` as a thin line behind the curve. `is_dotted` draws
-    each point as well, and dashes between them.
+    each point as well, and dashes between them. `start` is where the first point's steps begin.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Series:
     high: Floats | None = None
     faint: Floats | None = None
     is_dotted: bool = False
+    start: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ def _draw(chart: Chart) -> Iterator[str]:
     }
     data = " ".join(f'data-{name}="{float(value):.17g}"' for name, value in numbers.items())
     yield (
-        f'<svg class="chart" id="{escape(chart.id)}" viewBox="0 0 {chart.width} {chart.height}" '
+        f'<svg class="plot" id="{escape(chart.id)}" viewBox="0 0 {chart.width} {chart.height}" '
         f'width="{chart.width}" height="{chart.height}" role="group" '
         f'aria-label="{escape(chart.label)}" {data}>'
     )
@@ -187,7 +188,7 @@ def _draw_mark(chart: Chart, mark: Mark) -> str:
     if not LEFT - 1 <= x <= LEFT + chart.across + 1:
         return ""
     return (
-        f'<a class="mark colour-{mark.colour % COLOURS}" href="{escape(mark.link)}" '
+        f'<a class="spike colour-{mark.colour % COLOURS}" href="{escape(mark.link)}" '
         f'aria-label="{escape(mark.label)}"><title>{escape(mark.label)}</title>'
         f'<path class="target" d="M{x - 12:.1f} {y - 16:.1f}h24v22h-24z"/>'
         f'<path class="arrow" d="M{x:.1f} {y:.1f}l-5 -8h10z"/></a>'

@@ -7,7 +7,7 @@ has everything that decides what is shown, so a zoomed chart can be shared as a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from tokenmill.inspect.view.charts import (
 )
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.run_curves import RunCurves
-from tokenmill.inspect.view.step_losses import Floats
+from tokenmill.inspect.view.step_losses import Floats, find_width
 from tokenmill.inspect.view.viewer import make_link
 from tokenmill.training.config import MOST_STEPS
 from tokenmill.training.scale import Scale, nice_ticks
@@ -142,25 +142,31 @@ class LossCharts:
         }
 
     @property
-    def most_buckets(self) -> int:
-        """How many buckets fit into the width."""
-        return max(50, (self.shown.width - LEFT - RIGHT) // _PIXELS)
+    def bucket_width(self) -> int:
+        """How many steps a bucket has, so that there is one for every two pixels or more."""
+        most = max(50, (self.shown.width - LEFT - RIGHT) // _PIXELS)
+        return find_width(self.first, self.last + 1, most)
 
-    def curves(self, after: int = 0) -> list[Series]:
-        """Return the curves of all losses; with `after`, only the points that changed since then."""
+    def curves(self, after: Mapping[int, int] | None = None) -> list[Series]:
+        """Return the curves of all losses.
+
+        With `after`, which has a number of steps for each run, returns only the points that may have
+        changed since a run had so many steps.
+        """
         found: list[Series] = []
         single = len(self.runs) == 1
         for number, run in self.visible:
-            found += self._run_curves(number, run, after, val_colour=1 if single else number)
+            known = (after or {}).get(number, 0)
+            found += self._run_curves(number, run, known, val_colour=1 if single else number)
         return found
 
     def _run_curves(
         self, number: int, run: RunCurves, after: int, *, val_colour: int
     ) -> list[Series]:
         window = self.shown.window
-        buckets = run.losses.find(self.first, math.ceil(self.last) + 1, most=self.most_buckets)
+        buckets = run.losses.find(self.first, self.last + 1, self.bucket_width)
         if after:  # a moving mean changes up to half its window before the end
-            buckets = buckets.cut(max(after - window // 2 - 1, self.first), run.losses.steps)
+            buckets = buckets.cut(after - window // 2 - 1, run.losses.steps)
         steps, means = buckets.steps, buckets.means
         is_wide = buckets.width > 1
         values = run.losses.smooth(steps, max(window, 1)) if window > buckets.width else means
@@ -171,6 +177,7 @@ class LossCharts:
                 id=f"{number}:train",
                 name=f"{name} training",
                 colour=number,
+                start=float(buckets.first * buckets.width),
                 steps=steps,
                 values=values,
                 low=np.where(unknown, np.nan, buckets.low) if is_wide else None,
@@ -197,7 +204,7 @@ class LossCharts:
     def source_curves(self, number: int) -> list[Series]:
         """Return the losses of a run by source, one curve for each source."""
         run = self.runs[number]
-        buckets = run.losses.find(self.first, math.ceil(self.last) + 1, most=self.most_buckets)
+        buckets = run.losses.find(self.first, self.last + 1, self.bucket_width)
         window = self.shown.window // buckets.width
         return [
             Series(
@@ -266,11 +273,19 @@ def move_mean(values: Floats, window: int) -> Floats:
 def list_points(curve: Series) -> dict[str, Any]:
     """Return the points of a curve as values for JSON; None is unknown.
 
+    `start` is the step from which on these points replace older ones.
+
     >>> steps, values = np.array([1.0, 2.0]), np.array([3.0, np.nan])
     >>> list_points(Series(id="a", name="a", colour=0, steps=steps, values=values))
-    {'id': 'a', 'name': 'a', 'colour': 0, 'steps': [1.0, 2.0], 'values': [3.0, None]}
+    {'id': 'a', 'name': 'a', 'colour': 0, 'start': 1.0, 'steps': [1.0, 2.0], 'values': [3.0, None]}
     """
-    points: dict[str, Any] = {"id": curve.id, "name": curve.name, "colour": curve.colour}
+    start = curve.start if curve.start is not None else float(curve.steps[0])
+    points: dict[str, Any] = {
+        "id": curve.id,
+        "name": curve.name,
+        "colour": curve.colour,
+        "start": start,
+    }
     for name in ("steps", "values", "low", "high", "faint"):
         array = getattr(curve, name)
         if array is not None:

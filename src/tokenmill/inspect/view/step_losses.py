@@ -152,7 +152,7 @@ class StepLosses:
     >>> rows = np.array([4, 2, 3, 3, 9, 1], np.float32)
     >>> losses = StepLosses(lambda first, last: rows[first:last], [Phase(0, 0, 2)])
     >>> losses.follow(5)
-    >>> losses.steps, losses.find(0, 2, most=9).means.tolist()
+    >>> losses.steps, losses.find(0, 2, 1).means.tolist()
     (2, [3.0, 3.0])
     """
 
@@ -178,15 +178,14 @@ class StepLosses:
         while len(self._kept) > self._most:
             self._kept = self._kept.widen(2)
 
-    def find(self, first: int, last: int, *, most: int) -> Buckets:
-        """Return the steps [first, last) in at most `most` buckets (or one), as narrow as possible."""
-        first, last = max(0, first), min(last, self.steps)
-        width = find_width(first, last, most)
+    def find(self, first: int, last: int, width: int) -> Buckets:
+        """Return the buckets of `width` steps, a power of two, that have the steps [first, last)."""
+        first = max(0, first) // width * width
+        last = min(-(-min(last, self.steps) // width) * width, self.steps)
+        if last <= first:
+            return bucket_steps(first, np.empty(0), width)
         if width >= self._kept.width:
-            return self._kept.cut(first // width * width, -(-last // width) * width).widen(
-                width // self._kept.width
-            )
-        first, last = first // width * width, min(-(-last // width) * width, self.steps)
+            return self._kept.cut(first, last).widen(width // self._kept.width)
         return bucket_steps(first, self._means(first, last), width)
 
     def smooth(self, at: Floats, window: int) -> Floats:
@@ -198,7 +197,8 @@ class StepLosses:
         if not len(at):
             return np.empty(0)
         first, last = int(at[0] - window / 2) - 1, int(at[-1] + window / 2) + 2
-        fine = self.find(first, last, most=_FINE)
+        first, last = max(first, 0), min(last, self.steps)
+        fine = self.find(first, last, find_width(first, last, _FINE))
         totals = np.concatenate([[0.0], np.cumsum(fine.total)])
         counts = np.concatenate([[0], np.cumsum(fine.count)])
         low, high = (
