@@ -36,6 +36,7 @@ _WHERE = {
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
+    "view": "tokenmill.inspect.view.server",
 }
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "train",
     "train_tokenizer",
     "verify",
+    "view",
 ]
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.view.server import view
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -25,6 +25,7 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "view": ("view:view", "Show a dataset and its runs in the browser."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -39,6 +40,7 @@ _COMMANDS = {
 _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
+    "view": "Usage: tokenmill view [OPTIONS] [DATA...]",
 }
 
 app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
