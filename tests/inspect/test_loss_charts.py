@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -21,7 +22,9 @@ def draw(values: list[float], *, is_log: bool = False, width: int = 800, name: s
     array = np.array(values)
     known = array[np.isfinite(array) & ((array > 0) | (not is_log))]
     steps = np.arange(len(values), dtype=np.float64)
-    one = Series(id="0:train", name=name, colour=0, steps=steps, values=array, low=array, high=array)
+    one = Series(
+        id="0:train", name=name, colour=0, steps=steps, values=array, low=array, high=array
+    )
     chart = Chart(
         id="loss",
         label=name,
@@ -65,18 +68,24 @@ def test_known_values_are_drawn_inside_the_plot(
 @given(st.floats(-1e6, 1e9), st.floats(1e-3, 1e9), st.integers(280, 2400))
 def test_labels_of_the_axes_do_not_overlap(low: float, length: float, width: int) -> None:
     chart = Chart(
-        **{"id": "c", "label": "", "x_name": "step", "y_name": "loss", "series": []},
-        **{"x": Scale(low=low, high=low + length), "y": Scale(low=low, high=low + length)},
-        **{"width": width, "height": 300},
+        id="c",
+        label="",
+        x_name="step",
+        y_name="loss",
+        series=[],
+        x=Scale(low=low, high=low + length),
+        y=Scale(low=low, high=low + length),
+        width=width,
+        height=300,
     )
     root = ElementTree.fromstring(draw_chart(chart))
     texts = [one for one in root.iter("text") if one.get("class") == "tick"]
     below = [one for one in texts if one.get("text-anchor") == "middle"]
     boxes = [(float(one.get("x", "")), 3.7 * len(one.text or "")) for one in below]
-    for (x, half), (other, other_half) in zip(boxes, boxes[1:], strict=False):
+    for (x, half), (other, other_half) in itertools.pairwise(boxes):
         assert x + half < other - other_half
     heights = sorted(float(one.get("y", "")) for one in texts if one not in below)
-    assert all(b - a >= 12 for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b - a >= 12 for a, b in itertools.pairwise(heights))
 
 
 def test_charts_of_long_runs_have_bounded_size() -> None:

@@ -100,7 +100,9 @@ def test_moving_means_equal_the_mean_of_the_steps_in_the_window(
             for other, mean in enumerate(means)
             if step - window / 2 <= other < step + window / 2 and mean == mean
         ]
-        assert value == pytest.approx(sum(inside) / len(inside) if inside else math.nan, nan_ok=True)
+        assert value == pytest.approx(
+            sum(inside) / len(inside) if inside else math.nan, nan_ok=True
+        )
 
 
 @settings(max_examples=100, deadline=None)

@@ -150,10 +150,10 @@ def _draw_axes(chart: Chart) -> Iterator[str]:
         x, text = float(chart.place_x(tick)), f"{tick:,.0f}"
         half = 4 * len(text)
         yield f'<path class="axis" d="M{x:.1f} {bottom}v5"/>'
-        if x - half < right_end + 8:  # it would touch the text before it
-            continue
-        right_end = x + half
         middle = min(x, chart.width - half - 1)
+        if middle - half < right_end + 8:  # it would touch the text before it
+            continue
+        right_end = middle + half
         yield f'<text class="tick" x="{middle:.1f}" y="{bottom + 19}" text-anchor="middle">{text}</text>'
     yield f'<path class="axis" d="M{LEFT} {bottom}h{chart.across}"/>'
     middle = LEFT + chart.across / 2

@@ -67,7 +67,8 @@ def cut_pieces(
 
     >>> row = np.frombuffer(b"ab|c", np.uint8)
     >>> parts = [Part(start=0, stop=3, number=0), Part(start=3, stop=4, number=1)]
-    >>> pieces = cut_pieces(row, row, parts, lambda ids: bytes(ids).decode(), eot_id=124, vocab=256, most=9)
+    >>> pieces = cut_pieces(row, row, parts, lambda ids: bytes(ids.tolist()).decode(),
+    ...     eot_id=124, vocab=256, most=9)
     >>> [(piece.text, piece.part, piece.kind) for piece in pieces]
     [('ab', 0, 'text'), ('end of text', 0, 'special'), ('c', 1, 'text')]
     """

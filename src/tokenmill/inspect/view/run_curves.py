@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ import numpy as np
 from tokenmill.errors import TokenmillError
 from tokenmill.inspect.run_view import Phase, RunView
 from tokenmill.inspect.view.step_losses import Buckets, Floats, Integers, StepLosses
-from tokenmill.training.run_folder import METRICS_NAME, follow_metrics
+from tokenmill.training.config import Config
+from tokenmill.training.config_file import read_config
+from tokenmill.training.run_folder import CONFIG_NAME, DATA_NAME, METRICS_NAME, follow_metrics
+from tokenmill.training.run_reading import read_run_data
 
 SAMPLED_ROWS = 1 << 20  # of all buckets together
 LIVE_SECONDS = 120.0  # a run that wrote something more recently is shown as live
@@ -67,6 +71,7 @@ class RunCurves:
         self.metrics = Metrics()
         self._by_source: dict[tuple[int, int], Floats] = {}
         self._rows = 0
+        self._phases_time = -1
         self.losses = self._open_losses()
 
     @property
@@ -77,7 +82,7 @@ class RunCurves:
     @property
     def max_steps(self) -> int | None:
         """How many steps the run is to have, if known."""
-        config = self.view.config
+        config = read_run_config(self.view.folder)
         return config.max_steps if config is not None else None
 
     @property
@@ -99,7 +104,7 @@ class RunCurves:
     def refresh(self) -> None:
         """Read what the run has written since the last call."""
         with self.lock:
-            self.view.refresh()
+            self._read_phases()
             self._read_metrics()
             rows = self.view.losses_count
             if rows < self._rows or self.view.phases != self._phases:
@@ -109,6 +114,23 @@ class RunCurves:
                 self.losses.follow(rows)
             else:
                 self._use_lines()
+
+    def _read_phases(self) -> None:
+        """Take over phases that the run has added since it was opened."""
+        if self.view.folder is None:
+            return
+        try:
+            changed = (self.view.folder / DATA_NAME).stat().st_mtime_ns
+            if changed == self._phases_time:
+                return
+            self._phases_time = changed
+            record = read_run_data(self.view.folder)
+        except (TokenmillError, OSError):  # it is being replaced
+            return
+        self.view.phases = tuple(
+            Phase(step=one.step, row=one.row, batch_rows=one.batch_rows, world_size=one.world_size)
+            for one in record.phases
+        )
 
     def _open_losses(self) -> StepLosses:
         self._by_source.clear()
@@ -188,3 +210,13 @@ class RunCurves:
     def _assign(self, rows: Integers) -> Integers:
         mixture = self.view.rows.mixture
         return mixture.assign(rows)[0] if mixture is not None else np.zeros_like(rows)
+
+
+def read_run_config(folder: Path | None) -> Config | None:
+    """Return the settings of a run, or None without a run or readable settings."""
+    if folder is None:
+        return None
+    try:
+        return read_config(folder / CONFIG_NAME)
+    except (TokenmillError, OSError):
+        return None

@@ -12,7 +12,7 @@ it shows are read again: those of at most a few thousand buckets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -80,7 +80,8 @@ class Buckets:
         [5.0, 9.0]
         """
         if factor == 1 or not len(self):
-            return Buckets(**{**vars(self), "width": self.width * factor})
+            width, first = self.width * factor, self.first // factor
+            return replace(self, width=width, first=first)
         numbers = (self.first + np.arange(len(self))) // factor
         begins = np.flatnonzero(np.diff(numbers, prepend=-1))
         return Buckets(
@@ -180,10 +181,10 @@ class StepLosses:
 
     def find(self, first: int, last: int, width: int) -> Buckets:
         """Return the buckets of `width` steps, a power of two, that have the steps [first, last)."""
-        first = max(0, first) // width * width
-        last = min(-(-min(last, self.steps) // width) * width, self.steps)
+        first, last = max(0, first), min(last, self.steps)
         if last <= first:
-            return bucket_steps(first, np.empty(0), width)
+            return bucket_steps(first // width * width, np.empty(0), 1).widen(width)
+        first, last = first // width * width, min(-(-last // width) * width, self.steps)
         if width >= self._kept.width:
             return self._kept.cut(first, last).widen(width // self._kept.width)
         return bucket_steps(first, self._means(first, last), width)

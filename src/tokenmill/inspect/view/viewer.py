@@ -52,6 +52,7 @@ class Viewer:
 
     datasets: Mapping[str, Dataset]
     runs: Mapping[str, RunView] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], Any] = field(default_factory=dict)  # of pages, between requests
 
     def choose_dataset(self, query: Query) -> tuple[str, Dataset]:
         """Return the name and the dataset that `data=NAME` chooses; by default, the first one."""
