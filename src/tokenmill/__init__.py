@@ -24,6 +24,7 @@ _WHERE = {
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
     "download": "tokenmill.dataset.download",
+    "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "load_tokenizer": "tokenmill.tokenizers",
@@ -52,6 +53,7 @@ __all__ = [
     "Tokens",
     "cache",
     "download",
+    "explain",
     "export",
     "import_dataset",
     "load_tokenizer",
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.explain import explain
     from tokenmill.inspect.view.server import view
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader

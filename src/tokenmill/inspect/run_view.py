@@ -222,6 +222,16 @@ class RunView:
         found.sort()
         return found if mixture is None else mixture.rows_of(number, found)
 
+    def find_epoch_end(self, source: str, epoch: int) -> int:
+        """Return the first row of the run after an epoch of a source.
+
+        If the source is paused for ever before, returns the first row after its last one.
+        """
+        number = self._find_source(source)
+        rows = (epoch + 1) * self.rows.orders[number].windows
+        mixture = self.rows.mixture
+        return rows if mixture is None else mixture.find_end(number, rows)
+
     def read(self, rows: Integers) -> npt.NDArray[Any]:
         """Return the tokens of rows, as an array of shape (rows, seq_len + 1)."""
         return self.rows.read(self.rows.locate(np.asarray(rows, np.int64)))
