@@ -24,6 +24,7 @@ _WHERE = {
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
     "download": "tokenmill.dataset.download",
+    "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "load_tokenizer": "tokenmill.tokenizers",
@@ -51,6 +52,7 @@ __all__ = [
     "Tokens",
     "cache",
     "download",
+    "explain",
     "export",
     "import_dataset",
     "load_tokenizer",
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.explain import explain
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -25,6 +25,7 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -38,6 +39,7 @@ _COMMANDS = {
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
+    "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 
