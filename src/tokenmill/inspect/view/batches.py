@@ -21,8 +21,9 @@ from tokenmill.inspect.run_view import Phase, Place, RowSpan, RunView
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.row_map import Bar, draw_map
 from tokenmill.inspect.view.row_parts import RowDocuments, describe_document, find_row_documents
-from tokenmill.inspect.view.row_pieces import Part, Piece, cut_pieces
+from tokenmill.inspect.view.row_pieces import Part, RowPiece, cut_pieces
 from tokenmill.inspect.view.run_curves import read_run_config
+from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings
@@ -90,7 +91,7 @@ class ShownRow:
     shard: str
     loss: float | None
     heat: int | None
-    pieces: list[Piece]
+    pieces: list[RowPiece]
     parts: list[Part]
     documents: list[ShownDocument]
     more_documents: int
@@ -106,12 +107,16 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
         raise MissingPageError("No data is open. Start the viewer with: tokenmill view DATA")
     name, view, loader = _choose_view(viewer, query)
     last_step = _find_last_step(view)
-    step = query.number("step", 0, high=MOST_STEPS)
+    wanted = query.number("row", 0) if query.text("row") else None
+    step = (
+        view.place(wanted).step if wanted is not None else query.number("step", 0, high=MOST_STEPS)
+    )
     world_size = _count_ranks(view, step)
-    rank_text = query.text("rank")
-    rank = query.number("rank", 0, high=world_size - 1) if rank_text else None
+    has_rank = query.text("rank") and wanted is None
+    rank = query.number("rank", 0, high=world_size - 1) if has_rank else None
     batch = view.step_rows(step, rank)
-    first = min(query.number("first", 0), max(len(batch) - 1, 0)) // PAGE_ROWS * PAGE_ROWS
+    first = query.number("first", 0) if wanted is None else wanted - batch.start
+    first = min(first, len(batch) - 1) // PAGE_ROWS * PAGE_ROWS
     settings = Settings(
         run=name,
         step=step,
@@ -217,7 +222,7 @@ def open_view(viewer: Viewer, dataset: Dataset, loader: dict[str, str]) -> RunVi
 def link_document(viewer: Viewer, source: str, document: Document) -> str:
     """Return the URL of the page of a document."""
     data = source if source in viewer.datasets else ""
-    return make_link("/document", data=data, split=document.split, number=document.number)
+    return make_link(f"/document/{document.number}", data=data, split=document.split)
 
 
 def _count_ranks(view: RunView, step: int) -> int:
@@ -279,7 +284,7 @@ def _show_rows(
                     inputs if is_rearranged else tokens[index],
                     inputs,
                     [] if is_rearranged else parts,
-                    dataset.tokenizer.decode,
+                    find_speller(dataset).decode,
                     eot_id=split.eot_id,
                     vocab=vocab,
                     most=most,

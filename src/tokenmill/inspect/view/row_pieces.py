@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import TokenmillError
 from tokenmill.inspect.view.charts import COLOURS
-from tokenmill.wording import harmless
+from tokenmill.inspect.view.spelling import Piece, split_text
+from tokenmill.wording import one_line
 
 Ids = npt.NDArray[Any]
 Decode = Callable[[Ids], str]
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class RowPiece:
     """Some text of a row. `part` is the index of its document in the row, or -1.
 
     `kind` is "text", "special" or "changed". For a changed input, `was` is the token in the data.
@@ -45,9 +45,14 @@ class Piece:
 
     text: str
     part: int
-    kind: str = "text"
+    kind: Literal["text", "special", "changed"] = "text"
     was: str = ""
     is_first: bool = False  # of its part
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The text, divided so that line ends and hidden characters can be shown."""
+        return split_text(self.text)
 
 
 def cut_pieces(
@@ -59,7 +64,7 @@ def cut_pieces(
     eot_id: int | None,
     vocab: int | None,
     most: int,
-) -> list[Piece]:
+) -> list[RowPiece]:
     """Return the pieces of the first `most` tokens of a row.
 
     `tokens` are those of the data, and `inputs` those that the model sees, which may be shorter by
@@ -94,12 +99,11 @@ def cut_pieces(
             continue
         part = int(places[start])
         is_first, before = part != before, part
-        text, kind, was = _name(seen[start:stop], decode, eot_id, vocab), "text", ""
-        if special[start]:
-            kind = "special"
+        text, was = _name(seen[start:stop], decode, eot_id, vocab), ""
+        kind: Literal["text", "special", "changed"] = "special" if special[start] else "text"
         if changed[start]:
-            kind, was = "changed", _name(own[start:stop], decode, eot_id, vocab)
-        pieces.append(Piece(text=text, part=part, kind=kind, was=was, is_first=is_first))
+            kind, was = "changed", one_line(_name(own[start:stop], decode, eot_id, vocab))
+        pieces.append(RowPiece(text=text, part=part, kind=kind, was=was, is_first=is_first))
     return pieces
 
 
@@ -111,7 +115,4 @@ def _name(ids: Ids, decode: Decode, eot_id: int | None, vocab: int | None) -> st
             return "end of text"
         if vocab is not None and 0 <= number - vocab < len(MARKER_NAMES):
             return MARKER_NAMES[number - vocab]
-    try:
-        return harmless(decode(ids))
-    except (TokenmillError, ValueError, IndexError, KeyError, OverflowError):
-        return " ".join(f"<{number}>" for number in ids[:100].tolist())  # outside the vocabulary
+    return decode(ids)

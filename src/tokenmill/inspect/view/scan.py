@@ -89,9 +89,7 @@ def find_documents(
     if not wanted:
         last = min(first + limit, count)
         numbers = tuple(range(first, last))
-        return Found(
-            numbers=numbers, first=first, last=last, next=last if last < count else None
-        )
+        return Found(numbers=numbers, first=first, last=last, next=last if last < count else None)
     start, stop, used_order = first, count, False
     if wanted.sources == ():
         return Found(numbers=(), first=first, last=count, next=None)
@@ -157,7 +155,7 @@ def _find_by_order(documents: Documents, low: int, high: int) -> tuple[int, int]
         return None
 
     def search(is_before: Callable[[int], bool]) -> int:
-        at = int(np.searchsorted([not is_before(one) for one in sampled], True))  # noqa: FBT003
+        at = int(np.searchsorted([not is_before(one) for one in sampled], True))
         begin = int(places[at - 1]) if at else 0
         end = int(places[at]) if at < len(places) else count
         while begin < end:

@@ -101,9 +101,7 @@ class Group:
         for token in self.tokens:
             lines += [f"token: {token.position:,}", f"id: {token.id}"]
             lines += [f"bytes: {token.bytes}"] if token.bytes else []
-        lines += [
-            f"character: {piece.name}" for piece in self.pieces if piece.kind == "hidden"
-        ][:8]
+        lines += [f"character: {piece.name}" for piece in self.pieces if piece.kind == "hidden"][:8]
         return "\n".join(lines)
 
 
