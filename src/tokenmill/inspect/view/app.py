@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError, lacks_memory
-from tokenmill.inspect.view import batches, documents, overview, runs, search
+from tokenmill.inspect.view import batches, documents, listing, overview, runs, search
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
 from tokenmill.inspect.view.security import Application, Guard, Refusal
@@ -39,6 +39,7 @@ THREADS = 4
 STATIC = "/static/"
 ROUTES: Routes = (
     *overview.ROUTES,
+    *listing.ROUTES,
     *documents.ROUTES,
     *batches.ROUTES,
     *runs.ROUTES,

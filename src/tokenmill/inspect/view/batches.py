@@ -267,7 +267,8 @@ def _show_rows(
             config, tokens[index : index + 1], row, dataset, split.eot_id
         )
         is_open = settings.opened == row
-        most = OPEN if is_open else FOLDED
+        length = len(tokens[index])
+        most = OPEN if is_open else FOLDED if length > FOLDED + FOLDED // 2 else length
         shard, _ = split.locate(span.start)
         # `losses` begin with the first row of the batch, of which the page has only some.
         at = settings.first + index
@@ -292,7 +293,7 @@ def _show_rows(
                 parts=parts,
                 documents=_list_documents(viewer, view, span.source, found, parts),
                 more_documents=max(0, found.count - _MOST_LISTED),
-                hidden_tokens=max(0, len(tokens[index]) - most),
+                hidden_tokens=max(0, length - most),
                 is_open=is_open,
                 is_rearranged=is_rearranged,
                 toggle=settings.link(open="" if is_open else row) + f"#row-{row}",

@@ -220,9 +220,15 @@ class LossCharts:
         ]
 
     def chart(
-        self, name: str, label: str, curves: list[Series], marks: Iterable[Mark] = ()
+        self,
+        name: str,
+        label: str,
+        curves: list[Series],
+        *,
+        marks: Iterable[Mark] = (),
+        height: int = 380,
     ) -> Chart:
-        """Return a chart of some curves."""
+        """Return a chart of some curves, at most `height` pixels high."""
         shown = self.shown
         return Chart(
             id=name,
@@ -230,7 +236,7 @@ class LossCharts:
             x=self.x,
             y=self._scale_y(curves),
             width=shown.width,
-            height=min(380, max(260, shown.width * 3 // 8)),
+            height=min(height, max(240, shown.width * 3 // 8)),
             x_name="step" if not shown.is_log_x else "step, logarithmic",
             y_name="loss" if not shown.is_log_y else "loss, logarithmic",
             series=curves,

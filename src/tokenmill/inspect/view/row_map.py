@@ -12,7 +12,8 @@ from html import escape
 from tokenmill.inspect.view.row_pieces import Part
 
 _WIDTH, _ROW, _GAP = 1000, 16, 4
-_LABEL, _LOSSES = 104, 150  # pixels on the left for the row's number, and on the right for its loss
+_LOSSES = 150  # pixels on the right for the loss
+_LETTER = 8  # pixels of a digit on the left
 _NARROWEST = 1.5
 
 
@@ -36,7 +37,8 @@ def draw_map(bars: Sequence[Bar], *, length: int, by_loss: bool, label: str) -> 
     (True, True)
     """
     has_losses = any(bar.loss is not None for bar in bars)
-    across = _WIDTH - _LABEL - (_LOSSES if has_losses else 0)
+    room = max((len(bar.label) for bar in bars), default=0) * _LETTER + 12  # for the row's number
+    across = _WIDTH - room - (_LOSSES if has_losses else 0)
     highest = max((bar.loss for bar in bars if bar.loss is not None), default=1.0) or 1.0
     height = len(bars) * (_ROW + _GAP)
     made = [
@@ -51,11 +53,11 @@ def draw_map(bars: Sequence[Bar], *, length: int, by_loss: bool, label: str) -> 
         made.append(f'<a href="{escape(bar.link)}" aria-label="{escape(spoken)}">')
         made.append(f'<text class="label" x="0" y="{y + 12}">{escape(bar.label)}</text>')
         if by_loss and bar.heat is not None:
-            made.append(_rectangle(_LABEL, y, across, f"part heat-{bar.heat}"))
-        drawn = float(_LABEL)
+            made.append(_rectangle(room, y, across, f"part heat-{bar.heat}"))
+        drawn = float(room)
         for part in bar.parts:
-            left = _LABEL + across * part.start / length
-            right = _LABEL + across * min(part.stop, length) / length
+            left = room + across * part.start / length
+            right = room + across * min(part.stop, length) / length
             if right - drawn < _NARROWEST:
                 continue
             left = max(left, drawn)
@@ -65,9 +67,9 @@ def draw_map(bars: Sequence[Bar], *, length: int, by_loss: bool, label: str) -> 
                 made.append(f'<path class="border" d="M{left:.1f} {y}v{_ROW}"/>')
             drawn = right
         if bar.loss is not None:
-            x, room = _LABEL + across + 12, _LOSSES - 62
-            made.append(_rectangle(x, y + 4, room, "track", _ROW - 8))
-            long = max(0.0, min(bar.loss / highest, 1.0)) * room
+            x, most = room + across + 12, _LOSSES - 62
+            made.append(_rectangle(x, y + 4, most, "track", _ROW - 8))
+            long = max(0.0, min(bar.loss / highest, 1.0)) * most
             made.append(_rectangle(x, y + 4, long, "amount", _ROW - 8))
             made.append(
                 f'<text class="label" x="{_WIDTH}" y="{y + 12}" text-anchor="end">{bar.loss:.3f}</text>'

@@ -67,11 +67,12 @@ def _find_by_id(tokens: Tokens, start: int, stop: int, most: int) -> RowDocument
 
 
 def describe_document(document: Document) -> str:
-    """Return where a document comes from.
+    """Return a short name: the number of a document, and its file without the folder.
 
     >>> describe_document(Document(number=7, split="train", start=0, length=5))
     'document 7'
     """
     if document.source is None:
         return f"document {document.number:,}"
-    return f"document {document.number:,} of {document.source.path}"
+    file = document.source.path.rstrip("/").rpartition("/")[2]
+    return f"document {document.number:,} · {file}"

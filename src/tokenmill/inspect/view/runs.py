@@ -76,18 +76,9 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
     curves = charts.curves()
     spikes = [spike for number, run in charts.visible for spike in list_spikes(number, run)]
     marks = find_marks(charts, curves, spikes)
-    main = charts.chart("loss", _describe(charts), curves, marks)
+    main = charts.chart("loss", _describe(charts), curves, marks=marks)
     by_source = [
-        {
-            "name": run.name,
-            "number": number,
-            "curves": (found := charts.source_curves(number)),
-            "svg": draw_chart(
-                charts.chart(f"sources-{number}", f"Loss by source of {one_line(run.name)}", found)
-            ),
-        }
-        for number, run in charts.visible
-        if run.sources
+        _draw_sources(charts, number, run) for number, run in charts.visible if run.sources
     ]
     axis = shown.values | {"from": str(charts.first), "to": str(charts.last)}
     return {
@@ -102,6 +93,13 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
         "batches": "/batches",
         "is_live": any(run.is_live for run in runs),
     }
+
+
+def _draw_sources(charts: LossCharts, number: int, run: RunCurves) -> dict[str, Any]:
+    curves = charts.source_curves(number)
+    label = f"Loss by source of {one_line(run.name)}"
+    chart = charts.chart(f"sources-{number}", label, curves, height=270)
+    return {"name": run.name, "number": number, "curves": curves, "svg": draw_chart(chart)}
 
 
 def _summarize(number: int, run: RunCurves, shown: Shown) -> dict[str, Any]:

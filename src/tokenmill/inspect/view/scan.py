@@ -12,8 +12,10 @@ search instead.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -151,11 +153,15 @@ def _find_by_order(documents: Documents, low: int, high: int) -> tuple[int, int]
 
     places = np.unique(np.linspace(0, count - 1, min(SAMPLES, count)).astype(np.int64))
     sampled = [source_of(number) for number in places.tolist()]
-    if any(later < earlier for earlier, later in zip(sampled, sampled[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(sampled)):
         return None
 
     def search(is_before: Callable[[int], bool]) -> int:
+<<<<<<< HEAD
         at = int(np.searchsorted([not is_before(one) for one in sampled], True))
+=======
+        at = bisect_left(sampled, True, key=lambda source: not is_before(source))
+>>>>>>> view
         begin = int(places[at - 1]) if at else 0
         end = int(places[at]) if at < len(places) else count
         while begin < end:

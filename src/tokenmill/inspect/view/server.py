@@ -11,14 +11,17 @@ import socket
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
-from tokenmill.errors import UsageError
+from tokenmill.dataset.paths import AnyPath
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.inspect.run_view import RunView, open_run
 from tokenmill.inspect.view.security import TOKEN_NAME, Application
-from tokenmill.inspect.view.viewer import RunView
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -28,9 +31,9 @@ _GRACE = 2  # seconds for answers that are under way at the end
 
 
 def view(
-    data: str | os.PathLike[str] | Sequence[str] = (),
+    data: AnyPath | Sequence[AnyPath] = (),
     *,
-    runs: Sequence[str | os.PathLike[str]] = (),  # noqa: ARG001
+    runs: Sequence[AnyPath] = (),
     port: int | None = None,
     browser: bool = True,
     announce: Callable[[str], None] = print,
@@ -61,9 +64,38 @@ tokenmill prepare TEXTS --out no/such/folder
         Options of `tokenmill.open`, such as `tokenizer`.
     """
     check_libraries()
-    paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    datasets = {"": open_dataset(paths[0], **opening)}
-    serve(datasets, {}, port=port, browser=browser, announce=announce)
+    datasets, views = open_all(data, runs, opening)
+    serve(datasets, views, port=port, browser=browser, announce=announce)
+
+
+def open_all(
+    data: AnyPath | Sequence[AnyPath], runs: Sequence[AnyPath], opening: Mapping[str, Any]
+) -> tuple[dict[str, Dataset], dict[str, RunView]]:
+    """Open the datasets and runs by name. Without `data`, the datasets are those of the first run."""
+    given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+    named = parse_named(given)
+    views: dict[str, RunView] = {}
+    for folder in runs:
+        name = Path(folder).name or str(folder)
+        if name in views:
+            name = str(folder)
+        views[name] = _open_run(folder, given)
+    if not named and not views:
+        raise UsageError("`data` is empty. Give a dataset, or the folder of a run with `runs`.")
+    if not named:
+        return dict(next(iter(views.values())).datasets), views
+    # Few tokens are read, so a remote dataset needs no cache.
+    options = {"cache_bytes": 0, **opening}
+    return {one.name: open_dataset(one.path, **options) for one in named}, views
+
+
+def _open_run(folder: AnyPath, data: Sequence[AnyPath]) -> RunView:
+    try:
+        return open_run(folder)
+    except TokenmillError:
+        if not data:
+            raise
+    return open_run(folder, data=data)  # the data of the run may have been moved
 
 
 def serve(

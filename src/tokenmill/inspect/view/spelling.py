@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -230,8 +231,7 @@ class Speller:
             ends = np.cumsum([0, *lengths]).tolist()
             is_certain = is_certain and ends[-1] == len(data)
             parts = [
-                data[low:high].hex(" ") if is_certain else None
-                for low, high in zip(ends, ends[1:], strict=False)
+                data[low:high].hex(" ") if is_certain else None for low, high in pairwise(ends)
             ]
         return tuple(
             Token(position=position + n, id=number, bytes=part)

@@ -13,9 +13,8 @@ from urllib.parse import quote, urlencode
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
+from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view.query import Query
-
-RunView = Any
 
 
 class MissingPageError(UsageError):

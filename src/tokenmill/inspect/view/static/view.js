@@ -52,9 +52,11 @@
     const tokens = [...text.querySelectorAll(".t")];
     const panel = document.querySelector("[data-inspector]");
     if (!tokens.length || !panel) return;
+    panel.hidden = false;
     const isRightToLeft = () => getComputedStyle(text).direction === "rtl";
-    let current = tokens.find((one) => one.matches(":target")) || tokens[0];
+    let current = text.querySelector(".t.marked") || tokens[0];
     current.tabIndex = 0;
+    if (current !== tokens[0]) current.scrollIntoView({ block: "center" });
     const show = (token) => {
       panel.replaceChildren();
       for (const [name, value] of token.dataset.about.split("\n").map((line) => line.split("\t"))) {
