@@ -157,11 +157,7 @@ def _find_by_order(documents: Documents, low: int, high: int) -> tuple[int, int]
         return None
 
     def search(is_before: Callable[[int], bool]) -> int:
-<<<<<<< HEAD
-        at = int(np.searchsorted([not is_before(one) for one in sampled], True))
-=======
         at = bisect_left(sampled, True, key=lambda source: not is_before(source))
->>>>>>> view
         begin = int(places[at - 1]) if at else 0
         end = int(places[at]) if at < len(places) else count
         while begin < end:

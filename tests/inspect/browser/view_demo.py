@@ -131,12 +131,13 @@ def write_demo_runs(
     """Write two complete runs on a mixture of the datasets."""
     weights = (0.7, 0.3)
     named = [
-        f"{name}={path}:{weight}" for (name, path), weight in zip(data.items(), weights, strict=True)
+        f"{name}={path}:{weight}"
+        for (name, path), weight in zip(data.items(), weights, strict=True)
     ]
     loader = make_loader(data, weights, CONFIG)
     plans = {
-        "wider": dict(seed=1, floor=3.05, spikes={1240: 0.9, 1985: 0.6}),
-        "baseline": dict(seed=2, floor=3.3, spikes={870: 1.1}),
+        "wider": {"seed": 1, "floor": 3.05, "spikes": {1240: 0.9, 1985: 0.6}},
+        "baseline": {"seed": 2, "floor": 3.3, "spikes": {870: 1.1}},
     }
     for name, plan in plans.items():
         if not only(name):
