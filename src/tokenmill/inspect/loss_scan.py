@@ -85,12 +85,21 @@ class Curve(ABC):
 
 
 class RowCurve(Curve):
-    """A loss for each row. Rows of an incomplete last step are left out."""
+    """A loss for each row. Rows of an incomplete last step are left out.
+
+    `is_ordered` says that the rows of a step are neighbours in the data. One document may then fill
+    a step, so no row is compared with its own step.
+    """
 
     def __init__(
-        self, phases: Sequence[Phase], count: int, read: Callable[[int, int], npt.NDArray[Any]]
+        self,
+        phases: Sequence[Phase],
+        count: int,
+        read: Callable[[int, int], npt.NDArray[Any]],
+        *,
+        is_ordered: bool = False,
     ) -> None:
-        self._read = read
+        self._read, self.is_ordered = read, is_ordered
         self._phases = []
         self.steps = self.rows = 0
         for number, phase in enumerate(phases):
@@ -196,6 +205,16 @@ class StepCurve(Curve):
     def number(self, step: int) -> int:
         return step if self._numbers is None else int(self._numbers[step])
 
+    def find(self, steps: Integers) -> tuple[Integers, Floats]:
+        """Return the indices of steps, given their numbers, and their losses; NaN where unknown."""
+        if self._numbers is None:
+            found = np.minimum(steps, self.steps - 1)
+            is_known = steps < self.steps
+        else:
+            found = np.minimum(self._numbers.searchsorted(steps), self.steps - 1)
+            is_known = self._numbers[found] == steps
+        return found, np.where(is_known, self._values[found].astype(np.float64), np.nan)
+
     def summarize(self, first: int, last: int) -> Summary:
         values = np.asarray(self._values[first:last], np.float64)
         known = _only_finite(values)
@@ -259,10 +278,11 @@ class Scan:
     infinities: int = 0
     not_finite: list[tuple[int, int, int]] = field(default_factory=list)
     stride: int = 1
-    levels: Floats  # of every `stride`-th step: the expected loss of a row, and the spread
+    # For every `stride` steps: the expected loss of a row, or of a step in a `StepCurve`, and the spread.
+    levels: Floats
 
     def judge(self, steps: Integers, losses: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        """Return the excess and the score of rows, given their steps and losses."""
+        """Return the excess and the score of losses, given the indices of their steps."""
         expected, spread = self.levels[steps // self.stride].T
         excess = _only_finite(losses) - expected
         return excess, find_scores(excess, spread)
@@ -289,6 +309,9 @@ def scan(curve: Curve, threshold: float, watcher: Watcher) -> Scan:
         done = high - low
         if isinstance(curve, RowCurve):
             done = _scan_rows(found, curve, wide, low, high, threshold)
+        else:
+            level.expected[level.counts < LEAST] = np.nan
+            _keep_levels(found, curve, low, level.expected, level.spread)
         watcher.advance(done * 4)
     found.jumps = _keep_jumps(found.jumps)
     return found
@@ -345,14 +368,14 @@ def _scan_rows(
     first, last = widen(low, high, curve.steps)
     expected, counts = find_medians(part, first, last)
     medians = part.values[first - part.first : last - part.first]
-    has_own = curve.count_rows(first, last) >= OWN
+    has_own = (curve.count_rows(first, last) >= OWN) & (not curve.is_ordered)
     expected = np.where(has_own, np.fmax(expected, medians), expected)
     distances, means = curve.measure_distances(first, expected)
     spread = find_spread(
         part, Part(first, distances, curve.steps), Part(first, means, curve.steps), low, high
     )
-    expected, counts = (values[low - first : high - first] for values in (expected, counts))
-    at = np.arange(-(-low // found.stride) * found.stride, high, found.stride)
+    own = slice(low - first, high - first)
+    expected, counts = expected[own], counts[own]
     read = 0
     for step, row, losses in curve.pieces(low, high):
         here = slice(step - low, step - low + len(losses))
@@ -364,8 +387,17 @@ def _scan_rows(
         with np.errstate(invalid="ignore"):
             found.high_rows += int((scores >= threshold).sum())
         _keep_worst(found, row, losses.ravel(), excess.ravel(), scores.ravel())
-    found.levels[at // found.stride] = np.stack((expected, spread), axis=1)[at - low]
+    _keep_levels(found, curve, low, expected, spread)
     return read
+
+
+def _keep_levels(found: Scan, curve: Curve, low: int, expected: Floats, spread: Floats) -> None:
+    """Keep the levels of the steps from `low` on: one of each `stride` steps, in their middle."""
+    groups = np.arange(low // found.stride, len(found.levels))
+    groups = groups[: len(expected) // found.stride + 2]
+    at = np.minimum(groups * found.stride + found.stride // 2, curve.steps - 1) - low
+    inside = (at >= 0) & (at < len(expected))
+    found.levels[groups[inside]] = np.stack((expected, spread), axis=1)[at[inside]]
 
 
 def _keep_worst(

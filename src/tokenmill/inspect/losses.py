@@ -146,9 +146,10 @@ def _read_lines(place: Path, file: BinaryIO, per: Per | None) -> LossFile:
                 )
             known.append(-1 if value is None else value)
         values.append(_fit(line.loss))
+    names: tuple[Per, Per] = ("step", "row")
     numbers = {
         name: np.frombuffer(known, np.int64)
-        for name, known in (("step", steps), ("row", rows))
+        for name, known in zip(names, (steps, rows), strict=True)
         if len(known) and min(known) >= 0
     }
     if len(numbers) == 2 and per is None:
@@ -159,7 +160,7 @@ def _read_lines(place: Path, file: BinaryIO, per: Per | None) -> LossFile:
     found = per or next(iter(numbers), None)
     notes = [] if not skipped else [f"{counted(skipped, 'line')} of {place} had no loss."]
     array_of_values = np.frombuffer(values, np.float32)
-    chosen = numbers.get(found or "")
+    chosen = None if found is None else numbers.get(found)
     if chosen is not None:
         array_of_values, chosen, more = _sort(place, array_of_values, chosen)
         notes += more
