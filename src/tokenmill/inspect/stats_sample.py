@@ -20,7 +20,9 @@ def choose_blocks(total: int, limit: int, block: int) -> Iterator[tuple[int, int
     blocks = -(-total // block)
     wanted = blocks if total <= limit else min(blocks, max(1, limit // block))
     for number in range(wanted):
-        start = block * (number if wanted == blocks else (blocks - 1) * number // max(1, wanted - 1))
+        start = block * (
+            number if wanted == blocks else (blocks - 1) * number // max(1, wanted - 1)
+        )
         yield start, min(start + block, total)
 
 

@@ -39,9 +39,30 @@ _SHARED = frozenset(
 )
 # The first words of names of scripts that have more than one word.
 _LONG = frozenset(
-    ("OLD", "NEW", "TAI", "OL", "MEETEI", "SYLOTI", "KAYAH", "LINEAR", "CANADIAN", "MENDE", "PAHAWH")
+    (
+        "OLD",
+        "NEW",
+        "TAI",
+        "OL",
+        "MEETEI",
+        "SYLOTI",
+        "KAYAH",
+        "LINEAR",
+        "CANADIAN",
+        "MENDE",
+        "PAHAWH",
+    )
     + ("PAU", "PSALTER", "WARANG", "ZANABAZAR", "MASARAM", "GUNJALA", "SORA", "HANIFI", "NYIAKENG")
-    + ("DIVES", "KHITAN", "CYPRO-MINOAN", "IMPERIAL", "INSCRIPTIONAL", "CAUCASIAN", "BASSA", "EGYPTIAN")
+    + (
+        "DIVES",
+        "KHITAN",
+        "CYPRO-MINOAN",
+        "IMPERIAL",
+        "INSCRIPTIONAL",
+        "CAUCASIAN",
+        "BASSA",
+        "EGYPTIAN",
+    )
     + ("ANATOLIAN", "MEROITIC", "NAG", "SYRIAC")
 )
 

@@ -30,6 +30,7 @@ from tokenmill.inspect.view.viewer import (
     RunView,
     Viewer,
 )
+from tokenmill.inspect.view.work import StatisticsWork
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -60,7 +61,7 @@ def make_app(
     from starlette.routing import Route
 
     known = {"": datasets} if isinstance(datasets, Dataset) else dict(datasets)
-    viewer = Viewer(datasets=known, runs=dict(run_views))
+    viewer = Viewer(datasets=known, runs=dict(run_views), statistics=StatisticsWork(known))
     templates = Templates(names={"viewer": viewer})
     run_page = _make_runner()
 

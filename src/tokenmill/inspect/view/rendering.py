@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
 from tokenmill.inspect.view.viewer import Page, make_link
-from tokenmill.wording import count, counted, duration, one_line, size
+from tokenmill.wording import count, counted, duration, harmless, one_line, size
 
 SECTIONS = (
     ("/", "Overview", "o"),
@@ -49,6 +49,7 @@ class Templates:
             share=share,
             size=size,
             short=short,
+            visible=visible,
         )
         self._environment.globals.update(
             {"link": link, "sections": SECTIONS, "static": "/static", "is_export": False}
@@ -88,6 +89,16 @@ def share(part: float, whole: float) -> str:
     if 99.9 < percent < 100:
         return "> 99.9%"
     return f"{percent:.1f}%".replace(".0%", "%")
+
+
+def visible(text: str) -> str:
+    r"""Format the text of a token, with line ends and characters that are hidden made visible.
+
+    >>> visible("\n"), visible(" a"), visible("\x1b")
+    ('↵', '␣a', '\\x1b')
+    """
+    shown = harmless(text).replace("\n", "↵").replace("\t", "⇥")
+    return shown.replace(" ", "␣") if not shown.strip(" ") or shown.startswith(" ") else shown
 
 
 def short(number: float) -> str:

@@ -15,6 +15,7 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.work import StatisticsWork
 
 
 class MissingPageError(UsageError):
@@ -47,11 +48,13 @@ class Viewer:
     """The datasets by name and the runs by name.
 
     One dataset has the name "", as in `RunView.datasets`; several have the names of the mixture.
+    Without `statistics`, none are computed.
     """
 
     datasets: Mapping[str, Dataset]
     runs: Mapping[str, RunView] = field(default_factory=dict)
     kept: dict[tuple[str, ...], Any] = field(default_factory=dict)  # of pages, between requests
+    statistics: StatisticsWork | None = None
 
     def choose_dataset(self, query: Query) -> tuple[str, Dataset]:
         """Return the name and the dataset that `data=NAME` chooses; by default, the first one."""
