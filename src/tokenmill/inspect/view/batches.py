@@ -23,11 +23,11 @@ from tokenmill.inspect.view.row_map import Bar, draw_map
 from tokenmill.inspect.view.row_parts import RowDocuments, describe_document, find_row_documents
 from tokenmill.inspect.view.row_pieces import Part, RowPiece, cut_pieces
 from tokenmill.inspect.view.run_curves import read_run_config
+from tokenmill.inspect.view.run_spikes import link_document
 from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings
-from tokenmill.store.documents import Document
 from tokenmill.training.augment import augment
 from tokenmill.training.config import MOST_STEPS, Config
 from tokenmill.wording import one_line
@@ -217,12 +217,6 @@ def open_view(viewer: Viewer, dataset: Dataset, loader: dict[str, str]) -> RunVi
             viewer.kept.pop(old, None)
         viewer.kept[key] = kept
     return kept
-
-
-def link_document(viewer: Viewer, source: str, document: Document) -> str:
-    """Return the URL of the page of a document."""
-    data = source if source in viewer.datasets else ""
-    return make_link(f"/document/{document.number}", data=data, split=document.split)
 
 
 def _count_ranks(view: RunView, step: int) -> int:

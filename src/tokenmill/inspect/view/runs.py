@@ -12,7 +12,7 @@ from tokenmill.inspect.view.charts import draw_chart
 from tokenmill.inspect.view.loss_charts import WINDOWS, LossCharts, Shown, list_points
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.run_curves import RunCurves
-from tokenmill.inspect.view.spike_marks import find_marks, list_spikes
+from tokenmill.inspect.view.run_spikes import ShownSpike, SpikeSearch, list_spikes, make_marks
 from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer, make_link
 from tokenmill.wording import counted, one_line
 
@@ -74,9 +74,8 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
     shown = Shown.read(query)
     charts = LossCharts(runs, shown)
     curves = charts.curves()
-    spikes = [spike for number, run in charts.visible for spike in list_spikes(number, run)]
-    marks = find_marks(charts, curves, spikes)
-    main = charts.chart("loss", _describe(charts), curves, marks=marks)
+    spikes, is_searching = _find_spikes(viewer, charts)
+    main = charts.chart("loss", _describe(charts), curves, marks=make_marks(spikes, curves))
     by_source = [
         _draw_sources(charts, number, run) for number, run in charts.visible if run.sources
     ]
@@ -87,12 +86,26 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
         "svg": draw_chart(main),
         "by_source": by_source,
         "spikes": spikes,
+        "is_searching": is_searching,
         "windows": WINDOWS,
         "runs": [_summarize(number, run, shown) for number, run in enumerate(runs)],
         "points": make_link("/runs/points", **axis, width=shown.width),
         "batches": "/batches",
         "is_live": any(run.is_live for run in runs),
     }
+
+
+def _find_spikes(viewer: Viewer, charts: LossCharts) -> tuple[list[ShownSpike], bool]:
+    """Return the known spikes of the visible runs, and whether a search is under way."""
+    spikes: list[ShownSpike] = []
+    is_searching = False
+    for number, run in charts.visible:
+        search: SpikeSearch = viewer.kept.setdefault(("spikes", run.name), SpikeSearch())
+        report, searches = search.get(run.view)
+        is_searching |= searches
+        if report is not None:
+            spikes += list_spikes(viewer, number, run.name, report)
+    return spikes, is_searching
 
 
 def _draw_sources(charts: LossCharts, number: int, run: RunCurves) -> dict[str, Any]:

@@ -369,7 +369,8 @@ class Page {
 
   schedule() {
     clearTimeout(this.timer);
-    if ("live" in this.root.dataset) this.timer = setTimeout(() => this.poll(), LIVE_MS);
+    if ("searching" in this.root.dataset) this.timer = setTimeout(() => this.load(location.search, "none"), LIVE_MS);
+    else if ("live" in this.root.dataset) this.timer = setTimeout(() => this.poll(), LIVE_MS);
   }
 
   async poll() {
