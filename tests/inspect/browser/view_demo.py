@@ -136,8 +136,8 @@ def write_demo_runs(
     ]
     loader = make_loader(data, weights, CONFIG)
     plans = {
-        "wider": {"seed": 1, "floor": 3.05, "spikes": {1240: 0.9, 1985: 0.6}},
-        "baseline": {"seed": 2, "floor": 3.3, "spikes": {870: 1.1}},
+        "wider": {"seed": 1, "floor": 3.05, "spikes": {1240: 1.7, 1985: 1.2}},
+        "baseline": {"seed": 2, "floor": 3.3, "spikes": {870: 1.8}},
     }
     for name, plan in plans.items():
         if not only(name):

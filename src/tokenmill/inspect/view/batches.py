@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings
+from tokenmill.order.rows import Kind
 from tokenmill.training.augment import augment
 from tokenmill.training.config import MOST_STEPS, Config
 from tokenmill.wording import one_line
@@ -43,7 +44,7 @@ HEATS = 5  # colours of losses
 _MOST_PARTS = 1000  # documents of a row that are drawn
 _MOST_LISTED = 12  # documents of a row that are listed
 _MOST_MEAN_ROWS = 1 << 22
-_ORDERS = ("shuffled", "sequential", "blocks", "random")
+_ORDERS: tuple[Kind, ...] = ("shuffled", "sequential", "blocks", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +205,9 @@ def open_view(viewer: Viewer, dataset: Dataset, loader: dict[str, str]) -> RunVi
     if kept is None:
         ranks = int(loader["world_size"])
         settings = RowSettings(
-            seq_len=int(loader["seq_len"]), seed=int(loader["seed"]), order=loader["order"]
+            seq_len=int(loader["seq_len"]),
+            seed=int(loader["seed"]),
+            order=cast(Kind, loader["order"]),
         )
         batch_rows = int(loader["batch_size"]) * ranks
         kept = RunView(

@@ -88,8 +88,8 @@ def cut_pieces(
     if vocab is not None:
         special |= seen >= vocab
     places = np.full(count, -1)
-    for index, part in enumerate(parts):
-        places[max(part.start, 0) : max(part.stop, 0)] = index
+    for index, one in enumerate(parts):
+        places[one.start : one.stop] = index
     # A piece ends where anything differs; special and changed tokens are pieces of their own.
     alone = special | changed
     borders = np.flatnonzero((np.diff(places) != 0) | alone[1:] | alone[:-1]) + 1

@@ -208,7 +208,8 @@ class StepLosses:
         )
         high = np.maximum(high, np.minimum(low + 1, len(fine)))
         with np.errstate(invalid="ignore", divide="ignore"):
-            return (totals[high] - totals[low]) / (counts[high] - counts[low])
+            means: Floats = (totals[high] - totals[low]) / (counts[high] - counts[low])
+        return means
 
     def rows_of(self, step: int) -> range:
         """Return the rows of a step."""

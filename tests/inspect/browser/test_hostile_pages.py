@@ -1,0 +1,254 @@
+"""Datasets, files and runs of strangers: whatever they contain is shown, and nothing of it runs."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from view_demo import RunWriter, make_dataset
+from view_pages import TOKEN, Visit, serve, set_up
+
+import tokenmill
+from tokenmill.inspect.run_view import open_run
+from tokenmill.load.loader import Loader
+from tokenmill.training.config import Config
+
+SCRIPT = "<script>alert('script')</script><img src=x onerror=alert('image')>"
+QUOTES = "\"' onload=\"alert('load')\" style='position:fixed;top:0;width:100%;height:100%'"
+CLOSING = "</title></style></textarea></svg></select></span></p></section><h1>not a title</h1>"
+BIDI = "\u202egnp.exe\u202c \u2067abc\u2069 \u200b\ufeff\x1b[31mred\x07\x00"
+TEMPLATE = "{{ 7 * 7 }} {% raw %} ${7*7} #{7*7} &lt;b&gt; &#60;i&#62;"
+TEXTS = [
+    SCRIPT,
+    QUOTES,
+    CLOSING,
+    BIDI,
+    TEMPLATE,
+    "\u0301" * 200,  # marks without a letter
+    "x" * 3000,  # a word without a place to break
+    "שלום עולם مرحبا بالعالم",
+    "👩‍👩‍👧‍👦" * 20,
+    "javascript:alert(1) data:text/html,<script>alert(1)</script> http://example.com/x.png",
+]
+RUN = "run \u202e<img src=x onerror=alert(1)>\"' &amp; %2e%2e?#"
+FILE = "<script>alert(1)<\u2215script> \u202e\"' &amp;=?#"
+CONFIG = Config(
+    layers=1,
+    heads=1,
+    width=8,
+    seq_len=64,
+    batch_tokens=512,
+    max_steps=400,
+    mask_fraction=0.1,
+    within_documents=True,
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of a dataset and a run in which every name and text is hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    texts = [f"{text} {number}" for number in range(6) for text in TEXTS]
+    data = make_dataset({FILE: texts}, folder / f"data {FILE}", tokenizer="bytes")
+    dataset = tokenmill.open(data)
+    loader = Loader(dataset["train"], batch_size=CONFIG.batch_rows, seq_len=CONFIG.seq_len, seed=42)
+    writer = RunWriter(folder / RUN, [str(data)], loader, CONFIG)
+    losses = 5 + np.random.default_rng(1).normal(0, 0.05, (300, writer.rows))
+    losses[200, 3] += 50
+    writer.write(losses, val_loss=5.2)
+    writer.close()
+    with serve({"": dataset}, {RUN: open_run(folder / RUN)}) as url:
+        yield url
+
+
+def find_pages(visit: Visit) -> list[str]:
+    """All pages that links lead to, from the overview on, one of each kind with any parameters."""
+    found: dict[str, str] = {}
+    waiting = ["/"]
+    while waiting and len(found) < 60:
+        path = waiting.pop(0)
+        visit.go(path)
+        found[path] = path
+        links = visit.page.eval_on_selector_all(
+            "a[href]", "all => all.map(one => one.getAttribute('href'))"
+        )
+        for link in links:
+            name = link.split("#")[0]
+            kind = (
+                name.split("?")[0].rsplit("/", 1)[0],
+                sorted(part.split("=")[0] for part in name.partition("?")[2].split("&")),
+            )
+            known = [
+                (
+                    one.split("?")[0].rsplit("/", 1)[0],
+                    sorted(part.split("=")[0] for part in one.partition("?")[2].split("&")),
+                )
+                for one in [*found, *waiting]
+            ]
+            if name and known.count(kind) < 3 and name not in found and name not in waiting:
+                waiting.append(name)
+    return list(found)
+
+
+def check_layout(visit: Visit, path: str) -> None:
+    page = visit.page
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    assert page.locator("h1").count() == 1, path  # no title came from a text
+    assert page.evaluate("document.querySelectorAll('main').length") == 1, path
+    header = page.locator("header.top").bounding_box()
+    main = page.locator("main").bounding_box()
+    foot = page.locator("footer").bounding_box()
+    assert header["y"] + header["height"] <= main["y"] + 1, path
+    assert main["y"] + main["height"] <= foot["y"] + 1, path
+    wide = page.evaluate(
+        f"""() => [...document.querySelectorAll('.panel')].filter(one => {{
+            const box = one.getBoundingClientRect();
+            return box.left < -1 || box.right > {width} + 1;
+        }}).length"""
+    )
+    assert wide == 0, path
+    strange = page.evaluate(
+        """() => [...document.querySelectorAll('main *')].filter(one =>
+            ['SCRIPT', 'IMG', 'IFRAME', 'OBJECT', 'EMBED', 'STYLE', 'LINK', 'BASE'].includes(one.tagName)
+            || [...one.attributes].some(each => each.name.startsWith('on') || each.name === 'style'
+                && !one.matches('.readout'))).map(one => one.outerHTML.slice(0, 200))"""
+    )
+    assert strange == [], path
+
+
+@pytest.mark.parametrize("options", [{}, {"viewport": {"width": 390, "height": 800}}])
+def test_no_text_or_name_leaves_its_place(
+    browser: Any, hostile: str, options: dict[str, Any]
+) -> None:
+    visit = Visit(browser, hostile, **options)
+    pages = find_pages(visit)
+    assert len(pages) >= 6
+    for start in ("/documents", "/document/", "/batches", "/runs", "/search"):
+        assert any(path.startswith(start) for path in pages), start
+    for path in [*pages, "/batches?step=200&colour=losses", f"/search?text={SCRIPT}"]:
+        visit.go(path)
+        check_layout(visit, path)
+    visit.open_runs("?from=150&to=250")
+    box = visit.page.locator("#loss .plane").bounding_box()
+    visit.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+    assert "onerror=alert(1)" in visit.page.locator(".readout:visible").inner_text()
+    check_layout(visit, "/runs")
+    visit.context.close()
+    assert not visit.problems
+
+
+def test_direction_marks_are_shown_by_name_and_not_obeyed(browser: Any, hostile: str) -> None:
+    visit = Visit(browser, hostile)
+    visit.go("/batches?step=1")
+    for step in range(2, 12):
+        if visit.page.locator(".hiddenchar", has_text="RLO").count():
+            break
+        visit.go(f"/batches?step={step}")
+    assert visit.page.locator(".hiddenchar", has_text="RLO").count()
+    text = visit.page.evaluate("document.querySelector('main').textContent")
+    assert not any(mark in text for mark in "\u202e\u202c\u2067\x1b\x07\x00\ufeff")
+    visit.context.close()
+    assert not visit.problems
+
+
+class _OtherSite(BaseHTTPRequestHandler):
+    """A page of another origin that tries to read the viewer's pages in every way."""
+
+    def __init__(self, *arguments: Any, target: str, **named: Any) -> None:
+        self.target = target
+        super().__init__(*arguments, **named)
+
+    def do_GET(self) -> None:
+        body = f"""<!doctype html><title>other</title><iframe id=frame src="{self.target}/"></iframe>
+            <script src="{self.target}/runs/points"></script><img id=image src="{self.target}/">
+            <script>
+            window.results = {{}};
+            const tries = {{
+                plain: () => fetch("{self.target}/"),
+                cookies: () => fetch("{self.target}/runs/points", {{credentials: "include"}}),
+                blind: () => fetch("{self.target}/", {{mode: "no-cors", credentials: "include"}}),
+                token: () => fetch("{self.target}/?token=guess", {{credentials: "include"}}),
+            }};
+            Promise.all(Object.entries(tries).map(async ([name, go]) => {{
+                try {{ const a = await go(); results[name] = a.type + " " + (await a.text()).length; }}
+                catch (error) {{ results[name] = "failed"; }}
+            }})).then(() => {{ document.title = "done"; }});
+            </script>""".encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_pages_of_other_origins_can_neither_read_nor_embed(browser: Any, hostile: str) -> None:
+    visit = Visit(browser, hostile)  # has the cookie
+    other = ThreadingHTTPServer(("127.0.0.1", 0), partial(_OtherSite, target=hostile))
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    try:
+        statuses: list[int] = []
+        visit.page.on(
+            "response",
+            lambda answer: answer.url.startswith(hostile) and statuses.append(answer.status),
+        )
+        visit.page.goto(f"http://127.0.0.1:{other.server_port}/")
+        visit.page.wait_for_function("() => document.title === 'done'")
+        found = visit.page.evaluate("results")
+        assert set(found.values()) <= {"failed", "opaque 0"}
+        assert statuses
+        assert all(status >= 400 for status in statuses)
+        assert all("document" not in frame.content() for frame in visit.page.frames[1:])
+    finally:
+        other.shutdown()
+        other.server_close()
+        visit.context.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "path"),
+    [
+        ({"Host": "evil.example"}, f"/?token={TOKEN}"),
+        ({"Host": "evil.example:80"}, "/runs/points"),
+        ({}, "/"),
+        ({}, "/?token=guess"),
+        ({}, "/runs/charts"),
+        ({"Origin": "http://evil.example"}, f"/?token={TOKEN}"),
+    ],
+)
+def test_requests_of_strangers_are_refused(
+    hostile: str, headers: dict[str, str], path: str
+) -> None:
+    address = hostile.removeprefix("http://")
+    connection = http.client.HTTPConnection(address)
+    connection.putrequest("GET", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    assert answer.status in (400, 401, 403, 404, 421), path
+    assert "set-cookie" not in {name.lower() for name, _ in answer.getheaders()}
+    assert "guides" not in body
+    assert FILE not in body
+    connection.close()
+
+
+def test_the_printed_url_opens_the_page_and_leaves_no_token_behind(
+    browser: Any, hostile: str
+) -> None:
+    visit = Visit(browser, hostile)
+    assert visit.page.url == f"{hostile}/"
+    stranger = browser.new_context().new_page()
+    assert stranger.goto(hostile).status in (401, 403)
+    assert stranger.goto(set_up(hostile)).status == 200
+    stranger.context.close()
+    visit.context.close()
