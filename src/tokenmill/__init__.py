@@ -27,6 +27,7 @@ _WHERE = {
     "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
+    "index": "tokenmill.inspect.search.search",
     "load_tokenizer": "tokenmill.tokenizers",
     "open": "tokenmill.dataset.opening",
     "prepare": "tokenmill.preparation.prepare",
@@ -34,6 +35,7 @@ _WHERE = {
     "register_tokenizer": "tokenmill.tokenizers",
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
+    "search": "tokenmill.inspect.search.search",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -56,6 +58,7 @@ __all__ = [
     "explain",
     "export",
     "import_dataset",
+    "index",
     "load_tokenizer",
     "open",
     "prepare",
@@ -63,6 +66,7 @@ __all__ = [
     "register_tokenizer",
     "reshard",
     "sample",
+    "search",
     "train",
     "train_tokenizer",
     "verify",
@@ -79,6 +83,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.view.server import view
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader

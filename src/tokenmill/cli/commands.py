@@ -25,6 +25,8 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "search": ("search:search", "Show every occurrence of a text in a dataset."),
+    "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "view": ("view:view", "Show a dataset and its runs in the browser."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
@@ -40,6 +42,7 @@ _COMMANDS = {
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
+    "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
     "view": "Usage: tokenmill view [OPTIONS] [DATA...]",

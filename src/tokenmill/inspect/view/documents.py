@@ -15,7 +15,15 @@ from tokenmill.errors import UsageError
 from tokenmill.inspect.view.listing import get_documents
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.spelling import find_speller
-from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, RunView, Viewer, make_link
+from tokenmill.inspect.view.viewer import (
+    MissingPageError,
+    Page,
+    Routes,
+    RunView,
+    Viewer,
+    make_link,
+    read_tokens,
+)
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens, is_same_data
 
@@ -50,7 +58,7 @@ def show_document(viewer: Viewer, query: Query) -> Page:
     """Return the page of a document."""
     name, dataset = viewer.choose_dataset(query)
     split = viewer.choose_split(query, dataset)
-    tokens = dataset[split]
+    tokens = read_tokens(dataset, split)
     documents = get_documents(dataset, tokens)
     number = query.number("number", 0)
     if number >= len(documents):

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
+from tokenmill.inspect.view.spelling import split_text
 from tokenmill.inspect.view.viewer import Page, make_link
 from tokenmill.wording import count, counted, duration, harmless, one_line, size
 
@@ -46,6 +47,7 @@ class Templates:
             counted=counted,
             duration=duration,
             one_line=one_line,
+            pieces=split_text,
             share=share,
             size=size,
             short=short,
