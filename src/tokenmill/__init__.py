@@ -34,6 +34,7 @@ _WHERE = {
     "register_tokenizer": "tokenmill.tokenizers",
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
+    "spikes": "tokenmill.inspect.spikes",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -62,6 +63,7 @@ __all__ = [
     "register_tokenizer",
     "reshard",
     "sample",
+    "spikes",
     "train",
     "train_tokenizer",
     "verify",
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.spikes import spikes
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -26,6 +26,7 @@ _COMMANDS = {
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
+    "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -40,6 +41,7 @@ _COMMANDS = {
 _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
+    "spikes": "Usage: tokenmill spikes [OPTIONS] [RUN]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 
