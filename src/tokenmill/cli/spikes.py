@@ -199,6 +199,8 @@ def _show_suspect(number: int, one: Suspect, per: str) -> None:
         f"      stands out in {count(one.high_rows)} of the {counted(one.rows, per)} that read it{epochs}: "
         f"step{plural} {steps}{more}; excess {one.excess:.2f}"
     )
+    if one.beside is not None and per == "row":
+        show(f"      each of these rows also holds [{one.beside + 1}]")
     if one.text is not None:
         show(f"      {counted(one.length, 'token')}: {one.text!r}")
 
