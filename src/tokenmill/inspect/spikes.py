@@ -11,7 +11,7 @@ documents are looked up, whatever the length of the run. Memory is bounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,16 @@ class NotFinite:
 class SpikeReport:
     """The spikes of a run. All lists begin with the worst.
 
-    `per` says whether the losses are those of rows or of steps. `judged_steps` counts the steps with
+    `per` says whether the losses are those of rows or of steps, and `paths` where the data of each
+    source is. `judged_steps` counts the steps with
     enough neighbours for a verdict. `spike_count` and `high_row_count` count all, `spikes` and `rows`
     list some. `nan` and `infinite` count losses, and `not_finite` lists the first steps with them.
     `groups` are None if only the losses of steps are known. `notes` say what limits the report.
     """
 
     per: Per
+    split: str
+    paths: Mapping[str, str]
     steps: int
     row_count: int | None
     judged_steps: int
@@ -247,6 +250,8 @@ def find_spikes(
         )
     return SpikeReport(
         per="row" if isinstance(curve, RowCurve) else "step",
+        split=view.split,
+        paths={name: str(dataset.path) for name, dataset in view.datasets.items()},
         steps=curve.steps,
         row_count=curve.rows,
         judged_steps=found.judged,

@@ -15,7 +15,7 @@ each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +53,8 @@ class Suspect:
     `document` is None if the data has no table of documents. `rows` is the number of its rows that
     were read and have a loss, and `high_rows` how many of these stand out. The same for `epochs`,
     those in which it was read. `first_rows` and `first_steps` are the first rows that stand out, and
-    their steps. `text` is its beginning; None if the tokenizer is unknown.
+    their steps. `beside` is the place of a more suspicious document that is in each of its rows that
+    stand out, so that it may have done nothing. `text` is its beginning; None if the tokenizer is unknown.
     """
 
     source: str
@@ -68,6 +69,7 @@ class Suspect:
     high_epochs: int
     first_rows: tuple[int, ...]
     first_steps: tuple[int, ...]
+    beside: int | None = None
 
     @property
     def is_certain(self) -> bool:
@@ -168,7 +170,17 @@ def find_suspects(
         found.sort(key=lambda one: (-one.excess, one.source, one.start))
     else:
         found.sort(key=lambda one: (-one.high_rows, -one.excess, one.source, one.start))
-    return tuple(found)
+    return tuple(
+        replace(one, beside=_find_beside(one, found[:number])) for number, one in enumerate(found)
+    )
+
+
+def _find_beside(one: Suspect, before: Sequence[Suspect]) -> int | None:
+    rows = set(one.first_rows)
+    for number, other in enumerate(before):
+        if one.high_rows == len(rows) and rows <= set(other.first_rows):
+            return number
+    return None
 
 
 def _choose(
