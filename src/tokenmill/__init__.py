@@ -36,6 +36,7 @@ _WHERE = {
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "search": "tokenmill.inspect.search.search",
+    "spikes": "tokenmill.inspect.spikes",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -67,6 +68,7 @@ __all__ = [
     "reshard",
     "sample",
     "search",
+    "spikes",
     "train",
     "train_tokenizer",
     "verify",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.view.server import view
+    from tokenmill.inspect.spikes import spikes
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -29,6 +29,7 @@ _COMMANDS = {
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "view": ("view:view", "Show a dataset and its runs in the browser."),
+    "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -44,6 +45,7 @@ _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
+    "spikes": "Usage: tokenmill spikes [OPTIONS] [RUN]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
     "view": "Usage: tokenmill view [OPTIONS] [DATA...]",
 }

@@ -143,7 +143,7 @@ def _show_token(found: Explanation, token: ExplainedToken) -> None:
 
 
 def _show_next(found: Explanation, reading: Reading) -> None:
-    commands = []
+    commands: list[str] = []
     for row in found.rows:
         for part in row.documents:
             if part.document is not None and not commands:

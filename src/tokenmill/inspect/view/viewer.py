@@ -55,6 +55,7 @@ class Viewer:
 
     datasets: Mapping[str, Dataset]
     runs: Mapping[str, RunView] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], Any] = field(default_factory=dict)  # of pages, between requests
     statistics: StatisticsWork | None = None
 
     def choose_dataset(self, query: Query) -> tuple[str, Dataset]:
