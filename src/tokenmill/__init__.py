@@ -38,6 +38,7 @@ _WHERE = {
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
+    "where": "tokenmill.inspect.where",
 }
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "train",
     "train_tokenizer",
     "verify",
+    "where",
 ]
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect import key_index, keys
-from tokenmill.inspect.keys import find_key, open_tables
 from tokenmill.inspect.kept import find_kept
+from tokenmill.inspect.keys import find_key, open_tables
 from tokenmill.storage.files import write_file
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tables import Shard, ShardTable

@@ -27,6 +27,7 @@ _COMMANDS = {
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
+    "where": ("where:where", "Show where a document is, and when a run reads it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -39,6 +40,7 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
+    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",

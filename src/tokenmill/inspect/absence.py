@@ -29,6 +29,7 @@ _LONGEST_LINE = 1 << 20  # of the list of rejected records
 
 UNKNOWN = "unknown"
 NO_RECORD = "no record"
+SET_ASIDE = "skipped file"
 
 
 @dataclass(frozen=True, kw_only=True)

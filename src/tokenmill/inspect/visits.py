@@ -30,10 +30,7 @@ def find_visits(view: RunView, source: str, start: int, stop: int, most: int) ->
     horizon = _PASSES * one_pass
     rows = None
     if view.rows.settings.order != "random":
-        # Window w holds the tokens [w * seq_len, (w + 1) * seq_len].
-        length = view.rows.seq_len
-        low = max(0, (start - 1) // length) if start else 0
-        rows = max(0, min(windows, (stop - 1) // length + 1) - low)
+        rows = len(order.find_windows(start, stop))
     first = _take(_search(view, source, start, stop, 0, horizon, one_pass), most)
     read = latest = upcoming = None
     if view.row_count is not None:
@@ -41,12 +38,12 @@ def find_visits(view: RunView, source: str, start: int, stop: int, most: int) ->
         for found in _search(view, source, start, stop, 0, view.row_count, one_pass):
             read += len(found)
             last = int(found[-1])
-        latest = _visit(view, last, source, start, stop) if last >= 0 else None
+        latest = _visit(view, last, start, stop) if last >= 0 else None
         later = view.row_count + horizon
         coming = _take(_search(view, source, start, stop, view.row_count, later, one_pass), 1)
-        upcoming = _visit(view, coming[0], source, start, stop) if coming else None
+        upcoming = _visit(view, coming[0], start, stop) if coming else None
     return Visits(
-        first=tuple(_visit(view, row, source, start, stop) for row in first),
+        first=tuple(_visit(view, row, start, stop) for row in first),
         rows=rows,
         read=read,
         latest=latest,
@@ -70,7 +67,9 @@ def _search(
     """Yield the rows in [first, last) that hold one of the tokens, some at a time."""
     step = max(1, min(step, _CHUNK))
     while first < last:
-        found = view.find_rows(source, start, stop, first_row=first, last_row=min(first + step, last))
+        found = view.find_rows(
+            source, start, stop, first_row=first, last_row=min(first + step, last)
+        )
         if len(found):
             yield np.asarray(found, np.int64)
         first += step
@@ -85,7 +84,7 @@ def _take(parts: Iterator[Integers], most: int) -> list[int]:
     return taken
 
 
-def _visit(view: RunView, row: int, source: str, start: int, stop: int) -> Visit:
+def _visit(view: RunView, row: int, start: int, stop: int) -> Visit:
     place, span = view.place(row), view.span(row)
     loss = None
     if row < view.losses_count:

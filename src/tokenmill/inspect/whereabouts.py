@@ -71,8 +71,8 @@ class FoundDocument:
 class Absence:
     """A record of an input file that is not a document of the dataset, and why.
 
-    `reason` is a reason of the ledger, such as "duplicate" or "empty"; or "no record" if there is
-    none at this place; or "unknown". `start` is where the record starts. `twins` are the documents
+    `reason` is a reason of the ledger, such as "duplicate" or "empty"; or "rejected", if the ledger's
+    reason is not known; "skipped file"; "no record" if there is none at this place; or "unknown". `start` is where the record starts. `twins` are the documents
     with the same text. `text` is the beginning of the record's text, if it could be read.
     """
 
