@@ -133,7 +133,7 @@ def test_a_run_prints_its_progress_and_the_next_command(data: Path, tmp_path: Pa
     made = {path.name for path in (tmp_path / "my model").iterdir()}
     assert made == {
         *("config.json", "tokenizer_state.json", "metrics.jsonl", "row_losses.f32", "loss.svg"),
-        *("checkpoints", "lock"),
+        *("checkpoints", "data.json", "lock"),
     }
     again = run(*own, "--max-steps", "7")
     assert again.returncode == 0

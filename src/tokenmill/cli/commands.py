@@ -25,6 +25,9 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "search": ("search:search", "Show every occurrence of a text in a dataset."),
+    "index": ("index:index", "Index the words of a dataset, for faster searches."),
+    "where": ("where:where", "Show where a document is, and when a run reads it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -37,7 +40,9 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
+    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
+    "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 

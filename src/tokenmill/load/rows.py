@@ -82,12 +82,20 @@ class RunRows:
         """Return where rows start, in the tokens of all sources joined end to end; `rows` is 1-D."""
         if self.mixture is None:
             return self.orders[0].starts(rows)
+        sources, starts = self.locate_in_sources(rows)
+        starts += self._source_starts[sources]
+        return starts
+
+    def locate_in_sources(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Return the index of each row's source, and where the row starts in it; `rows` is 1-D."""
+        if self.mixture is None:
+            return np.zeros_like(rows), self.orders[0].starts(rows)
         sources, numbers = self.mixture.assign(rows)
         starts = np.empty_like(numbers)
         for source, order in enumerate(self.orders):
             chosen = np.flatnonzero(sources == source)  # several times as fast as a mask
-            starts[chosen] = order.starts(numbers[chosen]) + self._source_starts[source]
-        return starts
+            starts[chosen] = order.starts(numbers[chosen])
+        return sources, starts
 
     def origin(self, row: int) -> tuple[str, int]:
         """Return the name of a row's source ("" without a mixture), and where the row starts in it.

@@ -14,13 +14,21 @@ rows. Nothing is stored, and row 10**15 costs as much as row 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.order.permutation import Keys, Places, derive_keys, permute, pick_keys
+from tokenmill.order.permutation import (
+    Keys,
+    Places,
+    derive_keys,
+    permute,
+    pick_keys,
+    unpermute,
+)
 
 BLOCK_TOKENS = 1 << 19  # default size of a block in tokens; 1 MB if ids are uint16
 GROUP_BLOCKS = 256  # default number of blocks in a group
@@ -61,7 +69,7 @@ class BlockShuffle:
         """
         block, last, rest = self._sizes
         groups = self._find_groups(places, keys)
-        rows = self._permute_rows(places, groups, keys)
+        rows = self._permute_rows(places - groups.firsts, groups, keys)
         # If a group has the last block, that block has the highest row numbers of the group.
         ends = groups.sizes - groups.has_last * rest
         ranks = groups.numbers * self._group - groups.is_later + rows // block
@@ -72,6 +80,35 @@ class BlockShuffle:
             blocks = permute(ranks[others], last, block_keys)
             windows[others] = blocks * block + rows[others] % block
         return windows
+
+    def invert(self, windows: Places, keys: Keys) -> Places:
+        """Return the place of each window in an epoch: the inverse of calling the shuffle.
+
+        `keys` has the key of the epoch: one key for all windows, or one for each.
+
+        >>> shuffle = BlockShuffle(windows=10, block=2, group=2)
+        >>> shuffle.invert(np.array([1, 0, 4]), derive_keys(7, 0)).tolist()
+        [0, 1, 2]
+        """
+        block, last, rest = self._sizes
+        size, missing = self._group * block, block - rest
+        with_last = self._find_last_group(keys)
+        others = np.flatnonzero(windows < last * block)
+        ranks = np.full_like(windows, -1)  # the rank of each window's block; the last has none
+        if len(others):
+            block_keys = derive_keys(pick_keys(keys, others), _BLOCK_ORDER)
+            ranks[others] = unpermute(windows[others] // block, last, block_keys)
+        is_last = ranks < 0
+        # The group with the last block has one rank less, so later groups start one rank earlier.
+        is_later = (ranks >= (with_last + 1) * self._group - 1).astype(np.int64)
+        numbers = np.where(is_last, with_last, (ranks + is_later) // self._group)
+        firsts = numbers * size - is_later * missing
+        has_last = (numbers == with_last).astype(np.int64)
+        sizes = np.minimum(size - has_last * missing, self.windows - firsts)
+        rows = (ranks - (numbers * self._group - is_later)) * block + windows % block
+        rows = np.where(is_last, sizes - rest + windows - last * block, rows)
+        groups = _Groups(numbers, firsts, sizes, has_last, is_later)
+        return firsts + self._permute_rows(rows, groups, keys, unpermute)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -85,10 +122,9 @@ class BlockShuffle:
         return min(self.group, self._sizes[1] + 1)
 
     def _find_groups(self, places: Places, keys: Keys) -> _Groups:
-        block, last, rest = self._sizes
+        block, _, rest = self._sizes
         size, missing = self._group * block, block - rest
-        position = (derive_keys(keys, _LAST_POSITION) % np.uint64(last + 1)).view(np.int64)
-        with_last = position // self._group
+        with_last = self._find_last_group(keys)
         # Groups after the one that has the last block start `missing` places earlier.
         is_later = ((places + missing) // size > with_last).astype(np.int64)
         numbers = (places + is_later * missing) // size
@@ -97,15 +133,26 @@ class BlockShuffle:
         sizes = np.minimum(size - has_last * missing, self.windows - firsts)
         return _Groups(numbers, firsts, sizes, has_last, is_later)
 
-    def _permute_rows(self, places: Places, groups: _Groups, keys: Keys) -> Places:
-        """Shuffle the rows of each group. Returns which row of its group is at each place."""
-        rows = np.empty_like(places)
+    def _find_last_group(self, keys: Keys) -> Places:
+        """Return the number of the group that has the last block, for each key."""
+        blocks = self._sizes[1] + 1
+        position = (derive_keys(keys, _LAST_POSITION) % np.uint64(blocks)).view(np.int64)
+        return position // self._group
+
+    def _permute_rows(
+        self,
+        offsets: Places,
+        groups: _Groups,
+        keys: Keys,
+        shuffle: Callable[[Places, int, Keys], Places] = permute,
+    ) -> Places:
+        """Shuffle the rows of each group. Returns which row of its group is at each offset in it."""
+        rows = np.empty_like(offsets)
         group_keys = derive_keys(keys, groups.numbers + _FIRST_GROUP)
         # At most three sizes: of a full group, of the group with the last block, of the last group.
         for size in np.unique(groups.sizes).tolist():
             chosen = np.flatnonzero(groups.sizes == size)
-            offsets = places[chosen] - groups.firsts[chosen]
-            rows[chosen] = permute(offsets, size, group_keys[chosen])
+            rows[chosen] = shuffle(offsets[chosen], size, group_keys[chosen])
         return rows
 
 

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -131,6 +132,44 @@ class MixtureOrder:
             sources, numbers = self._assign_ascending(flat)
         return sources.reshape(rows.shape), numbers.reshape(rows.shape)
 
+    def rows_of(self, source: int, numbers: Places) -> Places:
+        """Return the row of the run that is row `numbers` of a source: the inverse of `assign`.
+
+        `numbers` is 1-D. The result is -1 for rows that the source never gives, because its weight
+        is 0 to the end.
+
+        >>> mixture = MixtureOrder(names=("web", "code"), phases=((0, (3, 1)),), block=8)
+        >>> mixture.rows_of(1, np.arange(2)).tolist()
+        [0, 2]
+        """
+        numbers = check_rows(numbers)
+        rows = np.full_like(numbers, -1)
+        given = np.array([before[source] for before in self._given])
+        phases = given.searchsorted(numbers, "right") - 1
+        for phase in np.unique(phases).tolist():
+            share = self.shares[phase][source]
+            if share:
+                chosen = np.flatnonzero(phases == phase)
+                rows[chosen] = self._find_slots(phase, source, numbers[chosen] - given[phase])
+        return rows
+
+    def _find_slots(self, phase: int, source: int, numbers: Places) -> Places:
+        """Return the rows of a phase that are rows `numbers` of a source, counted from the phase."""
+        first, shares = self.phases[phase][0], self.shares[phase]
+        key = make_key("mixture", self.seed, first)
+        blocks, places = np.unique(numbers // shares[source], return_inverse=True)
+        offset = sum(shares[:source])
+        rows = np.empty_like(numbers)
+        most = max(1, _STRETCH // self.block)
+        order = places.argsort(kind="stable")  # so that each few blocks are one slice
+        cuts = places[order].searchsorted(np.arange(0, len(blocks) + most, most))
+        for at, (low, high) in enumerate(pairwise(cuts.tolist())):
+            chosen = order[low:high]
+            slots = _shuffle_slots(key, blocks[at * most : (at + 1) * most], shares)
+            entry = places[chosen] - at * most, offset + numbers[chosen] % shares[source]
+            rows[chosen] = slots[entry] + first + blocks[places[chosen]] * self.block
+        return rows
+
     def counts(self, row: int) -> npt.NDArray[np.int64]:
         """Return how many of the first `row` rows of the run come from each source."""
         check_rows(np.array([row]))
@@ -230,8 +269,26 @@ def _lay_out(
     source has. Both arrays are read-only and have blocks * sum(shares) entries.
     """
     size = sum(shares)
+    sources = np.repeat(np.arange(len(shares)), shares)
+    numbers_of_blocks = np.arange(first_block, first_block + blocks)
+    places = _shuffle_slots(key, numbers_of_blocks, shares) + np.arange(blocks)[:, None] * size
+    slot_sources, slot_numbers = np.empty((2, blocks * size), np.int64)
+    slot_sources[places] = sources
+    numbers = np.concatenate([np.arange(share) for share in shares])
+    slot_numbers[places] = numbers + np.arange(blocks)[:, None] * np.array(shares)[sources]
+    slot_sources.flags.writeable = slot_numbers.flags.writeable = False
+    return slot_sources, slot_numbers
+
+
+def _shuffle_slots(key: int, blocks: Places, shares: tuple[int, ...]) -> Places:
+    """Return the slots of each block: those of source 0 in ascending order, then those of source 1...
+
+    The result has the shape (blocks, sum(shares)). Entry i has the same source, and the same number
+    among the rows of that source, in all blocks.
+    """
+    size = sum(shares)
     slots = np.arange(size, dtype=np.uint64)
-    keys = derive_keys(key, np.arange(first_block, first_block + blocks))
+    keys = derive_keys(key, blocks)
     # Shuffle the slots of each block. Of the shuffled slots, the first ones go to the first source,
     # the next ones to the second, and so on. To shuffle, sort random numbers that have the slot in
     # their lower bits. This is several times as fast as sorting slots by random numbers.
@@ -240,12 +297,4 @@ def _lay_out(
     sources = np.repeat(np.arange(len(shares)), shares)
     by_source = sources * size + (drawn & _SLOT_BITS).view(np.int64)
     by_source.sort(axis=1)
-    # Now each block lists the slots of source 0 in ascending order, then those of source 1, and so
-    # on. So entry i has the same source, and the same number within the block, in all blocks.
-    places = by_source - sources * size + np.arange(blocks)[:, None] * size
-    slot_sources, slot_numbers = np.empty((2, blocks * size), np.int64)
-    slot_sources[places] = sources
-    numbers = np.concatenate([np.arange(share) for share in shares])
-    slot_numbers[places] = numbers + np.arange(blocks)[:, None] * np.array(shares)[sources]
-    slot_sources.flags.writeable = slot_numbers.flags.writeable = False
-    return slot_sources, slot_numbers
+    return by_source - sources * size

@@ -8,13 +8,14 @@ The shuffle is a Feistel network on the smallest grid of about sqrt(size) by sqr
 holds all places. Each round rotates every row, or every column, by a hash of the key and the number
 of that row or column. Every round can be undone, so the whole sequence is a bijection. The grid may
 have slightly more cells than there are places. A place that lands on an extra cell goes through all
-rounds again, until it lands on a cell that is not extra.
+rounds again, until it lands on a cell that is not extra. The inverse undoes the rounds, last round
+first, and leaves extra cells in the same way.
 
 Costs: memory for the result and 1 MB of work space. A call with many thousands of places takes
 about 25 ns per place, and a call with a few places takes 0.1 ms. With tables of rotations, a place
 takes about 15 ns. Tables are made if a call has one key and at least as many places as the grid has
 rows, and the grid has at most 16,384 rows. The tables of a key take at most 5 MB; the tables of the
-last 16 keys are cached. A `size` below 4,096 needs twice as many rounds, and a `size` below 64
+last 16 keys are cached. The inverse uses no tables. A `size` below 4,096 needs twice as many rounds, and a `size` below 64
 needs four times as many. docs/order.md has the measurements.
 """
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -67,11 +69,25 @@ class Permutation:
         return f"Permutation({self.size}, key={self.key:#018x})"
 
     def __call__(self, places: Places) -> Places:
+        places = self._check(places)
+        return permute(places.ravel(), self.size, _as_keys(self.key)).reshape(places.shape)
+
+    def invert(self, places: Places) -> Places:
+        """Return the places that map to these places.
+
+        >>> shuffle = Permutation(10, key=7)
+        >>> shuffle.invert(shuffle(np.arange(10))).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        """
+        places = self._check(places)
+        return unpermute(places.ravel(), self.size, _as_keys(self.key)).reshape(places.shape)
+
+    def _check(self, places: Places) -> Places:
         places = np.asarray(places, np.int64)
         if places.size and not 0 <= places.min() <= places.max() < self.size:
             outside = places[(places < 0) | (places >= self.size)].flat[0]
             raise UsageError(f"place {outside} is not between 0 and {self.size - 1:,}.")
-        return permute(places.ravel(), self.size, _as_keys(self.key)).reshape(places.shape)
+        return places
 
 
 def make_key(*parts: int | str) -> int:
@@ -111,13 +127,27 @@ def permute(places: Places, size: int, keys: Keys) -> Places:
     >>> permute(np.array([3, 3]), 10, np.array([7, 8], np.uint64)).tolist()
     [9, 4]
     """
+    return _walk(places, size, keys, _run_rounds)
+
+
+def unpermute(places: Places, size: int, keys: Keys) -> Places:
+    """Return the places that `permute` maps to `places`: its inverse.
+
+    >>> unpermute(np.array([9, 4]), 10, np.array([7, 8], np.uint64)).tolist()
+    [3, 3]
+    """
+    return _walk(places, size, keys, _undo_rounds)
+
+
+def _walk(places: Places, size: int, keys: Keys, run: Callable[[Keys, int, Keys], None]) -> Places:
+    """Run all rounds on each place, and again on those that land outside of [0, size)."""
     values = places.astype(np.uint64)
     keys = _mix(keys.copy())
-    _run_rounds(values, size, keys)
+    run(values, size, keys)
     outside = np.flatnonzero(values >= np.uint64(size))
     while len(outside):
         walking = values[outside]
-        _run_rounds(walking, size, pick_keys(keys, outside))
+        run(walking, size, pick_keys(keys, outside))
         values[outside] = walking
         outside = outside[walking >= np.uint64(size)]
     return values.view(np.int64)
@@ -147,26 +177,59 @@ def _run_rounds(values: Keys, size: int, keys: Keys) -> None:
 
     The grid may have slightly more than `size` cells, so a result may be `size` or more.
     """
-    height = math.isqrt(size - 1) + 1
-    height += height % 2  # if both sides were odd, only even permutations would be possible
-    width = -(-size // height)
-    rounds = next(rounds for below, rounds in ROUNDS if size < below)
+    height, width, rounds = _choose_grid(size)
     tables = None
     if len(keys) == 1 and height <= _LARGEST_TABLE and height <= len(values):
         tables = _make_tables(height, width, rounds, int(keys[0]))
-    work = np.empty((4, min(_CHUNK, len(values))), np.uint64)
-    for start in range(0, len(values), _CHUNK):
-        chunk = values[start : start + _CHUNK]
-        row, column, *spare = work[:, : len(chunk)]
+    for chunk, chunk_keys, row, column, spare in _cut_chunks(values, keys):
         np.floor_divide(chunk, np.uint64(width), out=row)
         np.multiply(row, np.uint64(width), out=column)
         np.subtract(chunk, column, out=column)
         if tables is not None:
             _rotate_by_tables(row, column, tables, spare[0])
         else:
-            chunk_keys = keys.copy() if len(keys) == 1 else keys[start : start + _CHUNK].copy()
-            _rotate_by_keys(row, column, (height, width), rounds, chunk_keys, spare)
+            _rotate_by_keys(row, column, (height, width), rounds, chunk_keys.copy(), spare)
         np.add(row, column, out=chunk)
+
+
+def _undo_rounds(values: Keys, size: int, keys: Keys) -> None:
+    """Undo `_run_rounds`: replace each cell after all rounds by the cell before them."""
+    height, width, rounds = _choose_grid(size)
+    sides = height, width
+    for chunk, chunk_keys, row, column, spare in _cut_chunks(values, keys):
+        np.floor_divide(chunk, np.uint64(width), out=row)
+        np.multiply(row, np.uint64(width), out=column)
+        np.subtract(chunk, column, out=column)
+        amounts, more = spare
+        for number in reversed(range(rounds)):
+            rotated, fixed = (column, row) if number % 2 else (row, column)
+            side = np.uint64(sides[number % 2])
+            round_keys = chunk_keys + np.uint64(number * _WEYL % 2**64)
+            _find_amounts(fixed, round_keys, int(side), amounts, more)
+            # The difference modulo the side. If it is negative, it wraps around to a huge number,
+            # and adding the side makes it small again: the smaller of the two is the remainder.
+            np.subtract(rotated, amounts, out=rotated)
+            np.add(rotated, side, out=amounts)
+            np.minimum(rotated, amounts, out=rotated)
+        np.multiply(row, np.uint64(width), out=row)
+        np.add(row, column, out=chunk)
+
+
+def _choose_grid(size: int) -> tuple[int, int, int]:
+    """Return the height and width of the grid for a size, and the number of rounds."""
+    height = math.isqrt(size - 1) + 1
+    height += height % 2  # if both sides were odd, only even permutations would be possible
+    rounds = next(rounds for below, rounds in ROUNDS if size < below)
+    return height, -(-size // height), rounds
+
+
+def _cut_chunks(values: Keys, keys: Keys) -> Iterator[tuple[Keys, Keys, Keys, Keys, list[Keys]]]:
+    """Yield chunks of values, with their keys and four arrays of work space of the same length."""
+    work = np.empty((4, min(_CHUNK, len(values))), np.uint64)
+    for start in range(0, len(values), _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        row, column, *spare = work[:, : len(chunk)]
+        yield chunk, keys if len(keys) == 1 else keys[start : start + _CHUNK], row, column, spare
 
 
 def _rotate_by_keys(

@@ -3,7 +3,8 @@
 Guarantees: the start of a row depends only on the fields of `RowOrder` and the row's number. All
 kinds of order but `random` visit every window once per epoch, for any number of windows and any
 size of blocks. Each epoch, seed and name has its own shuffled order. Rows never end: one epoch
-follows another, and row 10**15 costs as much as row 0.
+follows another, and row 10**15 costs as much as row 0. All kinds but `random` can be inverted: the row
+that visits a window in an epoch is computed, and costs as much as the window of a row.
 
 A window is a range of `seq_len + 1` tokens; one starts every `seq_len` tokens. So the last token of
 a window is also the first of the next: the last target of one row and the first input of another.
@@ -24,7 +25,14 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 from tokenmill.order.blocks import BlockShuffle, choose_blocks
-from tokenmill.order.permutation import LARGEST_SIZE, Places, derive_keys, make_key, permute
+from tokenmill.order.permutation import (
+    LARGEST_SIZE,
+    Places,
+    derive_keys,
+    make_key,
+    permute,
+    unpermute,
+)
 
 Kind = Literal["shuffled", "blocks", "sequential", "random"]
 
@@ -99,6 +107,44 @@ class RowOrder:
         flat = rows.ravel()
         starts = self._draw(flat) if self.kind == "random" else self._visit(flat) * self.seq_len
         return starts.reshape(rows.shape)
+
+    def find_windows(self, start: int, stop: int) -> range:
+        """Return the windows that hold one of the tokens [start, stop).
+
+        A token is in one window, or in two if it is the last of one and the first of the next. The
+        last few tokens of a source may be in no window.
+
+        >>> RowOrder(tokens=1_000, seq_len=100).find_windows(100, 101)
+        range(0, 2)
+        """
+        if start >= stop:
+            return range(0)
+        first = max(0, -(-start // self.seq_len) - 1)
+        return range(first, max(first, min(self.windows, (stop - 1) // self.seq_len + 1)))
+
+    def rows_of(self, windows: Places, epochs: Places) -> Places:
+        """Return the row that visits each window in each epoch: the inverse of `starts`.
+
+        Both arrays are 1-D and have the same length. The order `random` has no inverse.
+
+        >>> order = RowOrder(tokens=1_000, seq_len=100, seed=1, name="web")
+        >>> order.rows_of(np.array([4, 7, 4]), np.array([0, 0, 1])).tolist()
+        [0, 1, 14]
+        >>> order.starts(np.array([14])).tolist()
+        [400]
+        """
+        if self.kind == "random":
+            raise UsageError("the order 'random' has no inverse: it may visit a place repeatedly.")
+        if not len(windows):
+            return np.empty(0, np.int64)
+        firsts = epochs * self.windows
+        if self.kind == "sequential":
+            return firsts + windows
+        keys = derive_keys(self._key, epochs[:1] if (epochs == epochs[0]).all() else epochs)
+        if self.block_rows is None or self.group_blocks is None:
+            return firsts + unpermute(windows, self.windows, keys)
+        shuffle = BlockShuffle(self.windows, self.block_rows, self.group_blocks)
+        return firsts + shuffle.invert(windows, keys)
 
     @cached_property
     def _key(self) -> int:

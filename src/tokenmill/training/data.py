@@ -17,7 +17,6 @@ cost. Reading can stop between two rows, so that a run with large steps exits pr
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,29 +26,30 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import InputError, TokenizerError, UsageError
-from tokenmill.hub.paths import is_hub_path
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import leave_if_stopped
 from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config, Ids, check_value
+from tokenmill.training.run_reading import DataOrigin
 
 AnyPath = str | os.PathLike[str]
 
 IN_MEMORY_VAL = 0.1  # the share of a text file, at its end, for validation
 LARGE = 512 << 20  # bytes; a larger text file should be prepared instead
-_NAMED = re.compile(r"(?P<name>[^=/\\:]+)=(?P<path>.+):(?P<weight>[^:/\\]+)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
     """The training and validation data of a run; ids go from 0 to vocab - 1.
 
-    `describe` is a description and `notes` are warnings, both for display.
+    `describe` is a description and `notes` are warnings, both for display. `origin` says how to
+    open the data again; None if it was made in memory.
     """
 
     train: Tokens | Mixture
@@ -59,6 +59,7 @@ class RunData:
     eot_id: int | None
     describe: str
     notes: tuple[str, ...] = ()
+    origin: DataOrigin | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -165,7 +166,7 @@ tokenmill prepare TEXTS --out no/such
     options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
     options |= {"vocab_size": vocab_size, "eot_id": eot_id}
     options |= {"cache_dir": cache_dir, "cache_bytes": cache_bytes}
-    sources = [_open(*parsed, val_fraction, options) for parsed in _parse(data)]
+    sources = [_open(*parsed, val_fraction, options) for parsed in parse_named(data)]
     if sources:
         found = _join(sources, config)
     if val is not None:
@@ -173,47 +174,17 @@ tokenmill prepare TEXTS --out no/such
         if sources:
             sources[0].check_same(other)
         found = replace(found, val=other.val or other.dataset["train"], notes=())
-    return _without_short_val(found, config)
-
-
-def _parse(data: Sequence[str]) -> list[tuple[str, str, float]]:
-    """Return the name, path and weight of each source, from NAME=PATH:WEIGHT.
-
-    A single path without a name has the name "" and the weight 1.
-    """
-    parsed = [_parse_one(os.fspath(text)) for text in data]
-    names = [name for name, _, _ in parsed]
-    for name, path, _ in parsed:
-        if len(parsed) > 1 and not name:
-            raise UsageError(
-                f"{path!r} is one of several datasets; each needs a name and a weight: NAME={path}:0.5"
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"two of the datasets are named {name!r}; give each its own name.")
-    return parsed
-
-
-def _parse_one(text: str) -> tuple[str, str, float]:
-    named = _NAMED.fullmatch(text)
-    if named is None or is_hub_path(text) or _exists(text):
-        return "", text, 1.0
-    try:
-        weight = float(named["weight"])
-    except ValueError:
-        weight = -1.0
-    if not 0 <= weight < float("inf"):
-        raise UsageError(
-            f"{text} in `data` has the weight {named['weight']!r}; it must be a number, 0 or more, "
-            f"as in {named['name']}={named['path']}:0.5"
-        )
-    return named["name"], named["path"], weight
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):
-        return False
+    origin = DataOrigin.of(
+        data,
+        input_file=input_file,
+        tokenizer=tokenizer.name if tokenizer is not None else None,
+        dtype=None if dtype is None else np.dtype(dtype).name,
+        format=format,
+        vocab_size=vocab_size,
+        eot_id=eot_id,
+        val_fraction=val_fraction,
+    )
+    return _without_short_val(replace(found, origin=origin), config)
 
 
 def _open(

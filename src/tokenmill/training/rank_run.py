@@ -37,6 +37,7 @@ from tokenmill.training.run_folder import (
     read_metrics,
     write_chart,
 )
+from tokenmill.training.run_reading import RunPhase, write_run_data
 from tokenmill.training.validation import Validator
 
 _CURE = "Undo these changes, choose another `name`, or add `restart=True` to discard the run."
@@ -135,7 +136,7 @@ class RankRun:
         record, boards = None, []
         if self.rank == 0:
             with explain_disk_errors(f"step {step:,} is kept" if step else "nothing was started"):
-                self._write_settings()
+                self._write_settings(state)
                 record = Record(self.path, step=step, row=state.row)
             stack.callback(record.close)
             for name in self.boards:
@@ -281,8 +282,19 @@ class RankRun:
         if checkpoint is not None:
             note(f"resuming  from step {checkpoint.state.step:,} ({checkpoint.path})")
 
-    def _write_settings(self) -> None:
-        """Write the settings and the tokenizer, so that the model can be used without its data."""
+    def _write_settings(self, state: RunState) -> None:
+        """Write the settings and the tokenizer, so that the model can be used without its data.
+
+        Also writes how the run reads its data from `state` on.
+        """
+        phase = RunPhase(
+            step=state.step,
+            row=state.row,
+            batch_rows=self.config.batch_rows,
+            world_size=self.world_size,
+        )
+        if problem := write_run_data(self.path, self.data.origin, self.loader.rows.identity, phase):
+            self.watcher.warn(problem)
         written = orjson.dumps(asdict(self.config), option=orjson.OPT_INDENT_2) + b"\n"
         write_file(self.path / CONFIG_NAME, written)
         if self.data.tokenizer is not None:

@@ -6,6 +6,7 @@ metrics.jsonl           one JSON object per line: a `step`, and either `loss` (t
                         last such line) with speed and memory, or `val_loss`, or `sample`
 row_losses.f32          the mean loss of row n as the float32 at byte 4n
 loss.svg                the curves; see `chart.py`
+data.json               the data, the order of its rows and the batches; see `run_reading.py`
 checkpoints/            see `checkpoints.py`
 lock                    held while a process works in the folder
 
@@ -48,6 +49,7 @@ BOARD_NAME = "tensorboard"
 CHART_NAME = "loss.svg"
 CHECKPOINTS_NAME = "checkpoints"
 CONFIG_NAME = "config.json"
+DATA_NAME = "data.json"
 LOSSES_NAME = "row_losses.f32"
 METRICS_NAME = "metrics.jsonl"
 TIMES = ("seconds", "tokens_per_second", "waiting", "memory", "mfu")
@@ -56,7 +58,7 @@ _LOCK_NAME = "lock"
 # new run starts over and truncates the other files.
 _OURS = (
     *(CHECKPOINTS_NAME, METRICS_NAME, LOSSES_NAME, CHART_NAME),
-    *(CONFIG_NAME, TOKENIZER_NAME, BOARD_NAME, _LOCK_NAME),
+    *(CONFIG_NAME, DATA_NAME, TOKENIZER_NAME, BOARD_NAME, _LOCK_NAME),
 )
 _FLOAT = np.dtype("<f4")
 _ROWS = 1 << 20  # losses to read or write at once

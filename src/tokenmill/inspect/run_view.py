@@ -1,0 +1,463 @@
+"""How a run reads its data: from steps and ranks to rows, from rows to tokens, and back.
+
+A `RunView` describes a run of `tokenmill train`, from its folder, or a run of any loader, from its
+settings. Both ways are exact: `find_rows` returns the rows that hold some tokens, and `span` the
+tokens of a row, for every order, mixture and change of batch.
+
+Costs: opening reads manifests and, for the folder of a run, hashes of a sample of the tokens. A row,
+step or token costs as much at the end of a long run as at its start. Only for the order `random`,
+`find_rows` has to compute all rows that are asked for, at about 10 ns each.
+
+The folder of a run is untrusted: see `training/run_reading.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.named import NamedPath, parse_named
+from tokenmill.dataset.opening import Dataset, load_saved_tokenizer
+from tokenmill.dataset.opening import open as open_dataset
+from tokenmill.dataset.paths import AnyPath
+from tokenmill.errors import DatasetError, StateError, UsageError
+from tokenmill.formats.base import Contents
+from tokenmill.load.mixture import Mixture
+from tokenmill.load.rows import RunRows
+from tokenmill.load.settings import RowSettings, check_whole
+from tokenmill.order.mixture import DEFAULT_BLOCK
+from tokenmill.order.rows import Kind, RowOrder
+from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.reading import open_inside
+from tokenmill.store.shards import ArrayShard
+from tokenmill.store.tokens import Tokens, is_same_data
+from tokenmill.training.config import Config
+from tokenmill.training.data import open_data
+from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, LOSSES_NAME
+from tokenmill.training.run_reading import DataOrigin, RowIdentity, read_run_data
+from tokenmill.wording import one_line
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_CHUNK = 1 << 20  # rows or windows that are computed at once
+_FLOAT = np.dtype("<f4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Consecutive steps with the same batch.
+
+    `batch_rows` is the number of rows per step, on all ranks together. Rank r of `world_size` reads
+    the r-th of as many equal parts of each step.
+    """
+
+    step: int
+    row: int
+    batch_rows: int
+    world_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a row is read: its step, its rank, and its `index` in the batch of the rank.
+
+    `epoch` is the epoch of the row's source, counted from 0.
+    """
+
+    row: int
+    step: int
+    rank: int
+    index: int
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpan:
+    """What a row holds: the tokens [start, stop) of the source's split, `seq_len` + 1 of them."""
+
+    row: int
+    source: str
+    start: int
+    stop: int
+
+
+class RunView:
+    """How a run reads its data.
+
+    `folder` is the folder of a run of `tokenmill train`, else None. `datasets` are the datasets by
+    the name of their source, which is "" if there is no mixture.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "ids.npy"
+    >>> np.save(file, np.arange(1_000))
+    >>> view = view_data(file, seq_len=10, batch_size=4, world_size=2, seed=1)
+    >>> view.step_rows(30), view.step_rows(30, rank=1)
+    (range(240, 248), range(244, 248))
+    >>> view.span(245)
+    RowSpan(row=245, source='', start=560, stop=571)
+    >>> view.place(245)
+    Place(row=245, step=30, rank=1, index=1, epoch=2)
+    >>> view.find_rows("", 560, 561, last_row=300).tolist()
+    [33, 82, 113, 155, 227, 245]
+    """
+
+    def __init__(
+        self,
+        *,
+        datasets: Mapping[str, Dataset],
+        rows: RunRows,
+        phases: Sequence[Phase],
+        split: str = "train",
+        folder: Path | None = None,
+    ) -> None:
+        self.folder, self.datasets, self.split = folder, datasets, split
+        self.rows, self.phases = rows, tuple(phases)
+
+    def __repr__(self) -> str:
+        where = "" if self.folder is None else f"{self.folder}: "
+        return f"<RunView {where}rows of {self.rows.seq_len:,} tokens of {self.rows.data!r}>"
+
+    @property
+    def seq_len(self) -> int:
+        """The number of inputs of a row. A row has one token more."""
+        return self.rows.seq_len
+
+    @property
+    def row_count(self) -> int | None:
+        """How many rows the run has read and recorded so far; None without a run's folder."""
+        return None if self.folder is None else self.losses_count
+
+    def tokens(self, source: str) -> Tokens:
+        """Return the tokens of a source."""
+        return self.rows.tokens[self._find_source(source)]
+
+    def order(self, source: str) -> RowOrder:
+        """Return the order of a source's rows."""
+        return self.rows.orders[self._find_source(source)]
+
+    def _find_source(self, source: str) -> int:
+        try:
+            return self.rows.names.index(source)
+        except ValueError:
+            known = ", ".join(map(one_line, self.rows.names))
+            what = (
+                f"the sources are {known}" if known else "there is a single source, without a name"
+            )
+            raise UsageError(f"there is no source {one_line(repr(source))}: {what}.") from None
+
+    def step_rows(self, step: int, rank: int | None = None) -> range:
+        """Return the rows of a step or, with `rank`, those that one rank reads."""
+        step = check_whole("step", step, 0)
+        phase = self._pick_phase([one.step for one in self.phases], step, "step")
+        first = phase.row + (step - phase.step) * phase.batch_rows
+        if rank is None:
+            return range(first, first + phase.batch_rows)
+        if not 0 <= rank < phase.world_size:
+            raise UsageError(
+                f"`rank` is {rank}, but step {step:,} has {phase.world_size} "
+                f"rank{'s' if phase.world_size != 1 else ''}, numbered from 0."
+            )
+        part = phase.batch_rows // phase.world_size
+        return range(first + rank * part, first + (rank + 1) * part)
+
+    def place(self, row: int) -> Place:
+        """Return the step, rank and epoch of a row."""
+        row = check_whole("row", row, 0)
+        phase = self._pick_phase([one.row for one in self.phases], row, "row")
+        steps, inside = divmod(row - phase.row, phase.batch_rows)
+        rank, index = divmod(inside, phase.batch_rows // phase.world_size)
+        source, number = 0, row
+        if self.rows.mixture is not None:
+            sources, numbers = self.rows.mixture.assign(np.array([row]))
+            source, number = int(sources[0]), int(numbers[0])
+        epoch = number // self.rows.orders[source].windows
+        return Place(row=row, step=phase.step + steps, rank=rank, index=index, epoch=epoch)
+
+    def _pick_phase(self, firsts: Sequence[int], number: int, what: str) -> Phase:
+        phase = bisect_right(firsts, number) - 1
+        if phase < 0:
+            raise DatasetError(
+                f"{self.folder} does not say which batch {what} {number:,} is in: {DATA_NAME} begins "
+                f"at {what} {firsts[0]:,}. Ask for a later {what}."
+            )
+        return self.phases[phase]
+
+    def spans(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Return the index of each row's source in `rows.names`, and its first token in the source."""
+        return self.rows.locate_in_sources(rows)
+
+    def span(self, row: int) -> RowSpan:
+        """Return which tokens a row holds."""
+        sources, starts = self.spans(np.array([check_whole("row", row, 0)]))
+        start, name = int(starts[0]), self.rows.names[int(sources[0])]
+        return RowSpan(row=row, source=name, start=start, stop=start + self.seq_len + 1)
+
+    def find_rows(
+        self, source: str, start: int, stop: int, *, first_row: int = 0, last_row: int
+    ) -> Integers:
+        """Return all rows in [first_row, last_row) that hold a token of [start, stop), ascending.
+
+        `start` and `stop` are positions in the split of a source. A token is in one row per epoch,
+        or in two if it is the last of one row and the first of another. The last few tokens of a
+        source may be in no row.
+        """
+        number = self._find_source(source)
+        order, mixture = self.rows.orders[number], self.rows.mixture
+        if first_row >= last_row or start >= stop:
+            return np.empty(0, np.int64)
+        first, last = first_row, last_row
+        if mixture is not None:
+            first, last = (int(mixture.counts(row)[number]) for row in (first_row, last_row))
+        found = np.concatenate([np.empty(0, np.int64), *_find_own(order, start, stop, first, last)])
+        found.sort()
+        return found if mixture is None else mixture.rows_of(number, found)
+
+    def read(self, rows: Integers) -> npt.NDArray[Any]:
+        """Return the tokens of rows, as an array of shape (rows, seq_len + 1)."""
+        return self.rows.read(self.rows.locate(np.asarray(rows, np.int64)))
+
+    @property
+    def losses_count(self) -> int:
+        """How many rows have a loss in the run's folder; 0 without a folder."""
+        with ExitStack() as stack:
+            file = self._open_losses(stack)
+            return 0 if file is None else os.fstat(file.fileno()).st_size // _FLOAT.itemsize
+
+    def losses(self, first: int, last: int) -> Floats:
+        """Return the losses of the rows [first, last), NaN where unknown. Empty without a folder."""
+        if self.folder is None:
+            return np.empty(0, np.float32)
+        losses = np.full(max(0, last - first), np.nan, np.float32)
+        with ExitStack() as stack:
+            if (file := self._open_losses(stack)) is not None:
+                file.seek(first * _FLOAT.itemsize)
+                data = file.read(losses.nbytes)
+                known = np.frombuffer(
+                    data[: len(data) // _FLOAT.itemsize * _FLOAT.itemsize], _FLOAT
+                )
+                losses[: len(known)] = known
+        return losses
+
+    def _open_losses(self, stack: ExitStack) -> BinaryIO | None:
+        if self.folder is None or not (self.folder / LOSSES_NAME).exists():
+            return None
+        return stack.enter_context(open_inside(self.folder, LOSSES_NAME))
+
+    @cached_property
+    def is_mixture(self) -> bool:
+        """Whether the rows come from several named sources."""
+        return self.rows.mixture is not None
+
+
+def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> list[Integers]:
+    """Return the rows of one source in [first, last) that hold a token of [start, stop).
+
+    The result is in pieces, in any order. Either inverts the order for all windows with these
+    tokens, or computes all rows, whichever is less work.
+    """
+    windows = order.find_windows(start, stop)
+    epochs = range(first // order.windows, (last - 1) // order.windows + 1)
+    found: list[Integers] = []
+    if first >= last or (not windows and order.kind != "random"):
+        return found
+    if order.kind == "random" or len(windows) * len(epochs) > last - first:
+        for low in range(first, last, _CHUNK):
+            rows = np.arange(low, min(low + _CHUNK, last))
+            starts = order.starts(rows)
+            found.append(rows[(starts < stop) & (starts + order.seq_len >= start)])
+        return found
+    for low in range(0, len(windows) * len(epochs), _CHUNK):
+        # All windows of an epoch come together, because one key for all is faster than several.
+        numbers = np.arange(low, min(low + _CHUNK, len(windows) * len(epochs)))
+        at, offsets = np.divmod(numbers, len(windows))
+        rows = order.rows_of(windows.start + offsets, epochs.start + at)
+        found.append(rows[(rows >= first) & (rows < last)])
+    return found
+
+
+def view_data(
+    data: AnyPath | Sequence[AnyPath],
+    *,
+    seq_len: int,
+    batch_size: int = 1,
+    world_size: int = 1,
+    seed: int = 0,
+    order: Kind = "shuffled",
+    block_rows: int | None = None,
+    group_blocks: int | None = None,
+    split: str = "train",
+    changes: Mapping[int, Mapping[str, float]] | None = None,
+    block: int = DEFAULT_BLOCK,
+    **opening: Any,
+) -> RunView:
+    """Return how a loader with these settings reads `data`: a path, or several NAME=PATH:WEIGHT.
+
+    `batch_size` is the number of rows per step on each rank. `changes` and `block` are as in
+    `Mixture`, and the other arguments as in `Loader` and `tokenmill.open`.
+    """
+    settings = RowSettings(
+        seq_len=seq_len, seed=seed, order=order, block_rows=block_rows, group_blocks=group_blocks
+    )
+    batch_size = check_whole("batch_size", batch_size, 1)
+    world_size = check_whole("world_size", world_size, 1)
+    named = parse_named([data] if isinstance(data, (str, os.PathLike)) else data)
+    if not named:
+        raise UsageError("`data` is empty. Give a dataset, or several as NAME=PATH:WEIGHT.")
+    datasets = _open_named(named, opening)
+    phase = Phase(step=0, row=0, batch_rows=batch_size * world_size, world_size=world_size)
+    weights = {one.name: one.weight for one in named}
+    tokens = _join(datasets, split, weights, changes or {}, block)
+    rows = RunRows(tokens, settings)
+    return RunView(datasets=datasets, rows=rows, phases=[phase], split=split)
+
+
+def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunView:
+    """Return how a run of `tokenmill train` reads its data, from the run's folder.
+
+    The folder says where the data is. If the data was moved, or was in memory, `data` names it, as
+    for `tokenmill train`. An error is raised if the tokens are not those of the run.
+    """
+    path = Path(folder)
+    if not (path / DATA_NAME).exists():
+        raise _lacks_data(path)
+    record = read_run_data(path)
+    given = [os.fspath(one) for one in ([data] if isinstance(data, (str, os.PathLike)) else data)]
+    origin = record.origin
+    if not given and origin is None:
+        example = " ".join(f"{name}=PATH:WEIGHT" for name in record.rows.names or ()) or "PATH"
+        raise UsageError(
+            f"{path} does not say where its data is, because it was made in Python. Name the data: "
+            f"`data={one_line(example)}`."
+        )
+    origin = origin or DataOrigin(data=[])
+    if given or origin.input_file is None:
+        named = parse_named(given or origin.data)
+        datasets = _open_named(named, _find_options(path, origin))
+    else:
+        datasets = {"": _open_text(path, origin)}
+    _check_names(path, record.rows, datasets)
+    settings = RowSettings(
+        seq_len=record.rows.seq_len,
+        seed=record.rows.seed,
+        order=record.rows.order,
+        block_rows=record.rows.block_rows,
+        group_blocks=record.rows.group_blocks,
+    )
+    names, phases = record.rows.names or [], record.rows.weights or [(0, [1.0])]
+    weights = dict(zip(names, phases[0][1], strict=True)) or {"": 1.0}
+    changes = {row: dict(zip(names, changed, strict=True)) for row, changed in phases[1:]}
+    block = record.rows.block or DEFAULT_BLOCK
+    rows = RunRows(_join(datasets, "train", weights, changes, block), settings)
+    _check_tokens(path, record.rows, rows)
+    return RunView(
+        datasets=datasets,
+        rows=rows,
+        phases=[
+            Phase(step=one.step, row=one.row, batch_rows=one.batch_rows, world_size=one.world_size)
+            for one in record.phases
+        ],
+        folder=path,
+    )
+
+
+def _lacks_data(path: Path) -> DatasetError:
+    if not path.exists():
+        return DatasetError(f"{path} does not exist. Give the folder of a run, such as runs/NAME.")
+    if any((path / name).exists() for name in (CONFIG_NAME, CHECKPOINTS_NAME)):
+        return DatasetError(
+            f"{path} has no {DATA_NAME}: the run was trained with an earlier version, so its folder "
+            "does not say how it reads its data. Resume the run to add the file, or describe the run "
+            "with `data` and the settings of its loader instead of `run`."
+        )
+    return DatasetError(
+        f"{path} is not the folder of a run: it has no {DATA_NAME}. Give a folder such as runs/NAME."
+    )
+
+
+def _open_named(named: Sequence[NamedPath], options: Mapping[str, Any]) -> dict[str, Dataset]:
+    # Few rows are read, so a remote dataset needs no cache.
+    options = {"cache_bytes": 0, **options}
+    fraction = options.pop("val_fraction", None)
+    datasets = {}
+    for name, path, _ in named:
+        dataset = open_dataset(path, **options)
+        if fraction and not (name and "val" in dataset.splits):  # as in `tokenmill train`
+            dataset = open_dataset(path, **options, val_fraction=fraction)
+        datasets[name] = dataset
+    return datasets
+
+
+def _find_options(folder: Path, origin: DataOrigin) -> dict[str, Any]:
+    names = ("dtype", "format", "vocab_size", "eot_id", "val_fraction")
+    options = {name: getattr(origin, name) for name in names}
+    if origin.tokenizer is not None and (folder / TOKENIZER_NAME).exists():
+        options["tokenizer"] = load_saved_tokenizer(folder)
+    return options
+
+
+def _open_text(folder: Path, origin: DataOrigin) -> Dataset:
+    """Tokenize the text file of a run in memory again, as `tokenmill train` does at every start."""
+    assert origin.input_file is not None
+    found = open_data(
+        [],
+        input_file=origin.input_file,
+        tokenizer=load_saved_tokenizer(folder),
+        config=Config(),
+        val_fraction=origin.val_fraction,
+    )
+    assert isinstance(found.train, Tokens)
+    contents = Contents(
+        splits={"train": ArrayShard(found.train[:])}, eot_id=found.eot_id, vocab_size=found.vocab
+    )
+    return Dataset(Path(origin.input_file), "text", contents, found.tokenizer)
+
+
+def _join(
+    datasets: Mapping[str, Dataset],
+    split: str,
+    weights: Mapping[str, float],
+    changes: Mapping[int, Mapping[str, float]],
+    block: int,
+) -> Tokens | Mixture:
+    if list(datasets) == [""]:
+        if changes:
+            raise UsageError("`changes` is for mixtures. Name each dataset: NAME=PATH:WEIGHT.")
+        return datasets[""][split]
+    # In the order of the weights: a mixture's rows depend on the order of its sources.
+    sources = {name: (datasets[name][split], weight) for name, weight in weights.items()}
+    return Mixture(sources, changes=changes, block=block)
+
+
+def _check_names(folder: Path, there: RowIdentity, datasets: Mapping[str, Dataset]) -> None:
+    expected = there.names or [""]
+    if sorted(expected) != sorted(datasets):
+        example = " ".join(f"{name}=PATH:WEIGHT" for name in there.names or ()) or "PATH"
+        raise UsageError(
+            f"{folder} was trained on {len(expected)} "
+            f"dataset{'s' if len(expected) != 1 else ''}; `data` must name the same, as "
+            f"{one_line(example)}."
+        )
+
+
+def _check_tokens(folder: Path, there: RowIdentity, rows: RunRows) -> None:
+    """Raise `StateError` if the tokens are not those that the run was trained on."""
+    for name, tokens in zip(rows.names, rows.tokens, strict=True):
+        source = there.sources[name]
+        # Compare the lengths first: an identity may need reading.
+        if source.tokens != len(tokens) or not is_same_data(source.fingerprint, tokens.identity):
+            called = f"source {one_line(name)} of " if name else ""
+            raise StateError(
+                f"The tokens of {called}{folder} are not those that it was trained on: it had "
+                f"{source.tokens:,} tokens, and now has {len(tokens):,}, which differ. Restore the "
+                "data, or name where it is now: `data=PATH`."
+            )
