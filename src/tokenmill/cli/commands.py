@@ -28,6 +28,7 @@ _COMMANDS = {
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),
+    "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -40,6 +41,7 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
+    "exclude": "Usage: tokenmill exclude [OPTIONS] DATA [WHAT...]",
     "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
@@ -71,7 +73,8 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
     """Map each argument of a command to its flag or positional name.
 
     >>> find_flags(["reshard"])
-    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard', 'compress': '--compress'}
+    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard', 'compress': '--compress', \
+'exclude': '--exclude'}
     """
     _, apps, _ = app.parse_commands(command)
     arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()
