@@ -25,7 +25,6 @@ from tokenmill.preparation.key_files import KeyLayout, Keys
 from tokenmill.storage.files import AtomicFile, create_unnamed
 
 RUN = 1 << 21  # keys that are sorted at once
-_SAMPLE = 1 << 16  # of a run, every key of this number is a border when runs are merged
 _BORDERS = 16  # that are merged at once
 _COPY = 1 << 18  # keys that are hashed or copied at once
 _KEY_BYTES = 16
@@ -49,7 +48,7 @@ class SortedKeys:
         first, second = next(runs, np.empty((0, 2), np.uint64)), next(runs, None)
         if second is None:
             return cls(first)
-        return cls(_merge(first, second, runs))
+        return cls(_merge(chain((first, second), runs), run))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -129,19 +128,24 @@ def _sort(keys: Keys) -> Keys:
     return keys[fresh]
 
 
-def _merge(first: Keys, second: Keys, more: Iterator[Keys]) -> Keys:
-    """Merge sorted runs on disk, range by range. Returns a map of a file without a name."""
+def _merge(sorted_runs: Iterator[Keys], limit: int) -> Keys:
+    """Merge sorted runs on disk, about `limit` keys at a time. Returns a map of a file without a name.
+
+    Every key of a run with a multiple of `step` as its place is a border. Between two borders, a run
+    has at most `step` keys.
+    """
     folder = Path(tempfile.gettempdir())
     with create_unnamed(folder) as spill, create_unnamed(folder) as made:
         counts = []
-        for run in chain((first, second), more):
+        for run in sorted_runs:
             spill.write(run.data)
             counts.append(len(run))
         spill.flush()
         whole = np.memmap(spill, np.uint64, "r").reshape(-1, 2)
         ends = np.cumsum([0, *counts]).tolist()
         runs = [whole[start:end] for start, end in pairwise(ends)]
-        samples = np.concatenate([run[_SAMPLE::_SAMPLE] for run in runs])
+        step = max(1, limit // (len(runs) + _BORDERS))
+        samples = np.concatenate([run[step::step] for run in runs])
         borders = _sort(samples)[::_BORDERS].tolist() if len(samples) else []
         before, total = [0] * len(runs), 0
         for border in [*borders, None]:
