@@ -25,6 +25,7 @@ _WHERE = {
     "cache": "tokenmill.dataset.caching",
     "download": "tokenmill.dataset.download",
     "exclude": "tokenmill.inspect.exclude",
+    "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "index": "tokenmill.inspect.search.search",
@@ -56,6 +57,7 @@ __all__ = [
     "cache",
     "download",
     "exclude",
+    "explain",
     "export",
     "import_dataset",
     "index",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from tokenmill.inspect.exclude import exclude
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.where import where
+    from tokenmill.inspect.explain import explain
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -29,6 +29,7 @@ _COMMANDS = {
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),
     "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
+    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -45,6 +46,7 @@ _USAGES = {
     "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
+    "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 

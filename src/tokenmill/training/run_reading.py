@@ -107,7 +107,7 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     group_blocks: _Count | None
     sources: dict[_Text, _Source]
     names: list[_Text] | None = None
-    weights: list[tuple[_Row, list[_Weight]]] | None = None
+    weights: Annotated[list[tuple[_Row, list[_Weight]]], Meta(min_length=1)] | None = None
     block: _Count | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +121,9 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("the names are not those of the sources")
         if any(len(weights) != len(self.sources) for _, weights in self.weights or ()):
             raise ValueError("a phase does not have one weight for each source")
+        firsts = [row for row, _ in self.weights or [(0, [])]]
+        if firsts[0] != 0 or sorted(set(firsts)) != firsts:
+            raise ValueError("the phases of the weights are not in order")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
