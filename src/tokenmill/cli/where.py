@@ -117,7 +117,8 @@ def where(
     for file in found.files:
         _show_file(file)
     for number, document in enumerate(found.documents):
-        show("" if number or found.files or found.notes else "")
+        if number or found.files or found.notes:
+            show("")
         _show_document(document)
     for absence in found.absences:
         _show_absence(absence)
@@ -187,17 +188,19 @@ def _show_visits(visits: Visits) -> None:
             text += f"; next at step {count(visits.next.step)}"
         show(f"{text}.")
         shown += [one for one in (visits.latest, visits.next) if one and one not in shown]
-    show_table(
-        "Read at",
-        ("epoch", "step", "rank", "index", "row", "tokens of the row", "loss"),
-        [_list_visit(one) for one in sorted(shown, key=lambda one: one.row)],
-    )
+    shown.sort(key=lambda one: one.row)
+    heads = ["epoch", "step", "rank", "index", "row", "tokens of the row"]
+    rows = [_list_visit(one) for one in shown]
+    if any(one.loss is not None for one in shown):
+        heads.append("loss")
+        for row, one in zip(rows, shown, strict=True):
+            row.append("" if one.loss is None else f"{one.loss:.4f}")
+    show_table("Read at", heads, rows)
 
 
-def _list_visit(visit: Visit) -> tuple[str, ...]:
-    loss = "" if visit.loss is None else f"{visit.loss:.4f}"
+def _list_visit(visit: Visit) -> list[str]:
     numbers = visit.epoch, visit.step, visit.rank, visit.index, visit.row
-    return (*map(count, numbers), f"{visit.start} to {visit.stop - 1}", loss)
+    return [*map(count, numbers), f"{visit.start} to {visit.stop - 1}"]
 
 
 def _show_absence(absence: Absence) -> None:
