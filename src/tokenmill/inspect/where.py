@@ -22,13 +22,14 @@ import tokenmill.dataset.opening
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
+from tokenmill.inspect.absence import EXCLUDED, LISTED, find_excluded
 from tokenmill.inspect.described import Describer
 from tokenmill.inspect.file_finder import FileFinder
 from tokenmill.inspect.keys import DIGITS, find_key, is_key, open_tables
 from tokenmill.inspect.run_view import RunView, open_run, view_data
 from tokenmill.inspect.search.search import search
 from tokenmill.inspect.source_places import find_nearest, parse_place
-from tokenmill.inspect.whereabouts import FoundDocument, Whereabouts
+from tokenmill.inspect.whereabouts import Absence, FoundDocument, Whereabouts
 from tokenmill.progress import Watcher, watching
 from tokenmill.wording import one_line
 
@@ -167,7 +168,7 @@ class Finder:
             return found
         if kind == "key" or (kind is None and is_key(what)):
             found = self._find_key(what)
-            if found.documents or kind == "key" or len(what) == DIGITS:
+            if found.documents or found.absences or kind == "key" or len(what) == DIGITS:
                 return found
         if kind in (None, "file") and (found := self._files.find_other_file(what)):
             return found
@@ -224,7 +225,29 @@ class Finder:
             raise UsageError(
                 f"{key!r} is the beginning of several keys, such as {shown}. Give more digits."
             )
-        return Whereabouts(what=key, kind="key", documents=tuple(documents), is_all=is_all)
+        answer = Whereabouts(what=key, kind="key", documents=tuple(documents), is_all=is_all)
+        return answer if documents else replace(answer, absences=self._find_excluded(key))
+
+    def _find_excluded(self, key: str) -> tuple[Absence, ...]:
+        """Return what the lists of excluded documents say about a key."""
+        found = []
+        for name, dataset in self._prepared.items():
+            if (entry := find_excluded(dataset, key)) is not None:
+                unit = "row" if "row" in entry else "byte"
+                start = entry.get("row", entry.get("offset"))
+                found.append(
+                    Absence(
+                        name=name,
+                        path=str(dataset.path),
+                        source=str(entry.get("source")),
+                        unit=unit,
+                        reason=EXCLUDED,
+                        detail=LISTED,
+                        start=start if isinstance(start, int) else None,
+                        key=str(entry.get("key")),
+                    )
+                )
+        return tuple(found)
 
     def _find_text(self, text: str) -> Whereabouts:
         documents: list[FoundDocument] = []
