@@ -24,6 +24,7 @@ _WHERE = {
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
     "download": "tokenmill.dataset.download",
+    "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
     "index": "tokenmill.inspect.search.search",
@@ -54,6 +55,7 @@ __all__ = [
     "Tokens",
     "cache",
     "download",
+    "explain",
     "export",
     "import_dataset",
     "index",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch

@@ -13,6 +13,7 @@ from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
 from tokenmill.inspect.peek import peek as look
+from tokenmill.store.documents import Document
 from tokenmill.wording import count, one_line
 
 
@@ -63,6 +64,13 @@ def peek(
     return 0
 
 
+def describe_source(document: Document) -> str | None:
+    """Return the file of a document and its place in that file; None if they are unknown."""
+    if document.source is None:
+        return None
+    return f"{document.source.path}, {document.source.unit} {document.offset}"
+
+
 def _show_origin(found: Peek) -> None:
     document = found.document
     if document is None:
@@ -74,8 +82,8 @@ def _show_origin(found: Peek) -> None:
     if len(found.ids) < document.length:
         shown = f"; showing {found.start} to {found.end - 1}"
     rows = {"document": f"{document.number} of {count(found.documents)} in split {document.split}"}
-    if document.source is not None:
-        rows["source"] = f"{document.source.path}, {document.source.unit} {document.offset}"
+    if (place := describe_source(document)) is not None:
+        rows["source"] = place
     rows["tokens"] = f"{count(document.length)}: {document.start} to {last} of the split{shown}"
     rows["shard"] = f"{found.shard}, from its token {found.shard_token}"
     if document.key is not None:

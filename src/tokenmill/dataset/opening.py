@@ -179,6 +179,16 @@ class Dataset(Mapping[str, Tokens]):
 
         return load_tokenizer(self.contents.tokenizer)
 
+    @cached_property
+    def known_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None if the data does not include it and its name cannot be loaded."""
+        try:
+            return self.tokenizer
+        except TokenizerError:
+            if self.has_tokenizer:
+                raise
+            return None
+
 
 def open(
     path: AnyPaths,

@@ -7,8 +7,10 @@ opened, however large the dataset is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
@@ -65,11 +67,7 @@ def peek(
     ids = tokens[start:end]
     shard, shard_token = tokens.locate(start)
     path = tokens.shard_name(shard)
-    if dataset.vocab_size is not None and len(ids) and int(ids.max()) >= dataset.vocab_size:
-        raise DatasetError(
-            f"{path} or a later shard has the id {ids.max()}, but the vocabulary has only "
-            f"{dataset.vocab_size:,} ids. Find all problems with: tokenmill verify {dataset.path}"
-        )
+    check_vocabulary(dataset, ids, path)
     decode = dataset.tokenizer.decode
     by_id = {int(one): decode(np.array([one])) for one in np.unique(ids)}
     return Peek(
@@ -84,6 +82,15 @@ def peek(
         text=decode(ids),
         id_texts=tuple(by_id[one] for one in ids.tolist()),
     )
+
+
+def check_vocabulary(dataset: Dataset, ids: npt.NDArray[Any], path: str) -> None:
+    """Raise `DatasetError` if an id is outside of the vocabulary. `path` is the shard of the first."""
+    if dataset.vocab_size is not None and len(ids) and int(ids.max()) >= dataset.vocab_size:
+        raise DatasetError(
+            f"{path} or a later shard has the id {ids.max()}, but the vocabulary has only "
+            f"{dataset.vocab_size:,} ids. Find all problems with: tokenmill verify {dataset.path}"
+        )
 
 
 def _choose(

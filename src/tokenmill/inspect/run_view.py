@@ -104,11 +104,11 @@ class RunView:
     >>> view.step_rows(30), view.step_rows(30, rank=1)
     (range(240, 248), range(244, 248))
     >>> view.span(245)
-    RowSpan(row=245, source='', start=560, stop=571)
+    RowSpan(row=245, source='', start=310, stop=321)
     >>> view.place(245)
     Place(row=245, step=30, rank=1, index=1, epoch=2)
-    >>> view.find_rows("", 560, 561, last_row=300).tolist()
-    [33, 82, 113, 155, 227, 245]
+    >>> view.find_rows("", 311, 312, last_row=300).tolist()
+    [41, 142, 245]
     """
 
     def __init__(
@@ -221,6 +221,16 @@ class RunView:
         found = np.concatenate([np.empty(0, np.int64), *_find_own(order, start, stop, first, last)])
         found.sort()
         return found if mixture is None else mixture.rows_of(number, found)
+
+    def find_epoch_end(self, source: str, epoch: int) -> int:
+        """Return the first row of the run after an epoch of a source.
+
+        If the source is paused for ever before, returns the first row after its last one.
+        """
+        number = self._find_source(source)
+        rows = (epoch + 1) * self.rows.orders[number].windows
+        mixture = self.rows.mixture
+        return rows if mixture is None else mixture.find_end(number, rows)
 
     def read(self, rows: Integers) -> npt.NDArray[Any]:
         """Return the tokens of rows, as an array of shape (rows, seq_len + 1)."""
@@ -353,9 +363,7 @@ def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunV
         block_rows=record.rows.block_rows,
         group_blocks=record.rows.group_blocks,
     )
-    names, phases = record.rows.names or [], record.rows.weights or [(0, [1.0])]
-    weights = dict(zip(names, phases[0][1], strict=True)) or {"": 1.0}
-    changes = {row: dict(zip(names, changed, strict=True)) for row, changed in phases[1:]}
+    weights, changes = _find_weights(record.rows)
     block = record.rows.block or DEFAULT_BLOCK
     rows = RunRows(_join(datasets, "train", weights, changes, block), settings)
     _check_tokens(path, record.rows, rows)
@@ -395,6 +403,14 @@ def _open_named(named: Sequence[NamedPath], options: Mapping[str, Any]) -> dict[
             dataset = open_dataset(path, **options, val_fraction=fraction)
         datasets[name] = dataset
     return datasets
+
+
+def _find_weights(rows: RowIdentity) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+    """Return the weights at the start of a run, and the changes of weights by row."""
+    if rows.names is None or not rows.weights:
+        return {"": 1.0}, {}
+    named = [(row, dict(zip(rows.names, each, strict=True))) for row, each in rows.weights]
+    return named[0][1], dict(named[1:])
 
 
 def _find_options(folder: Path, origin: DataOrigin) -> dict[str, Any]:

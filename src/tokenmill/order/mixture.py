@@ -153,6 +153,15 @@ class MixtureOrder:
                 rows[chosen] = self._find_slots(phase, source, numbers[chosen] - given[phase])
         return rows
 
+    def find_end(self, source: int, number: int) -> int:
+        """Return the first row of the run before which a source has given `number` rows.
+
+        If the source never gives as many, returns the first row after the last that it gives.
+        """
+        if not self.shares[-1][source]:
+            number = min(number, int(self._given[-1][source]))
+        return int(self.rows_of(source, np.array([number - 1]))[0]) + 1 if number else 0
+
     def _find_slots(self, phase: int, source: int, numbers: Places) -> Places:
         """Return the rows of a phase that are rows `numbers` of a source, counted from the phase."""
         first, shares = self.phases[phase][0], self.shares[phase]

@@ -84,15 +84,9 @@ class _Source:
     weight: float
     dataset: Dataset
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, or None if the data does not include it and its name cannot be loaded."""
-        try:
-            return self.dataset.tokenizer
-        except TokenizerError:
-            if self.dataset.has_tokenizer:
-                raise
-            return None
+        return self.dataset.known_tokenizer
 
     @cached_property
     def vocab(self) -> int:

@@ -107,7 +107,7 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     group_blocks: _Count | None
     sources: dict[_Text, _Source]
     names: list[_Text] | None = None
-    weights: list[tuple[_Row, list[_Weight]]] | None = None
+    weights: Annotated[list[tuple[_Row, list[_Weight]]], Meta(min_length=1)] | None = None
     block: _Count | None = None
 
     def __post_init__(self) -> None:
