@@ -85,9 +85,9 @@ if TYPE_CHECKING:
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.exclude import exclude
+    from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.where import where
-    from tokenmill.inspect.explain import explain
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

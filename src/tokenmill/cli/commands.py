@@ -25,6 +25,7 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),
@@ -45,8 +46,8 @@ _USAGES = {
     "exclude": "Usage: tokenmill exclude [OPTIONS] DATA [WHAT...]",
     "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
-    "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
+    "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 

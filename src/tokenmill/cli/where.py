@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, show, show_next, show_table, typed_options
-from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.cli.peek import describe_source
+from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.errors import UsageError
 from tokenmill.inspect.where import where as find
 from tokenmill.inspect.whereabouts import (
@@ -32,18 +33,9 @@ _TEXT = 200  # characters
 def where(
     *arguments: Annotated[str, Parameter(name="DATA WHAT")],
     kind: Literal["file", "key", "text", "token", "document"] | None = None,
-    split: str | None = None,
     limit: int = 10,
     run: Path | None = None,
-    seq_len: int | None = None,
-    batch_size: int = 1,
-    world_size: int = 1,
-    seed: int = 0,
-    order: Literal["shuffled", "blocks", "sequential", "random"] = "shuffled",
-    block_rows: int | None = None,
-    group_blocks: int | None = None,
-    tokenizer: str | None = None,
-    opening: Opening = RECOGNISED,
+    reading: Reading = FROM_RUN,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
     """Show where a document is, why it is not there, and when a run reads it.
@@ -58,54 +50,26 @@ def where(
         token=TOKEN, document=DOCUMENT, or text to search for.
     kind
         What is given: file, key, text, token or document. By default, this is found out.
-    split
-        Split of a token or a document, or the only split to search for text. By default, train for
-        a token or a document.
     limit
         Number of documents to show.
     run
-        Folder of a run, to show at which steps the run reads the document.
-    seq_len
-        Tokens per row. Shows at which steps a loader with these settings reads the document.
-    batch_size
-        Rows per step on each rank. Only with --seq-len.
-    world_size
-        Number of ranks. Only with --seq-len.
-    seed
-        Seed of the order. Only with --seq-len.
-    order
-        Order of the rows. Only with --seq-len.
-    block_rows
-        Rows of a block, in the order blocks.
-    group_blocks
-        Blocks whose rows are shuffled together, in the order blocks.
-    tokenizer
-        Tokenizer that made the tokens, such as gpt2, bytes or a file. By default, the tokenizer
-        comes from the data.
+        Folder of a run of tokenmill train, to show at which steps it reads the document. For any
+        other run, give the settings of its loader.
     json
         Print the answer as JSON.
     """
     *data, what = arguments or ("",)
     if not what or not (data or run):
         raise UsageError("tokenmill where needs DATA and WHAT, such as a file, a key or some text.")
-    given = {**opening.options, **({"tokenizer": tokenizer} if tokenizer else {})}
     with Display() as display:
         found = find(
-            data or None,
+            data,
             what,
             kind=kind,
-            split=split,
             limit=limit,
             run=run,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            world_size=world_size,
-            seed=seed,
-            order=order,
-            block_rows=block_rows,
-            group_blocks=group_blocks,
             watcher=display,
-            **given,
+            **reading.arguments,
         )
     is_found = bool(found.documents) or any(file.first for file in found.files)
     if json:
@@ -117,7 +81,8 @@ def where(
     for file in found.files:
         _show_file(file)
     for number, document in enumerate(found.documents):
-        show("" if number or found.files or found.notes else "")
+        if number or found.files or found.notes:
+            show("")
         _show_document(document)
     for absence in found.absences:
         _show_absence(absence)
@@ -126,7 +91,7 @@ def where(
         show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
     if not found.is_all:
         show(f"\n… and more: there are more than --limit {limit}.")
-    _show_next(found, data, typed_options(given), run)
+    _show_next(found, data, typed_options(reading.opening), run)
     return 0 if is_found else 1
 
 
@@ -145,8 +110,8 @@ def _list_facts(found: FoundDocument) -> dict[str, str]:
         rows["token"] = f"{count(found.start)} of split {found.split}"
     else:
         rows["document"] = f"{count(document.number)} of split {found.split}"
-        if document.source is not None:
-            rows["source"] = _place(document)
+        if (place := describe_source(document)) is not None:
+            rows["source"] = place
         last = found.start + found.length - 1
         rows["tokens"] = f"{count(found.length)}: {found.start} to {last} of the split"
     rows["shard"] = f"{found.shard}, from its token {found.shard_token}"
@@ -157,12 +122,6 @@ def _list_facts(found: FoundDocument) -> dict[str, str]:
     if found.found is not None and document is not None:
         rows["found at"] = f"token {found.found} of the split"
     return rows
-
-
-def _place(document: Document) -> str:
-    if document.source is None:
-        return "unknown"
-    return f"{document.source.path}, {document.source.unit} {document.offset}"
 
 
 def _show_document(found: FoundDocument) -> None:
@@ -187,17 +146,19 @@ def _show_visits(visits: Visits) -> None:
             text += f"; next at step {count(visits.next.step)}"
         show(f"{text}.")
         shown += [one for one in (visits.latest, visits.next) if one and one not in shown]
-    show_table(
-        "Read at",
-        ("epoch", "step", "rank", "index", "row", "tokens of the row", "loss"),
-        [_list_visit(one) for one in sorted(shown, key=lambda one: one.row)],
-    )
+    shown.sort(key=lambda one: one.row)
+    heads = ["epoch", "step", "rank", "index", "row", "tokens of the row"]
+    rows = [_list_visit(one) for one in shown]
+    if any(one.loss is not None for one in shown):
+        heads.append("loss")
+        for row, one in zip(rows, shown, strict=True):
+            row.append("" if one.loss is None else f"{one.loss:.4f}")
+    show_table("Read at", heads, rows)
 
 
-def _list_visit(visit: Visit) -> tuple[str, ...]:
-    loss = "" if visit.loss is None else f"{visit.loss:.4f}"
+def _list_visit(visit: Visit) -> list[str]:
     numbers = visit.epoch, visit.step, visit.rank, visit.index, visit.row
-    return (*map(count, numbers), f"{visit.start} to {visit.stop - 1}", loss)
+    return [*map(count, numbers), f"{visit.start} to {visit.stop - 1}"]
 
 
 def _show_absence(absence: Absence) -> None:

@@ -8,16 +8,19 @@ answer says so: the file may have changed since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+import orjson
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.keys import find_key
 from tokenmill.inspect.source_record import SourceRecord
-from tokenmill.preparation.folder import REJECTED_NAME
+from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher
 from tokenmill.storage.decoding import parse_json
 from tokenmill.storage.reading import DamagedFileError, open_inside
@@ -30,6 +33,7 @@ _LONGEST_LINE = 1 << 20  # of the list of rejected records
 UNKNOWN = "unknown"
 NO_RECORD = "no record"
 SET_ASIDE = "skipped file"
+LISTED = "it is in a list of documents to exclude"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +68,17 @@ def find_set_aside(dataset: Dataset, source: str) -> str | None:
 
 
 def explain(
-    dataset: Dataset, settings: PrepareSettings, record: SourceRecord, watcher: Watcher
+    dataset: Dataset,
+    settings: PrepareSettings,
+    source: str,
+    record: SourceRecord,
+    watcher: Watcher,
 ) -> Reason:
-    """Return why a record is not a document of the dataset."""
+    """Return why a record of a source is not a document of the dataset."""
     if record.fault is not None or record.key is None:
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
+    if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
+        return Reason(reason=EXCLUDED, detail=LISTED)
     if settings.dedup == "lines":
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
@@ -84,6 +94,11 @@ def explain(
     return Reason(reason=UNKNOWN, detail=detail, twins=twins)
 
 
+def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
+    found = find_report(dataset, source, place=place)
+    return found is not None and found[1].reason == EXCLUDED
+
+
 def _has_no_tokens(dataset: Dataset, record: SourceRecord) -> bool:
     if record.size > len(record.text):
         return False
@@ -94,27 +109,54 @@ def _has_no_tokens(dataset: Dataset, record: SourceRecord) -> bool:
     return not len(ids)
 
 
-def find_rejection(
+def find_report(
     dataset: Dataset, source: str, *, line: int | None = None, place: int | None = None
-) -> tuple[int | None, str] | None:
-    """Return the offset of a rejected record and the reason, from the dataset's list of rejections."""
-    try:
-        with open_inside(dataset.path, REJECTED_NAME) as file:
-            while data := file.readline(_LONGEST_LINE):
-                try:
-                    entry = parse_json(data)
-                    if entry["source"] != source:
-                        continue
-                    offset = entry.get("row", entry.get("offset"))
-                    if (line is not None and entry.get("line") == line) or (
-                        place is not None and offset == place
-                    ):
-                        return (offset if isinstance(offset, int) else None), str(entry["reason"])
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    continue  # damaged; `verify` reports it
-    except DamagedFileError:
-        pass  # there were no rejected records
+) -> tuple[int | None, Reason] | None:
+    """Return the offset of a record and why it is absent, from the lists in the dataset.
+
+    These are the lists of rejected and of excluded records. The record is the one in a line, or the
+    one that starts at a place.
+    """
+    for name in (REJECTED_NAME, EXCLUDED_NAME):
+        for entry in _read_report(dataset, name, orjson.dumps(source)):
+            offset = entry.get("row", entry.get("offset"))
+            if (
+                entry.get("source") == source
+                and (line is None or entry.get("line") == line)
+                and (place is None or offset == place)
+            ):
+                reason = Reason(reason="rejected", detail=str(entry.get("reason")))
+                if name == EXCLUDED_NAME:
+                    reason = Reason(reason=EXCLUDED, detail=LISTED)
+                return (offset if isinstance(offset, int) else None), reason
     return None
+
+
+def find_excluded(dataset: Dataset, key: str) -> dict[str, Any] | None:
+    """Return the entry of the first excluded document whose key begins with `key`, or None.
+
+    The entry has the source of the document, its `offset` or `row`, and its key.
+    """
+    for entry in _read_report(dataset, EXCLUDED_NAME, key.lower().encode()):
+        if str(entry.get("key")).startswith(key.lower()):
+            return entry
+    return None
+
+
+def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a list that contain some bytes."""
+    try:
+        with open_inside(dataset.path, name) as file:
+            while data := file.readline(_LONGEST_LINE):
+                if needle in data:
+                    try:
+                        entry = parse_json(data)
+                    except ValueError:  # damaged
+                        continue
+                    if isinstance(entry, dict):
+                        yield entry
+    except DamagedFileError:
+        return  # there is no such list
 
 
 def describe_change(expected: int, found: int, path: str) -> str:

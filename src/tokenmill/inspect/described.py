@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError
+from tokenmill.inspect.explain import decode_beginning
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.visits import find_visits
 from tokenmill.inspect.whereabouts import FoundDocument, Visits
 from tokenmill.store.documents import Document
 
-SHOWN = 40  # tokens of a document that are shown as text
+TEXT_LENGTH = 160  # characters of the beginning of a document
+_IDS = 1024  # to decode at most
 _VISITS = 5  # rows that are listed
 
 
@@ -35,15 +37,21 @@ class Describer:
     ) -> FoundDocument:
         tokens = dataset[split]
         shard, shard_token = tokens.locate(min(start, len(tokens) - 1))
+        path = tokens.shard_name(shard)
+        ids = tokens[start : start + min(length, _IDS)]
+        try:
+            text = decode_beginning(dataset, ids, TEXT_LENGTH, path)
+        except TokenmillError:  # ids are damaged; the places of documents are still right
+            text = None
         found = FoundDocument(
             name=name,
             path=str(dataset.path),
             split=split,
             start=start,
             length=length,
-            shard=tokens.shard_name(shard),
+            shard=path,
             shard_token=shard_token,
-            text=_read_text(dataset, split, start, min(length, SHOWN)),
+            text=text,
         )
         return replace(found, visits=self._find_visits(found))
 
@@ -56,10 +64,3 @@ class Describer:
         if found.start >= stop:
             return None
         return find_visits(view, found.name, found.start, stop, _VISITS)
-
-
-def _read_text(dataset: Dataset, split: str, start: int, length: int) -> str | None:
-    try:
-        return dataset.tokenizer.decode(dataset[split][start : start + length])
-    except TokenmillError:  # the tokenizer is unknown, or the ids are not its own
-        return None

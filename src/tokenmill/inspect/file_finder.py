@@ -14,7 +14,7 @@ from tokenmill.inspect.absence import (
     UNKNOWN,
     describe_change,
     explain,
-    find_rejection,
+    find_report,
     find_set_aside,
     read_settings,
 )
@@ -140,7 +140,7 @@ class FileFinder:
         )
         if record is None:
             return absence
-        why = explain(dataset, settings, record, self._watcher)
+        why = explain(dataset, settings, source.path, record, self._watcher)
         return replace(
             absence,
             reason=why.reason,
@@ -256,9 +256,8 @@ class _OneSource:
     def _find_rejected(self, line: int) -> Whereabouts:
         """Find a line of a file that is missing, in the list of rejected records."""
         path = one_line(self._source.path)
-        rejection = find_rejection(self._dataset, self._source.path, line=line)
-        if rejection is not None:
-            return self._absent(rejection[0], "rejected", rejection[1])
+        if (found := find_report(self._dataset, self._source.path, line=line)) is not None:
+            return self._absent(found[0], found[1].reason, found[1].detail)
         raise UsageError(
             f"{path} is not there, so line {count(line)} cannot be found. Give the place as a byte, "
             f"{path}:byte=BYTE, or the path where the file is now."
@@ -267,9 +266,8 @@ class _OneSource:
     def _find_unread(self, before: Document | None, place: int) -> Whereabouts:
         """Find a place in a file that is missing: say what the dataset knows."""
         path, unit = one_line(self._source.path), self._source.unit
-        rejection = find_rejection(self._dataset, self._source.path, place=place)
-        if rejection is not None:
-            return self._absent(place, "rejected", rejection[1])
+        if (found := find_report(self._dataset, self._source.path, place=place)) is not None:
+            return self._absent(place, found[1].reason, found[1].detail)
         if unit == "row" or before is None:
             detail = f"no document starts here, and {path} is not there to find out why"
             return self._absent(place, UNKNOWN, detail)

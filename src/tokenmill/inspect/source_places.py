@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -128,7 +129,7 @@ class SourceDocuments:
         """Return the last document that starts at a place, or before it."""
         found = None
         for table, numbers in self._pairs():
-            at = bisect_right(numbers, place, key=lambda n, t=table: int(t.record(n)["offset"])) - 1
+            at = bisect_right(numbers, place, key=partial(_read_offset, table)) - 1
             if at >= 0:
                 document = table[numbers[at]]
                 if found is None or (document.offset or 0) >= (found.offset or 0):
@@ -139,14 +140,19 @@ class SourceDocuments:
         return zip(self._tables, self._numbers, strict=True)
 
 
+def _read_offset(table: Documents, number: int) -> int:
+    return int(table.record(number)["offset"])
+
+
 def _scan(table: Documents, source: int) -> Sequence[int]:
     numbers, offsets = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     for first, records in table.read_records():
         found = np.flatnonzero(records["source"] == source)
         numbers.append(first + found)
         offsets.append(records["offset"][found])
-    joined = np.concatenate(numbers)[np.argsort(np.concatenate(offsets), kind="stable")]
-    return joined.tolist()
+    order = np.argsort(np.concatenate(offsets), kind="stable")
+    joined: list[int] = np.concatenate(numbers)[order].tolist()
+    return joined
 
 
 def _search(table: Documents, source: int) -> Sequence[int]:

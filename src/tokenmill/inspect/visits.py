@@ -8,7 +8,7 @@ last target, and counts as holding that token too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,56 +16,51 @@ from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.whereabouts import Visit, Visits
 from tokenmill.store.documents import Integers
 
-_PASSES = 64  # over the data, to look for rows that are not read yet
+_EPOCHS = 3  # in which to look for the first rows, and for the next row of a run
+_EPOCHS_OF_DRAWS = 64  # the same for the order `random`, which may miss tokens in an epoch
 _CHUNK = 1 << 24  # rows to search at once
 
 
 def find_visits(view: RunView, source: str, start: int, stop: int, most: int) -> Visits:
-    """Return when the tokens [start, stop) of a source are read; at most `most` rows of each kind."""
-    number = view.rows.names.index(source)
-    order = view.rows.orders[number]
-    windows = max(1, order.windows)
-    share = _find_share(view, number)
-    one_pass = max(1, int(windows / share)) if share else 0
-    horizon = _PASSES * one_pass
-    rows = None
-    if view.rows.settings.order != "random":
-        rows = len(order.find_windows(start, stop))
-    first = _take(_search(view, source, start, stop, 0, horizon, one_pass), most)
-    read = latest = upcoming = None
-    if view.row_count is not None:
-        read, last = 0, -1
-        for found in _search(view, source, start, stop, 0, view.row_count, one_pass):
-            read += len(found)
-            last = int(found[-1])
-        latest = _visit(view, last, start, stop) if last >= 0 else None
-        later = view.row_count + horizon
-        coming = _take(_search(view, source, start, stop, view.row_count, later, one_pass), 1)
-        upcoming = _visit(view, coming[0], start, stop) if coming else None
-    return Visits(
+    """Return when the tokens [start, stop) of a source are read; at most `most` rows are listed."""
+    order = view.order(source)
+    is_drawn = order.kind == "random"
+    epochs = _EPOCHS_OF_DRAWS if is_drawn else _EPOCHS
+    step = min(_CHUNK, max(1, view.find_epoch_end(source, 0)))
+
+    def search(first: int, last: int) -> Iterator[Integers]:
+        return _search(view, source, start, stop, first, last, step)
+
+    first = _take(search(0, view.find_epoch_end(source, epochs - 1)), most)
+    found = Visits(
         first=tuple(_visit(view, row, start, stop) for row in first),
-        rows=rows,
+        rows=None if is_drawn else len(order.find_windows(start, stop)),
+    )
+    if view.row_count is None:
+        return found
+    read, last = 0, -1
+    for rows in search(0, view.row_count):
+        read, last = read + len(rows), int(rows[-1])
+    done = _count_rows(view, source, view.row_count) // order.windows
+    coming = _take(search(view.row_count, view.find_epoch_end(source, done + epochs)), 1)
+    return replace(
+        found,
         read=read,
-        latest=latest,
-        next=upcoming,
+        latest=_visit(view, last, start, stop) if last >= 0 else None,
+        next=_visit(view, coming[0], start, stop) if coming else None,
     )
 
 
-def _find_share(view: RunView, number: int) -> float:
-    """Return the share of a run's rows that come from a source; of the smallest phase that has any."""
+def _count_rows(view: RunView, source: str, row: int) -> int:
+    """Return how many rows of a source are before a row of the run."""
     mixture = view.rows.mixture
-    if mixture is None:
-        return 1.0
-    data: Any = view.rows.data
-    shares = [weights[number] / sum(weights) for _, weights in data.phases]
-    return min((share for share in shares if share > 0), default=0.0)
+    return row if mixture is None else int(mixture.counts(row)[view.rows.names.index(source)])
 
 
 def _search(
     view: RunView, source: str, start: int, stop: int, first: int, last: int, step: int
 ) -> Iterator[Integers]:
     """Yield the rows in [first, last) that hold one of the tokens, some at a time."""
-    step = max(1, min(step, _CHUNK))
     while first < last:
         found = view.find_rows(
             source, start, stop, first_row=first, last_row=min(first + step, last)

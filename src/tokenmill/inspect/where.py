@@ -21,14 +21,18 @@ from typing import Any, Literal, cast
 import tokenmill.dataset.opening
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import UsageError
+from tokenmill.inspect.absence import EXCLUDED, LISTED, find_excluded
 from tokenmill.inspect.described import Describer
+from tokenmill.inspect.explain import make_view
 from tokenmill.inspect.file_finder import FileFinder
 from tokenmill.inspect.keys import DIGITS, find_key, is_key, open_tables
-from tokenmill.inspect.run_view import RunView, open_run, view_data
+from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.search.search import search
 from tokenmill.inspect.source_places import find_nearest, parse_place
-from tokenmill.inspect.whereabouts import FoundDocument, Whereabouts
+from tokenmill.inspect.whereabouts import Absence, FoundDocument, Whereabouts
+from tokenmill.order.rows import Kind as OrderKind
 from tokenmill.progress import Watcher, watching
 from tokenmill.wording import one_line
 
@@ -39,18 +43,18 @@ _ENDING = re.compile(r"\S*\.[A-Za-z0-9]{1,8}")
 
 
 def where(
-    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+    data: AnyPath | Sequence[AnyPath],
     what: str,
     *,
     kind: Kind | None = None,
     split: str | None = None,
     limit: int = 10,
-    run: str | os.PathLike[str] | None = None,
+    run: AnyPath | None = None,
     seq_len: int | None = None,
-    batch_size: int = 1,
-    world_size: int = 1,
-    seed: int = 0,
-    order: Literal["shuffled", "blocks", "sequential", "random"] = "shuffled",
+    batch_size: int | None = None,
+    world_size: int | None = None,
+    seed: int | None = None,
+    order: OrderKind | None = None,
     block_rows: int | None = None,
     group_blocks: int | None = None,
     progress: bool | None = None,
@@ -60,6 +64,7 @@ def where(
     """Find a document: its split and tokens, why it is absent, and the steps that read it.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> import tokenmill
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("to be\\nor not\\nto be\\n")
@@ -76,7 +81,8 @@ def where(
     Parameters
     ----------
     data
-        A dataset, or several as NAME=PATH:WEIGHT. May be None if `run` is given.
+        A dataset, any tokens that `tokenmill.open` opens, or several as "NAME=PATH:WEIGHT". May be
+        empty if `run` is given.
     what
         FILE, FILE:LINE, FILE:byte=BYTE or FILE:row=ROW; a key or at least its first 6 digits;
         token=TOKEN or document=DOCUMENT; or text to search for.
@@ -89,8 +95,7 @@ def where(
     run
         The folder of a run of `tokenmill.train`, to find out at which steps it reads the document.
     seq_len, batch_size, world_size, seed, order, block_rows, group_blocks
-        Settings of a loader, to find out the same without a run. `seq_len` is needed, and
-        `batch_size` counts the rows of one rank.
+        Settings of a `Loader`, to find out the same without a run. Needs `seq_len` and `batch_size`.
     progress, watcher
         As for `tokenmill.prepare`.
     opening
@@ -98,27 +103,24 @@ def where(
     """
     if limit < 1:
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
-    if data is None and run is None:
-        raise UsageError("give `data` or `run`: where to look.")
-    paths = [data] if isinstance(data, (str, os.PathLike)) else list(data or ())
+    settings: dict[str, Any] = {
+        "seq_len": seq_len,
+        "batch_size": batch_size,
+        "world_size": world_size,
+        "seed": seed,
+        "order": order,
+        "block_rows": block_rows,
+        "group_blocks": group_blocks,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
     view = None
-    if run is not None:
-        view = open_run(run, data=[os.fspath(path) for path in paths])
-    elif seq_len is not None:
-        view = view_data(
-            [os.fspath(path) for path in paths],
-            seq_len=seq_len,
-            batch_size=batch_size,
-            world_size=world_size,
-            seed=seed,
-            order=order,
-            block_rows=block_rows,
-            group_blocks=group_blocks,
-            **opening,
-        )
-    if view is not None:
+    if run is not None or given or (not isinstance(data, os.PathLike) and not data):
+        if split is not None and run is None:
+            given["split"] = split
+        view = make_view(data, run=run, settings=given, opening=opening)
         datasets = {name: _without_held_out(one) for name, one in view.datasets.items()}
     else:
+        paths = [data] if isinstance(data, (str, os.PathLike)) else data
         datasets = {
             one.name: tokenmill.dataset.opening.open(one.path, cache_bytes=0, **opening)
             for one in parse_named(paths)
@@ -167,7 +169,7 @@ class Finder:
             return found
         if kind == "key" or (kind is None and is_key(what)):
             found = self._find_key(what)
-            if found.documents or kind == "key" or len(what) == DIGITS:
+            if found.documents or found.absences or kind == "key" or len(what) == DIGITS:
                 return found
         if kind in (None, "file") and (found := self._files.find_other_file(what)):
             return found
@@ -224,7 +226,29 @@ class Finder:
             raise UsageError(
                 f"{key!r} is the beginning of several keys, such as {shown}. Give more digits."
             )
-        return Whereabouts(what=key, kind="key", documents=tuple(documents), is_all=is_all)
+        answer = Whereabouts(what=key, kind="key", documents=tuple(documents), is_all=is_all)
+        return answer if documents else replace(answer, absences=self._find_excluded(key))
+
+    def _find_excluded(self, key: str) -> tuple[Absence, ...]:
+        """Return what the lists of excluded documents say about a key."""
+        found = []
+        for name, dataset in self._prepared.items():
+            if (entry := find_excluded(dataset, key)) is not None:
+                unit = "row" if "row" in entry else "byte"
+                start = entry.get("row", entry.get("offset"))
+                found.append(
+                    Absence(
+                        name=name,
+                        path=str(dataset.path),
+                        source=str(entry.get("source")),
+                        unit=unit,
+                        reason=EXCLUDED,
+                        detail=LISTED,
+                        start=start if isinstance(start, int) else None,
+                        key=str(entry.get("key")),
+                    )
+                )
+        return tuple(found)
 
     def _find_text(self, text: str) -> Whereabouts:
         documents: list[FoundDocument] = []
