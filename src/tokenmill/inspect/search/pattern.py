@@ -252,10 +252,7 @@ class TextPattern:
     def _fits(
         self, table: npt.NDArray[np.uint64], ids: AnyIds, places: Integers
     ) -> npt.NDArray[np.bool_]:
-        if table.shape[1] == 1:
-            words = table[:, 0].take(ids)
-        else:
-            words = table[ids, places >> 6]
+        words = table[:, 0].take(ids) if table.shape[1] == 1 else table[ids, places >> 6]
         fits: npt.NDArray[np.bool_] = words & _bit(places.astype(np.uint64)) != 0
         return fits
 
@@ -341,9 +338,8 @@ class IdFinder:
         for low in range(0, len(ids), _PIECE):
             piece = ids[low : low + _PIECE]
             mask = self._mark(piece, spare[:, : len(piece)])
-            places = mask.nonzero()[0]
-            if len(places):
-                found.append(places + low)
+            if mask.any():  # faster than `nonzero` if nothing is there
+                found.append(mask.nonzero()[0] + low)
         return np.concatenate(found)
 
     def _mark(self, piece: AnyIds, spare: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -355,7 +351,6 @@ class IdFinder:
             flags: npt.NDArray[np.bool_] = np.frombuffer(marks.buffers()[1], bool, len(piece))
             return flags
         mask, other = spare
-        mask[:] = False
         for number, one in enumerate(self._few):
             if number:
                 np.equal(piece, one, out=other)

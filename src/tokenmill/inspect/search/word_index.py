@@ -29,7 +29,7 @@ import msgspec
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, TokenmillError, UsageError, WorkError
-from tokenmill.inspect.kept import find_kept, identify
+from tokenmill.inspect.kept import find_kept, identify, may_have_kept
 from tokenmill.inspect.search.pattern import EMPTY
 from tokenmill.inspect.search.vocabulary import Vocabulary
 from tokenmill.inspect.search.words import LONG, Word, find_words, list_words
@@ -263,6 +263,8 @@ class WordIndex:
     @classmethod
     def find(cls, dataset: Dataset) -> WordIndex | None:
         """Open the index of a dataset; None if it has none. Raises UnusableIndexError."""
+        if not may_have_kept(dataset, NAME):
+            return None
         folder = find_kept(dataset) / NAME
         if not folder.exists():
             return None
