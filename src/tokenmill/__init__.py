@@ -23,6 +23,7 @@ _WHERE = {
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
+    "diff": "tokenmill.inspect.diff",
     "download": "tokenmill.dataset.download",
     "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
@@ -34,6 +35,7 @@ _WHERE = {
     "register_tokenizer": "tokenmill.tokenizers",
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
+    "stats": "tokenmill.inspect.stats",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -51,6 +53,7 @@ __all__ = [
     "TokenmillError",
     "Tokens",
     "cache",
+    "diff",
     "download",
     "explain",
     "export",
@@ -62,6 +65,7 @@ __all__ = [
     "register_tokenizer",
     "reshard",
     "sample",
+    "stats",
     "train",
     "train_tokenizer",
     "verify",
@@ -76,7 +80,9 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.diff import diff
     from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.stats import stats
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

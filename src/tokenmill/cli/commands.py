@@ -26,6 +26,8 @@ _COMMANDS = {
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
+    "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
+    "diff": ("diff:diff", "Compare the documents of two datasets."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -40,6 +42,7 @@ _COMMANDS = {
 _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
+    "stats": "Usage: tokenmill stats [OPTIONS] DATA...",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 

@@ -35,7 +35,7 @@ _NAMES = {
 _SHARED = frozenset(
     ("COMBINING", "MODIFIER", "MATHEMATICAL", "MICRO", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
     + ("VARIATION", "ALEF", "BET", "GIMEL", "DALET", "ARABIC-INDIC", "SPACING", "VERTICAL")
-    + ("INFORMATION", "PLANCK", "ENCLOSED", "COMPATIBILITY", "MUSICAL", "MASU")
+    + ("INFORMATION", "PLANCK", "KATAKANA-HIRAGANA", "ENCLOSED", "COMPATIBILITY", "MUSICAL", "MASU")
 )
 # The first words of names of scripts that have more than one word.
 _LONG = frozenset(
