@@ -101,7 +101,7 @@ def stats(
     >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", tokenizer="bytes", val_fraction=0)
     >>> found = stats(folder / "data", seq_len=8)
     >>> found.tokens, found.documents, found.lengths.longest, found.cut(8).documents_cut
-    (44, 2, 23, 2)
+    (43, 2, 22, 2)
     >>> found.frequent[0].text, found.scripts.scripts[0].script
     (' ', 'Latin')
 
@@ -297,7 +297,9 @@ class _Computation:
         manifest = self.dataset.manifest
         tables = [tokens.documents for tokens in self.splits]
         if manifest is None or not all(isinstance(table, Documents) for table in tables):
-            reason = f"data in the format {self.dataset.format} does not say where documents are from"
+            reason = (
+                f"data in the format {self.dataset.format} does not say where documents are from"
+            )
             self.omit("sources", reason)
             return None
         return make_columns(manifest.sources, len(Sources.COLUMNS))
@@ -435,7 +437,9 @@ class _Computation:
 
     def _find_unused(self) -> Unused | None:
         if self.vocab_size is None:
-            reason = "the size of the vocabulary is unknown; pass `vocab_size=N` or `tokenizer=NAME`"
+            reason = (
+                "the size of the vocabulary is unknown; pass `vocab_size=N` or `tokenizer=NAME`"
+            )
             self.omit("unused ids", reason)
             return None
         unused = np.flatnonzero(self.counter.counts[: self.vocab_size] == 0)
