@@ -23,6 +23,7 @@ _WHERE = {
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
+    "diff": "tokenmill.inspect.diff",
     "download": "tokenmill.dataset.download",
     "exclude": "tokenmill.inspect.exclude",
     "explain": "tokenmill.inspect.explain",
@@ -37,6 +38,7 @@ _WHERE = {
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "search": "tokenmill.inspect.search.search",
+    "stats": "tokenmill.inspect.stats",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -55,6 +57,7 @@ __all__ = [
     "TokenmillError",
     "Tokens",
     "cache",
+    "diff",
     "download",
     "exclude",
     "explain",
@@ -69,6 +72,7 @@ __all__ = [
     "reshard",
     "sample",
     "search",
+    "stats",
     "train",
     "train_tokenizer",
     "verify",
@@ -88,6 +92,9 @@ if TYPE_CHECKING:
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.where import where
+    from tokenmill.inspect.diff import diff
+    from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.stats import stats
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

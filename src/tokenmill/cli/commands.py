@@ -31,6 +31,8 @@ _COMMANDS = {
     "where": ("where:where", "Show where a document is, and when a run reads it."),
     "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
+    "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
+    "diff": ("diff:diff", "Compare the documents of two datasets."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -48,6 +50,7 @@ _USAGES = {
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
+    "stats": "Usage: tokenmill stats [OPTIONS] DATA...",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 
